@@ -16,6 +16,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -27,23 +28,17 @@ import placer
 import solvers
 from cost_models import report as cost_reports
 from placer import report
-from placer.click_options import (
-    Commands,
-    InputPath,
-    Name,
-    OutputPath,
-    Seconds,
-    add_command,
-    refuse_others,
-)
+from placer.click_options import Commands, add_command, refuse_others, spoken
+from placer.click_types import Choice, InputPath, LocalPath, Name, OutputPath
 from placer.data.names import FORMATS
 from placer.data.options import LogOptions, TextOptions, dims_of
-from placer.executor.names import BACKENDS, Policy
+from placer.executor.names import Policy
 from placer.knobs import argument, option, options_of
 from placer.training.config import CheckpointPolicy, TraceRequest, TrainConfig
 from placer.units import counted, format_bytes, parse_bytes
 from solvers import report as solver_reports
 from solvers.options import (
+    BACKEND,
     DRAM,
     DTYPES,
     MODEL,
@@ -55,9 +50,9 @@ from solvers.options import (
     Effort,
     FleetOptions,
     FollowingOptions,
+    MeasureOptions,
     ProblemOptions,
     SolverName,
-    names_of,
     prices_of,
 )
 from solvers.report import page
@@ -69,16 +64,11 @@ _EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 @click.group(
     cls=Commands,
-    context_settings={
-        "help_option_names": ["-h", "--help"],
-        "show_default": True,
-        "auto_envvar_prefix": "PLACER",
-    },
+    params=list(spoken()),
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
 )
 @click.version_option(placer.__version__, prog_name="placer")
-@click.option("-q", "--quiet", is_flag=True, help="Print results and errors, no notes.")
-@click.option("-v", "--verbose", is_flag=True, help="Say where options come from, and the time.")
-def main(quiet: bool, verbose: bool) -> None:
+def main(**spoken: bool) -> None:
     """Decide where the embedding tables of a recommendation model live, and train with it.
 
     \b
@@ -88,12 +78,6 @@ def main(quiet: bool, verbose: bool) -> None:
 
     Any option may stand in placer.toml, or in a variable such as PLACER_PLAN_TOPOLOGY.
     """
-    context, began_s = click.get_current_context(), time.monotonic()
-    if quiet:
-        report.set_quiet(True)
-        context.call_on_close(lambda: report.set_quiet(False))
-    if verbose:
-        context.call_on_close(lambda: report.print_seconds(time.monotonic() - began_s))
 
 
 _command = partial(add_command, main)
@@ -113,22 +97,16 @@ def _exit_code(reasons: Iterable[str]) -> int:
 # Options that commands share --------------------------------------------------------------------
 
 _COMPARED = "greedy-size,greedy-lookup,greedy-size-lookup,greedy-dim,greedy-cost,ilp,auto"
-_ANY_FORMAT, _SHARE = click.Choice([*FORMATS, "counts"]), click.FloatRange(0, 1, min_open=True)
+_ANY_FORMAT, _SHARE = Choice([*FORMATS, "counts"]), click.FloatRange(0, 1, min_open=True)
 _AHEAD = "--look-ahead/--no-look-ahead"
 _PLATFORMS = "big-basin,zion,8xh200,16xcpu"
 _PLACEMENTS = "gpu,row-wise,hot-cold,cached,host-staged,host-read,host-pooled,remote,cpu"
-_FORMATS, _SOLVERS = click.Choice(FORMATS), SolverName()
-_A_BACKEND = Name(
-    "backend",
-    BACKENDS.__contains__,
-    f"{{!r}} is none of {', '.join(BACKENDS)}",
-    shown=f"[{'|'.join(BACKENDS)}]",
-)
-_PLACEMENT_LIST = names_of("placement", _PLACEMENTS, _PLACEMENTS.split(",").__contains__)
+_FORMATS, _SOLVERS = Choice(FORMATS), SolverName()
+_PLACEMENT_NAMES = _PLACEMENTS.split(",")
+_PLACEMENT_LIST = Name("placement", _PLACEMENT_NAMES.__contains__, _PLACEMENT_NAMES, several=True)
 
 Output = Literal["table", "json", "csv"]
 Brief = Literal["table", "json"]
-Clock = Literal["wall", "cpu"]
 Target = Literal["torchrec", "hugectr", "shards", "safetensors"]
 StagedAs = Literal["uva", "cached"] | None
 Preset = Literal["suite", "m1", "m2", "m3"]
@@ -138,15 +116,24 @@ Count = int | None
 Paths = tuple[Path, ...]
 Texts = tuple[str, ...]
 
-STORED = InputPath()
-OUTPUT = option("table", "How the result is printed.", "--format")
-HBM = option(None, "Memory budget of each GPU, such as 8GiB.")
-PROFILE = option(None, "By default the one that the plan names.", "--profile", kind=STORED)
-PLAN_FILE = option(..., "Plan file to write.", "-o --output", kind=OutputPath(is_file=True))
-PICTURE = option(None, "Write a picture: png, pdf or svg.", kind=OutputPath(is_file=True))
-DATA_FORMAT = option(
-    None, "Of --data; by default what the suffix says.", "--log-format", kind=_FORMATS
+STORED, LOCAL, FILE, FOLDER = InputPath(), LocalPath(), OutputPath("file"), OutputPath("folder")
+LOCAL_FILE, IMAGE = OutputPath("file", is_local=True), OutputPath("file", (".png", ".pdf", ".svg"))
+RUNS = OutputPath("folder", is_local=True, makes_folders=True)
+HERE = OutputPath("folder", is_local=True)
+EXPORT = OutputPath(lambda given: "folder" if given["target"] == "shards" else "file")
+YAML = OutputPath("file", (".yaml", ".yml"))
+OUTPUT = option("table", "Print the result in this format.", "--format")
+HBM = option(None, "Memory budget of each GPU, such as 8GiB.", heading="Problem")
+PLAN = option(..., "The plan; PLAN does the same.", "--plan", kind=STORED, positional=True)
+PROFILE = option(
+    None, "Profile of the tables; by default the plan names it.", "--profile", kind=STORED
 )
+PLAN_FILE = option(None, "File to write the plan to.", "-o --output", kind=FILE)
+PICTURE = option(None, "Write a picture to this file: png, pdf or svg.", kind=IMAGE)
+DATA_FORMAT = option(
+    None, "Format of the log; by default what its files' names say.", "--log-format", kind=_FORMATS
+)
+OTHER_DATA = option(False, "Take a profile of other tables or ids than those of the plan.")
 BUNDLE: Any = None  # Of a dataclass whose fields are options.
 
 
@@ -156,26 +143,25 @@ BUNDLE: Any = None  # Of a dataclass whose fields are options.
 @_command
 def profile(
     logs: Texts = argument(...),
-    log_format: Any = option(
-        None, "By default what the suffix says.", "--log-format", kind=_ANY_FORMAT
-    ),
+    log_format: Any = replace(DATA_FORMAT, kind=_ANY_FORMAT),
     options: LogOptions = BUNDLE,
-    infer: File = option(None, "Write a schema of what columns were taken for.", metavar="FILE"),
-    dims: Texts = option((), "Columns of tables, by default 64.", "--dim", metavar="[TABLE=]N"),
-    dtype: str = option("float32", "Of the weights.", kind=DTYPES),
-    optimizer: str = option("rowwise_adagrad", "Of the tables.", kind=TABLE_OPTIMIZERS),
+    infer: File = option(None, "Write a schema of the columns.", kind=LOCAL_FILE, metavar="FILE"),
+    dims: Texts = option((), "Columns of tables, 64 by default.", "--dim", metavar="[TABLE=]N"),
+    dtype: str = option("float32", "Type of the tables' weights.", kind=DTYPES),
+    optimizer: str = option("rowwise_adagrad", "Optimizer of tables.", kind=TABLE_OPTIMIZERS),
     sample: float | None = option(None, "Read about this share of the samples.", kind=_SHARE),
-    seed: int = option(0, "Of the sample.", least=0),
-    samples: Count = option(None, "Samples of the log, for --log-format counts.", least=1),
+    seed: int = option(0, "Seed of the random choice of --sample.", least=0),
+    samples: Count = option(None, "Samples in the log, for --log-format counts.", least=1),
     output: Output = OUTPUT,
     like: File = option(
         None, "Map columns and ids as this profile does.", kind=STORED, metavar="PROFILE"
     ),
-    folder: File = option(None, "Folder to write the profile to.", "-o --output"),
+    folder: File = option(None, "Folder to write the profile to.", "-o --output", kind=FOLDER),
 ) -> None:
     """Count how often a training log reads each row of each table.
 
     A log is files, folders, patterns, URIs such as s3://bucket/day_0, or - for standard input.
+    Without -o, the result is printed and not kept.
 
     \b
     placer profile clicks.csv --infer schema.toml
@@ -185,13 +171,11 @@ def profile(
     placer profile counts.parquet --log-format counts --samples 1000000000 -o profile
     placer profile tuesday.tsv --like profile -o tuesday
     """
-    if folder is None and infer is None:
-        raise click.UsageError("Missing option '-o' / '--output'.")
     tables: Any = {"dtype": dtype, "optimizer": optimizer}
-    if like is not None and folder is not None:
+    if like is not None:
         from placer.profile.like import profile_like
 
-        refuse_others("--like", "logs log_format sample seed output like folder")
+        refuse_others("--like", "logs log_format sample seed output like folder quiet verbose")
         earlier = placer.Profile.load(like)
         with report.progress_bar("samples") as update:
             how: Any = {"sample": sample, "seed": seed, "progress": update}
@@ -199,8 +183,8 @@ def profile(
     elif log_format == "counts":
         from placer.profile.from_counts import profile_counts
 
-        if samples is None or infer is not None or folder is None:
-            raise click.UsageError("--log-format counts needs --samples, the log's, and -o")
+        if samples is None or infer is not None:
+            raise click.UsageError("--log-format counts needs --samples, and has no --infer")
         dim, tables["pooling"] = dims_of(dims, {}).get("*", 64), options.schema().poolings
         result = profile_counts(logs, samples=samples, dim=dim, **tables)
     else:
@@ -210,8 +194,8 @@ def profile(
         if infer is not None:
             schema.infer(logs, infer)
             report.print_stderr(f"schema written to {infer}; edit it, and give it as --schema")
-        if folder is None:
-            return
+            if folder is None:
+                return
         with report.progress_bar("ids") as update:
             log = schema.open(logs, update)
         for note in log.notes:
@@ -219,15 +203,26 @@ def profile(
         tables |= {"dim": dims_of(dims, schema.dims), "pooling": schema.poolings}
         with report.progress_bar("samples") as update:
             result = profile_log(log, progress=update, sample=sample, seed=seed, **tables)
-    result.save(folder)
-    report.print_report(report.profile_report(result), output)
-    report.print_stderr(f"profile written to {folder}")
+    _keep_profile(result, folder, output)
+
+
+def _keep_profile(profile: placer.Profile, folder: File, output: Output) -> None:
+    """Print a profile, and write it where that is asked for."""
+    if folder is not None:
+        profile.save(folder)
+    report.print_report(report.profile_report(profile), output)
+    report.print_stderr(_written("profile", folder))
+
+
+def _written(what: str, file: File) -> str:
+    """Words for where a result is."""
+    return f"the {what} is not kept: -o writes it" if file is None else f"{what} written to {file}"
 
 
 @_command
 def merge(
     profiles: Paths = argument(kind=STORED),
-    folder: Path = option(..., "Folder to write to.", "-o --output"),
+    folder: File = option(None, "Folder to write the profile to.", "-o --output", kind=FOLDER),
     output: Output = OUTPUT,
 ) -> None:
     """Join profiles of parts of one log into the profile of all of it.
@@ -236,9 +231,7 @@ def merge(
     placer merge day_0.profile day_1.profile -o profile
     """
     merged = placer.Profile.merge(placer.Profile.load(path) for path in profiles)
-    merged.save(folder)
-    report.print_report(report.profile_report(merged), output)
-    report.print_stderr(f"profile written to {folder}")
+    _keep_profile(merged, folder, output)
 
 
 @_command
@@ -291,7 +284,7 @@ def topology(
     machine: str = argument("auto"),
     hbm: Text = HBM,
     dram: Text = DRAM,
-    file: File = option(None, "Write it as a YAML file to edit.", "-o --output"),
+    file: File = option(None, "Write the machine as YAML, to edit it.", "-o --output", kind=YAML),
     output: Output = OUTPUT,
 ) -> None:
     """Show a machine, its constants and where they come from.
@@ -317,18 +310,20 @@ def topology(
 def plan(
     options: ProblemOptions = BUNDLE,
     hbm: Text = HBM,
-    solver: str = option("auto", "What searches for the plan.", kind=_SOLVERS),
+    solver: str = option("auto", "Method that searches for the plan.", kind=_SOLVERS),
     model: str = MODEL,
     effort: Effort = BUNDLE,
     cache: bool = option(
         True,
-        "Take the kept plan of the same search, or begin with a similar one's.",
+        "Use the kept plan of the same search, or begin with that of a similar one.",
         "--cache/--no-cache",
     ),
-    file: Path = PLAN_FILE,
+    file: File = PLAN_FILE,
     output: Output = OUTPUT,
 ) -> None:
     """Place the tables of a profile or workload on a machine.
+
+    Without -o, the result is printed and no plan is kept.
 
     \b
     placer plan --workload mlperf-dcnv2 --topology 8xh100 --hbm 8GiB -o plan.json
@@ -348,14 +343,16 @@ def plan(
         result = strategy.solve(problem, costs, limits)
     if result.plan is None:
         _refuse(result)
-    saved = save_with_profile(result.plan, file, options.profile_path or str(options.workload))
+    made = result.plan
+    if file is not None:
+        made = save_with_profile(made, file, options.profile_path or str(options.workload))
     evaluate = partial(costs.evaluate, problem)
-    report.print_report(solver_reports.plan_report(saved, evaluate, end=result.termination), output)
-    report.print_stderr(solver_reports.verdict(result) + f"; plan written to {file}")
+    report.print_report(solver_reports.plan_report(made, evaluate, end=result.termination), output)
+    report.print_stderr(f"{solver_reports.verdict(result)}; {_written('plan', file)}")
 
 
 @_command
-def cache(clear: bool = option(False, "Remove all plans."), output: Brief = OUTPUT) -> None:
+def cache(clear: bool = option(False, "Remove all kept plans."), output: Brief = OUTPUT) -> None:
     """Show how much `placer plan` keeps to answer the same search again, or remove it.
 
     \b
@@ -372,10 +369,10 @@ def cache(clear: bool = option(False, "Remove all plans."), output: Brief = OUTP
 def compare(
     options: ProblemOptions = BUNDLE,
     hbm: Text = HBM,
-    names: Any = option(_COMPARED, "Comma-separated.", "--solvers", kind=SOLVER_LIST),
-    models: Any = option("roofline", "Comma-separated.", "--cost-models", kind=MODEL_LIST),
+    names: Any = option(_COMPARED, "Solvers to compare.", "--solvers", kind=SOLVER_LIST),
+    models: Any = option("roofline", "Cost models to use.", "--cost-models", kind=MODEL_LIST),
     effort: Effort = BUNDLE,
-    price_text: Text = option(None, "Of machines an hour, for costs: 8xh100=98,4xt4=2.", "--price"),
+    price_text: Text = option(None, "Dollars an hour of machines: 8xh100=98,4xt4=2.", "--price"),
     plot: File = PICTURE,
     output: Output = OUTPUT,
 ) -> None:
@@ -407,7 +404,7 @@ def compare(
 @_command
 def fleet(
     options: ProblemOptions = BUNDLE,
-    solver: str = option("greedy-cost", "What searches for the plans.", kind=_SOLVERS),
+    solver: str = option("greedy-cost", "Method that searches for the plans.", kind=_SOLVERS),
     model: str = MODEL,
     asked: FleetOptions = BUNDLE,
     plot: File = PICTURE,
@@ -438,12 +435,13 @@ def fleet(
 
 @_command
 def show(
-    path: Path = argument(kind=STORED),
+    path: Path = PLAN,
     profile_path: File = PROFILE,
+    other_data: bool = OTHER_DATA,
     model: str = MODEL,
-    top: int = option(20, "Tables listed of a plan of many.", least=1),
-    explained: Text = option(None, "Say what decided its place.", "--explain", metavar="TABLE"),
-    memory: bool = option(False, "Memory of each phase of a training step."),
+    top: int = option(20, "Number of tables that are listed.", least=1),
+    explained: Text = option(None, "Say why it is where it is.", "--explain", metavar="TABLE"),
+    memory: bool = option(False, "Show the memory of each phase of a training step."),
     constraints_path: File = RULES,
     output: Output = OUTPUT,
 ) -> None:
@@ -468,7 +466,7 @@ def show(
     loaded = placer.Plan.load(path)
     check_shards(loaded)
     needed_for = "--memory" if memory else None if explained is None else "--explain"
-    known = profile_of(loaded, path, profile_path, needed_for=needed_for)
+    known = profile_of(loaded, path, profile_path, needed_for=needed_for, other_data=other_data)
     if memory and known is not None:
         return report.print_report(solver_reports.memory_report(loaded, known), output)
     if known is None:
@@ -496,14 +494,14 @@ def show(
 
 @partial(_command, name="report")
 def report_command(
-    path: Path = argument(kind=STORED),
+    path: Path = PLAN,
     second: File = argument(None, STORED),
-    asked: dict[str, Any] = options_of(page.Questions, page.QUESTION_FLAGS),
+    asked: dict[str, Any] = options_of(page.Questions, page.QUESTION_FLAGS, "Parts of the page"),
     profile_path: File = PROFILE,
     model: str = MODEL,
     rules: File = RULES,
     effort: Effort = BUNDLE,
-    file: Path = option(..., "HTML file to write.", "-o --output"),
+    file: Path = option(..., "HTML file to write.", "-o --output", kind=FILE),
 ) -> None:
     """Write a page to look at: one file, without a network. With a second plan, what moves.
 
@@ -520,9 +518,9 @@ def report_command(
 
 @_command
 def verify(
-    path: Path = argument(kind=STORED),
+    path: Path = PLAN,
     constraints_path: File = RULES,
-    seal: bool = option(False, "Take a plan that was edited by hand as it is now."),
+    seal: bool = option(False, "Accept a plan that you edited, and write its hash anew."),
     output: Output = OUTPUT,
 ) -> None:
     """Prove from a plan's file alone that it is sound: coverage, capacities, row orders.
@@ -568,19 +566,21 @@ def diff_command(
 
 @_command
 def replan(
-    old_path: Path = option(..., "The plan in use.", "--from", kind=STORED),
+    old_path: Path = replace(PLAN, flags="--from --plan"),
     options: FollowingOptions = BUNDLE,
     hbm: Text = option(None, "Memory budget of each GPU, such as 8GiB; else the old plan's."),
     horizon_steps: int = option(100_000, "Steps over which moving rows has to pay.", least=0),
-    solver: str = option("greedy-cost", "Makes the plan from scratch.", kind=_SOLVERS),
+    other_data: bool = OTHER_DATA,
+    solver: str = option("greedy-cost", "Method that plans from scratch.", kind=_SOLVERS),
     model: str = MODEL,
     effort: Effort = BUNDLE,
-    file: Path = PLAN_FILE,
+    file: File = PLAN_FILE,
     output: Output = OUTPUT,
 ) -> None:
-    """Follow up a plan when accesses or the machine have changed, at a move that pays.
+    """Make the plan that follows another one when accesses or the machine have changed.
 
-    What is not given is as the old plan has it: machine, batch size, pipeline, dense layers.
+    Of machine, batch size, pipeline and dense layers, what is not given is as the old plan has it.
+    Without -o, the result is printed and no plan is kept.
 
     \b
     placer replan --from plan.json --profile tuesday -o new.json
@@ -592,7 +592,7 @@ def replan(
     from solvers.analysis.replan import replan as follow_up
 
     began, old = time.monotonic(), placer.Plan.load(old_path)
-    problem = options.following(old, hbm)
+    problem = options.following(old, hbm, other_data)
     with report.stoppable() as stop, report.progress_bar("candidates") as update:
         done = itertools.count(1)
         replanned = follow_up(
@@ -606,21 +606,22 @@ def replan(
         )
     if replanned.chosen is None:
         _refuse(replanned.fresh)
-    source = options.profile_path or str(options.workload)
-    save_with_profile(replanned.chosen.plan, file, source)
+    if file is not None:
+        source = options.profile_path or str(options.workload)
+        save_with_profile(replanned.chosen.plan, file, source)
     report.print_report(solver_reports.replan_report(replanned), output)
-    report.print_stderr(f"{replanned.chosen.name}; plan written to {file}")
+    report.print_stderr(f"{replanned.chosen.name}; {_written('plan', file)}")
 
 
 @_command
 def whatif(
     options: ProblemOptions = BUNDLE,
     hbm: Text = HBM,
-    hbm_steps: Text = option(None, "Also the step time at each of these: 2GiB,4GiB,8GiB."),
-    solver: str = option("greedy-cost", "A better one leaves smaller gaps.", kind=_SOLVERS),
+    hbm_steps: Text = option(None, "Also tell the step time with budgets: 2GiB,4GiB,8GiB."),
+    solver: str = option("greedy-cost", "Method that searches for plans.", kind=_SOLVERS),
     model: str = MODEL,
     effort: Effort = BUNDLE,
-    plot: File = option(None, "Picture of --hbm-steps: png, pdf or svg."),
+    plot: File = replace(PICTURE, help="Write a picture of --hbm-steps: png, pdf or svg."),
     output: Output = OUTPUT,
 ) -> None:
     """Tell what more memory, faster links or a larger batch would gain.
@@ -674,27 +675,30 @@ TRAINING = options_of(
         "timeout_s": "timeout_s --timeout",
         "other_data": "--other-data",
     },
+    "Training",
     batch_size=(int, option(None, "Samples per step and process; by default the plan's.", least=1)),
-    backend=(str, option("auto", "The executor's kernels.", kind=_A_BACKEND)),
+    backend=(str, option("auto", "Kernels that read and update rows.", kind=BACKEND)),
     compile=(bool, option(False, "Compile the MLPs with torch.compile.", "compiles --compile")),
 )
 
 
 @_command
 def train(
-    plan_path: Path = option(..., "What `placer plan` wrote.", "--plan", kind=STORED),
-    logs: Texts = option(..., "Log files to train on; may be given more than once.", "--data"),
+    plan_path: Path = PLAN,
+    logs: Texts = option(..., "Log files to train on; repeatable.", "--data"),
     eval_logs: Texts = option((), "Evaluate on these, not on every tenth batch.", "--eval-data"),
     data_format: Any = DATA_FORMAT,
     lines: TextOptions = BUNDLE,
     profile_path: File = PROFILE,
     settings: dict[str, Any] = TRAINING,
-    trace_path: File = option(None, "For Perfetto; .gz compresses it.", "--trace", metavar="FILE"),
-    trace_steps: Count = option(None, "Steps in the trace, 10 by default, after 5.", least=1),
-    checkpoints: File = option(None, "Folder to save checkpoints to."),
-    every: Count = option(None, "Steps between checkpoints.", least=1),
-    resume: bool = option(False, "Go on from the newest checkpoint."),
-    output: Brief = option("table", "How it is printed; json has every loss.", "--format"),
+    trace_path: File = option(
+        None, "Write a trace of steps: JSON, or .gz.", "--trace", kind=LOCAL_FILE, metavar="FILE"
+    ),
+    trace_steps: Count = option(None, "Steps in the trace; by default 10.", least=1),
+    checkpoints: File = option(None, "Folder to save checkpoints to.", kind=RUNS),
+    every: Count = option(None, "Steps between two checkpoints.", least=1),
+    resume: bool = option(False, "Go on from the newest checkpoint of --checkpoints."),
+    output: Brief = option("table", "Format of the result; json has every loss.", "--format"),
 ) -> None:
     """Train the bundled DLRM on a log, its tables where a plan puts them.
 
@@ -749,23 +753,22 @@ def train(
 
 @_command
 def simulate(
-    path: Path = argument(kind=STORED),
-    logs: Texts = option((), "Log files to replay; may be given more than once.", "--data"),
-    later: Texts = option((), "A log that follows, as a window of its own; repeatable.", "--then"),
+    path: Path = PLAN,
+    logs: Texts = option((), "Log files to replay; repeatable.", "--data"),
+    later: Texts = option((), "A later log, with a result of its own; repeatable.", "--then"),
     data_format: Any = DATA_FORMAT,
     lines: TextOptions = BUNDLE,
     profile_path: File = PROFILE,
-    batch_size: Count = option(None, "Samples per GPU; by default the plan's.", least=1),
-    batches: Count = option(None, "Batches of each log, or to draw without --data.", least=1),
-    seed: int = option(0, "Of drawn batches.", least=0),
+    other_data: bool = OTHER_DATA,
+    batch_size: Count = option(None, "Samples per GPU and step; by default the plan's.", least=1),
+    batches: Count = option(None, "Batches to read of each log, or else to draw.", least=1),
+    seed: int = option(0, "Seed of drawn batches.", least=0),
     cache_policy: Policy = option("lfu", "Which cached rows make room for others."),
-    look_ahead: bool | None = option(None, "By default as the plan says.", _AHEAD),
-    windows: int = option(1, "Equal parts of each log to tell apart.", least=1),
-    other_path: File = option(
-        None, "A plan to change to: when does it pay?", "--against", kind=STORED
-    ),
+    look_ahead: bool | None = option(None, "Read rows ahead; by default as planned.", _AHEAD),
+    windows: int = option(1, "Equal parts of each log that are told apart.", least=1),
+    other_path: File = option(None, "Tell when this plan pays.", "--against", kind=STORED),
     model: str = MODEL,
-    output: Brief = option("table", "How it is printed; json has every step.", "--format"),
+    output: Brief = option("table", "Format of the result; json has every step.", "--format"),
 ) -> None:
     """Replay a log through a plan and count, on each device, what every batch does there.
 
@@ -781,14 +784,17 @@ def simulate(
         raise click.UsageError("give --data, or --batches to draw so many from a profile")
     loaded = placer.Plan.load(path)
     other = None if other_path is None else placer.Plan.load(other_path)
-    known = profile_of(loaded, path, profile_path)
+    found = partial(profile_of, loaded, path, profile_path, other_data=other_data)
+    known = found()
     size = (batch_size or loaded.batch_size) * len(loaded.topology.gpus)
     streams: list[cost_models.Stream] = []
     for files in (logs, *((one,) for one in later)) if logs else ():
-        log = open_log_of(loaded, path, files, data_format, profile_path, options=lines)
+        log = open_log_of(
+            loaded, path, files, data_format, profile_path, other_data=other_data, options=lines
+        )
         streams.append(cost_models.log_stream(loaded, log, size, batches))
     if not logs:
-        known = profile_of(loaded, path, profile_path, needed_for="drawing batches")
+        known = found(needed_for="drawing batches")
         streams.append(cost_models.drawn_stream(known, size, batches or 1, seed=seed))
     with report.progress_bar("steps") as update:
         simulated = cost_models.simulate(
@@ -806,13 +812,15 @@ def simulate(
 
 @_command
 def export(
-    path: Path = argument(kind=STORED),
-    target: Target = option(..., "Whose trainer it is for, or how tables are written.", "--to"),
-    checkpoint: File = option(None, "Of `placer train`: for --to shards and safetensors."),
-    with_optimizer: bool = option(False, "Also the optimizer's state, for --to safetensors."),
-    staged_as: StagedAs = option(None, "How TorchRec reads staged rows, which it cannot."),
+    path: Path = PLAN,
+    target: Target = option(..., "Who reads the plan, or how tables are written.", "--to"),
+    checkpoint: File = option(
+        None, "Write the tables of this checkpoint of `placer train`.", kind=LOCAL
+    ),
+    with_optimizer: bool = option(False, "Also the optimizer's state, in --to safetensors."),
+    staged_as: StagedAs = option(None, "How TorchRec, which cannot stage, reads staged rows."),
     module: str = option("", "Path of TorchRec's embedding module in the model.", metavar="PATH"),
-    file: Path = option(..., "JSON or safetensors file, or folder of shards.", "-o --output"),
+    file: Path = option(..., "File to write; of shards, a folder.", "-o --output", kind=EXPORT),
 ) -> None:
     """Write a plan as another trainer reads it, or a checkpoint's tables as a plan has them.
 
@@ -852,9 +860,9 @@ def export(
 def reshard_command(
     old: Path = argument(kind=STORED),
     new: Path = argument(kind=STORED),
-    shards: File = option(None, "Folder that `placer export --to shards` made of OLD."),
-    no_verify: bool = option(False, "Trust --shards: read the rows that are needed alone."),
-    folder: File = option(None, "Folder to make, of NEW.", "-o --output"),
+    shards: File = option(None, "Shards of OLD, of `placer export --to shards`.", kind=LOCAL),
+    no_verify: bool = option(False, "Do not check the hashes of the files of --shards."),
+    folder: File = option(None, "Folder to write NEW's shards to.", "-o --output", kind=FOLDER),
     output: Output = OUTPUT,
 ) -> None:
     """Turn the shards of one plan into those of another one; what has not changed is kept.
@@ -884,19 +892,9 @@ def reshard_command(
 
 @_command
 def calibrate(
-    backend: str = option("auto", "Of the executor: numba, torch, tiered or triton."),
-    device: str = option("cpu", "cpu or cuda."),
-    ranks: int = option(1, "Processes that train together, and exchange over gloo.", least=1),
-    threads: int = option(1, "Of each process.", least=1),
-    budget: float = option(
-        "5min",
-        "Time to measure: cases once, then again while there is time.",
-        kind=Seconds(or_none=True),
-    ),
-    clock: Clock = option("wall", "cpu is for machines that others use too."),
-    resume: bool = option(True, "Go on with what is measured, or anew.", "--resume/--fresh"),
+    asked: MeasureOptions = BUNDLE,
     output: Output = OUTPUT,
-    file: Path = option(..., "File to write the constants to.", "-o --output"),
+    file: Path = option(..., "File to write the constants to.", "-o --output", kind=LOCAL_FILE),
 ) -> None:
     """Measure what embedding work takes on this machine, for --cost-model calibrated:FILE.
 
@@ -907,20 +905,13 @@ def calibrate(
     placer show plan.json --profile profile --cost-model calibrated:machine.json
     """
     from cost_models.calibrated import calibrate as fit_constants
-    from placer.measurement import Dataset, Setting
+    from placer.measurement import Dataset
     from placer.measurement.run import measure_machine
 
     measured = file.with_suffix(".measurements.jsonl")
     with report.stoppable() as stop, report.progress_bar("cases") as update:
-        measure_machine(
-            measured,
-            Setting(backend, device, ranks, threads),
-            budget_s=budget,
-            fresh=not resume,
-            stop=stop,
-            on_case=update,
-        )
-    constants = fit_constants(Dataset.load(measured), clock)
+        measure_machine(measured, asked.setting(), **asked.effort(), stop=stop, on_case=update)
+    constants = fit_constants(Dataset.load(measured), asked.clock)
     constants.save(file)
     for warning in cost_reports.calibration_warnings(constants):
         report.print_stderr(f"placer: {warning}", "yellow")
@@ -930,12 +921,12 @@ def calibrate(
 
 @_command
 def sweep(
-    names: str = option(_PLATFORMS, "Presets of topologies, 16xcpu for CPUs, auto.", "--platform"),
-    varied: Texts = option((), "sparse=4,16,64; repeatable.", "--vary", metavar="AXIS[=VALUES]"),
-    grid: bool = option(False, "All combinations, not one axis at a time."),
-    preset: Preset = option("suite", "The test suite, or a model of its paper.", "--model"),
-    overrides: Texts = option((), "Of the model; repeatable.", "--set", metavar="AXIS=VALUE"),
-    placements: Any = option(_PLACEMENTS, "Comma-separated.", kind=_PLACEMENT_LIST),
+    names: str = option(_PLATFORMS, "Machines; 16xcpu is 16 CPU servers.", "--platform"),
+    varied: Texts = option((), "Vary an axis: sparse=4,16.", "--vary", metavar="AXIS[=VALUES]"),
+    grid: bool = option(False, "Try all combinations of axes, not one axis at a time."),
+    preset: Preset = option("suite", "Model to start from.", "--model"),
+    overrides: Texts = option((), "Set an axis of the model.", "--set", metavar="AXIS=VALUE"),
+    placements: Any = option(_PLACEMENTS, "Placements to compare.", kind=_PLACEMENT_LIST),
     parameter_servers: int = option(8, "CPU servers of placement remote.", least=1),
     hbm: Text = HBM,
     dram: Text = DRAM,
@@ -981,14 +972,14 @@ def sweep(
 
 @_command
 def demo(
-    logs: Texts = option((), "A log of your own, instead of a generated one.", "--data"),
+    logs: Texts = option((), "Log files of your own, not a generated log.", "--data"),
     data_format: Any = DATA_FORMAT,
     options: LogOptions = BUNDLE,
-    samples: int = option(150000, "Of the generated log.", least=1000),
-    scale: float = option(0.05, "Of its tables: share of published sizes.", kind=_SHARE),
+    samples: int = option(150000, "Samples of the generated log.", least=1000),
+    scale: float = option(0.05, "Size of its tables; 1 is as published.", kind=_SHARE),
     steps: int = option(60, "Training steps of the placed and of the unplaced model.", least=1),
     time_limit: float = TIME_LIMIT,
-    folder: Path = option(Path("demo"), "For log, profile, plan and picture.", "-o --output"),
+    folder: Path = option(Path("demo"), "Folder to write all to.", "-o --output", kind=HERE),
 ) -> None:
     """From a log to a trained model: profile, compare solvers, plan, train; a few minutes.
 

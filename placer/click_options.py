@@ -4,11 +4,11 @@ For `cli.py` alone, which is the only one that imports click through it.
 """
 
 import contextlib
-import errno
 import inspect
 import os
-import sys
-from collections.abc import Callable, Iterable, Iterator
+import shlex
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from itertools import zip_longest
 from pathlib import Path
@@ -16,17 +16,22 @@ from typing import Any, get_args, get_origin
 
 import click
 from click.core import ParameterSource
-from click.shell_completion import CompletionItem
 
+from placer.click_types import STAGING, Choice, OutputPath, Seconds, WholeNumber
 from placer.data.names import FORMATS
-from placer.default_options import default_options
+from placer.default_options import (
+    Key,
+    check_variables,
+    config_text,
+    default_options,
+    negated,
+    variable_of,
+)
 from placer.errors import PlacerError
-from placer.files import check_place
 from placer.knobs import Option, called, choices_of, members
 from placer.report.failures import one_line_errors
 from placer.report.plain import shortened
 from placer.topology.presets import preset_help
-from placer.units import parse_seconds
 
 _SOURCES = {
     "COMMANDLINE": "given",
@@ -40,114 +45,157 @@ _EARLIER = {"--data-format": "--log-format", "--report": "--format"}
 """Options that had another name in 0.1.0."""
 _LOG_FORMATS = {*FORMATS, "counts"} - {"csv"}  # `--format csv` is a result as CSV.
 
-_STAGING = "placer.staging"
-
-
-def _staging(context: click.Context | None) -> Any:
-    """The command's copies of what is on stores; see `placer.data.files.staging.Staging`."""
-    from placer.data.files.staging import Staging
-
-    context = context or click.get_current_context()
-    if _STAGING not in context.meta:
-        context.meta[_STAGING] = Staging()
-        context.call_on_close(context.meta[_STAGING].close)
-    return context.meta[_STAGING]
-
-
-def _check_length(kind: click.Path, value: Any) -> None:
-    """Refuse a name that no file system of this machine takes."""
-    try:
-        os.lstat(value)
-    except (OSError, ValueError, TypeError) as error:
-        if getattr(error, "errno", None) == errno.ENAMETOOLONG:
-            kind.fail(f"{str(value)[:40]}... is too long for the name of a file")
-
-
-class InputPath(click.Path):
-    """A plan, a profile or a small file: of this machine, or at a URI of a store."""
-
-    def __init__(self) -> None:
-        super().__init__(path_type=Path)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if isinstance(value, str) and "://" in value:
-            return _staging(ctx).input(value)
-        _check_length(self, value)
-        return super().convert(value, param, ctx)
-
-
-class _LocalPath(click.Path):
-    """A path of this machine: a URI would become a folder that is called like its scheme."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if isinstance(value, str) and "://" in value:
-            scheme = value.partition("://")[0]
-            self.fail(f"files at {scheme}:// cannot be used here; give a path of this machine")
-        _check_length(self, value)
-        return super().convert(value, param, ctx)
-
-
-class OutputPath(click.Path):
-    """Where a result goes: what cannot be written is refused before the work, not after it.
-
-    To a URI of a store, it is sent when the command is done.
-    """
-
-    def __init__(self, is_file: bool = False) -> None:
-        super().__init__(path_type=Path)
-        self._is_file = is_file
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if isinstance(value, str) and "://" in value:
-            return _staging(ctx).output(value)
-        path: Any = super().convert(value, param, ctx)
-        check_place(path, self._is_file)
-        return path
-
-
-class WholeNumber(click.IntRange):
-    """A number from some least one on; one that no count can have is refused."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        number = super().convert(value, param, ctx)
-        if number > sys.maxsize:
-            self.fail(f"{value} is too large", param, ctx)
-        return number
+_PRINTS = "placer.prints"
+_BY_PLACE = "_by_place"
+"""Ends the name of the argument that stands for an option."""
 
 
 def _click_type(hint: Any, limits: Option) -> Any:
     """The click type of a type: of its members, where there may be several."""
     choices = [choice for choice in choices_of(hint) if choice is not None]
     if choices:
-        return click.Choice(choices)
+        return Choice(choices)
     kind = next(one for one in (*get_args(hint), hint) if one is not type(None))
     least = limits.above if limits.least is None else limits.least
     if kind is Path:
-        return _LocalPath(path_type=Path)
+        raise TypeError(f"a path of {limits} is read or written: its kind has to say which")
     if least is None:
         return kind
     limited: Any = WholeNumber if kind is int else click.FloatRange
     return limited(least, min_open=limits.least is None)
 
 
+class _Parameter(click.Parameter):
+    """What may be missing where options are only printed."""
+
+    def process_value(self, ctx: click.Context, value: Any) -> Any:
+        try:
+            return super().process_value(ctx, value)
+        except click.MissingParameter:
+            if ctx.meta.get(_PRINTS):
+                return None
+            raise
+
+
+class _Argument(_Parameter, click.Argument):
+    """What has no flag."""
+
+
+class CommandOption(_Parameter, click.Option):
+    """An option whose variables have the names of its long flags.
+
+    Attributes
+    ----------
+    heading : str
+        What it stands under in help.
+    """
+
+    heading = ""
+
+    def keys(self) -> dict[str, Key]:
+        """What each of its long flags stands for, without dashes."""
+        both = ((self.opts, False), (self.secondary_opts, True))
+        return {
+            flag.removeprefix("--"): Key(str(self.name), self.multiple, is_off)
+            for flags, is_off in both
+            for flag in flags
+            if flag.startswith("--")
+        }
+
+    def variables(self, command: click.Command) -> dict[str, Key]:
+        """The variables that set it, for a command."""
+        words = () if isinstance(command, click.Group) else (str(command.name),)
+        return {variable_of(*words, flag): key for flag, key in self.keys().items()}
+
+    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
+        """The text of its variable; an empty one is none."""
+        found = {n: key for n, key in self.variables(ctx.command).items() if os.environ.get(n)}
+        if len(found) > 1:
+            raise click.UsageError(f"{' and '.join(found)} are one option: give one of them", ctx)
+        for name, key in found.items():
+            return negated(os.environ[name]) if key.negates else os.environ[name]
+        return None
+
+    def value_from_envvar(self, ctx: click.Context) -> Any:
+        """Its value; of several, they stand between blanks, as a shell has them."""
+        text = self.resolve_envvar_value(ctx)
+        if text is None or not self.multiple:
+            return text
+        try:
+            return tuple(shlex.split(text))
+        except ValueError as error:
+            raise click.BadParameter(f"{text!r}: {error}", ctx, self) from None
+
+
 def _parameter(name: str, hint: Any, spec: Option) -> click.Parameter:
     """What click makes of a member of a command's parameters."""
-    several, required = get_origin(hint) is tuple, spec.default is ...
+    several, required = get_origin(hint) is tuple, spec.default is ... and not spec.positional
     # None has to be said: click takes False for the default of a flag that has a negation.
     unset = any(spec.default is value for value in (..., (), False))
     known: dict[str, Any] = {} if unset else {"default": spec.default}
-    usual = Seconds() if spec.metavar == "SECONDS" else _click_type(hint, spec)
-    if "--output" in spec.flags:
-        usual = OutputPath()
-    known["type"] = spec.kind or usual
+    usual = Seconds() if spec.metavar == "SECONDS" else None
+    known["type"] = spec.kind or usual or _click_type(hint, spec)
     if spec.is_argument:
-        return click.Argument([name], nargs=-1 if several else 1, required=required, **known)
+        return _Argument([name], nargs=-1 if several else 1, required=required, **known)
     declared = spec.flags.split() or ["--" + name.replace("_", "-")]
     declared = [name, *declared] if declared[0].startswith("-") else declared
     # Not False: click then lets an option stand without its value.
     is_flag = True if hint is bool else None
     known |= {"multiple": several, "is_flag": is_flag, "metavar": spec.metavar}
-    return click.Option(declared, required=required, help=spec.help, **known)
+    option = CommandOption(declared, required=required, help=spec.help, **known)
+    option.heading = spec.heading or _heading(option)
+    return option
+
+
+def _heading(option: click.Option) -> str:
+    is_result = isinstance(option.type, OutputPath) or "--format" in option.opts
+    return "Results" if is_result else "Options"
+
+
+def _set_prints(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    ctx.meta[_PRINTS] = value
+
+
+def spoken() -> list[click.Option]:
+    """Options of every command, before or after its name: how much it says."""
+    return [
+        CommandOption(["-q", "--quiet"], is_flag=True, help="Print results and errors, no notes."),
+        CommandOption(
+            ["-v", "--verbose"],
+            is_flag=True,
+            help="Also say where options come from, and how long the command took.",
+        ),
+    ]
+
+
+def _general() -> list[click.Option]:
+    printing = CommandOption(
+        ["--print-config"],
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=_set_prints,
+        help="Print all options in force as a placer.toml, and do nothing else.",
+    )
+    options = [*spoken(), printing]
+    for one in options:
+        one.heading = "General"  # type: ignore[attr-defined]
+    return options
+
+
+class _Command(click.Command):
+    """A command whose options stand under headings."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for one in self.get_params(ctx):
+            record = one.get_help_record(ctx)
+            if record is not None and isinstance(one, click.Option):
+                groups.setdefault(getattr(one, "heading", "General"), []).append(record)
+        groups["General"] = groups.pop("General")  # The last.
+        for heading, records in groups.items():
+            with formatter.section(heading):
+                formatter.write_dl(records)
 
 
 def add_command(
@@ -165,18 +213,67 @@ def add_command(
         By default the function's.
     """
     made = {(of, each): _parameter(each, hint, spec) for of, each, hint, spec in members(function)}
+    positional = {
+        str(made[of, each].name): spec for of, each, _, spec in members(function) if spec.positional
+    }
+    arguments = [
+        _Argument([f"{at}{_BY_PLACE}"], required=False, metavar="PLAN", type=spec.kind)
+        for at, spec in positional.items()
+    ]
+    parameters = [*arguments, *made.values(), *_general()]
 
     def call(**options: Any) -> None:
-        context = click.get_current_context()
-        if context.find_root().params.get("verbose"):
+        context, began_s = click.get_current_context(), time.monotonic()
+        root = context.find_root().params
+        is_quiet, is_verbose = (bool(options[n] or root.get(n)) for n in ("quiet", "verbose"))
+        for at, spec in positional.items():
+            options[at] = _by_place_or_flag(context, at, options.pop(f"{at}{_BY_PLACE}"), spec)
+        if context.meta.get(_PRINTS):
+            return click.echo(config_text(named, _values_by_flag(parameters, options)))
+        _set_notes(context, is_quiet, is_verbose, began_s)
+        if is_verbose:
             _say_sources(context, options)
-        with context.meta.get(_STAGING) or nullcontext():
+        for one in parameters:
+            if isinstance(one.type, OutputPath) and options.get(str(one.name)) is not None:
+                one.type.check(options[str(one.name)], options)
+        with context.meta.get(STAGING) or nullcontext():
             called(function, {at: options[str(one.name)] for at, one in made.items()})
 
     text = inspect.cleandoc(function.__doc__ or "").replace("{presets}", preset_help())
-    named, parameters = name or function.__name__.replace("_", "-"), list(made.values())
-    group.add_command(click.Command(named, callback=call, params=parameters, help=text))
+    named = name or function.__name__.replace("_", "-")
+    group.add_command(_Command(named, callback=call, params=parameters, help=text))
     return function
+
+
+def _by_place_or_flag(context: click.Context, name: str, placed: Any, spec: Option) -> Any:
+    """The value of an option that may stand without its flag, too."""
+    flagged = context.params[name]
+    is_given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    if placed is not None and is_given:
+        raise click.UsageError(f"the plan is given twice: {placed} and {flagged}", context)
+    if placed is None and flagged is None and spec.default is ... and not context.meta.get(_PRINTS):
+        raise click.UsageError("Missing option '--plan', or PLAN without it.", context)
+    return flagged if placed is None else placed
+
+
+def _values_by_flag(
+    parameters: Iterable[click.Parameter], options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Values of options by their last long flag."""
+    return {
+        next(flag for flag in reversed(one.opts) if flag.startswith("--"))[2:]: options[one.name]
+        for one in parameters
+        if isinstance(one, click.Option) and one.name in options
+    }
+
+
+def _set_notes(context: click.Context, is_quiet: bool, is_verbose: bool, began_s: float) -> None:
+    from placer.report.console import print_seconds, set_quiet
+
+    set_quiet(bool(is_quiet))
+    context.call_on_close(lambda: set_quiet(False))
+    if is_verbose:
+        context.call_on_close(lambda: print_seconds(time.monotonic() - began_s))
 
 
 def refuse_others(option: str, allowed: str) -> None:
@@ -201,74 +298,15 @@ def refuse_others(option: str, allowed: str) -> None:
             raise click.UsageError(f"{option} decides {parameter.opts[-1]}: leave one of them out")
 
 
-def _say_sources(context: click.Context, options: dict[str, Any]) -> None:
+def _say_sources(context: click.Context, options: Mapping[str, Any]) -> None:
     """Which options have other values than their defaults, and who says so."""
     from placer.report.console import print_stderr
 
-    for name, value in options.items():
-        source = context.get_parameter_source(name)
-        if source is not None and source is not ParameterSource.DEFAULT:
-            print_stderr(f"{name.replace('_', '-')} = {value} ({_SOURCES[source.name]})")
-
-
-class Name(click.ParamType):  # type: ignore[type-arg]  # Generic in the newest click alone.
-    """A name, or several between commas, that a function has to accept."""
-
-    def __init__(
-        self,
-        name: str,
-        accepts: Callable[[str], bool],
-        wrong: str,
-        several: bool = False,
-        shown: str | None = None,
-    ) -> None:
-        self.name, self._accepts, self._wrong = name, accepts, wrong
-        self._several, self._shown = several, shown
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        value = ",".join(value) if isinstance(value, list) else str(value)  # Of a file.
-        names = [one.strip() for one in value.split(",") if one.strip()]
-        for one in names if self._several else [value]:
-            if not self._accepts(one):
-                self.fail(self._wrong.format(one), param, ctx)
-        return names if self._several else value
-
-    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str | None:
-        return self._shown
-
-
-class Seconds(click.ParamType):  # type: ignore[type-arg]  # As above.
-    """A duration: a number of seconds, or with a unit, as in ``5min``."""
-
-    name = "seconds"
-
-    def __init__(self, or_none: bool = False) -> None:
-        self._or_none = or_none
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        try:
-            seconds = parse_seconds(str(value))
-        except PlacerError as error:
-            self.fail(str(error), param, ctx)
-        if seconds == 0 and not self._or_none:
-            self.fail(f"{value} is not more than 0 seconds", param, ctx)
-        return seconds
-
-
-class Suggested(click.ParamType):  # type: ignore[type-arg]  # As above.
-    """A text for which a shell suggests some values, and files; others are taken too."""
-
-    name = "text"
-
-    def __init__(self, suggested: Callable[[], Iterable[str]], files: bool = False) -> None:
-        self._suggested, self._files = suggested, files
-
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[CompletionItem]:
-        """What begins as the text does."""
-        items = [CompletionItem(name) for name in self._suggested() if name.startswith(incomplete)]
-        return items or ([CompletionItem(incomplete, type="file")] if self._files else [])
+    for one in context.command.params:
+        source = context.get_parameter_source(str(one.name))
+        if source is not None and source is not ParameterSource.DEFAULT and one.name in options:
+            named = (one.opts[-1] if isinstance(one, click.Option) else str(one.name)).strip("-")
+            print_stderr(f"{named} = {options[one.name]} ({_SOURCES[source.name]})")
 
 
 def _renamed(command: str | None, words: list[str]) -> Iterator[str]:
@@ -309,24 +347,35 @@ class Commands(click.Group):
 
     def invoke(self, context: click.Context) -> Any:
         with one_line_errors(), _plain_usage_errors():
-            context.default_map = default_options(self._options(), os.environ)
             return super().invoke(context)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name, command, rest = super().resolve_command(ctx, args)
+        is_help = ctx.resilient_parsing or bool({*ctx.help_option_names} & {*rest})
+        try:
+            self._take_defaults(ctx)
+        except (PlacerError, click.UsageError):
+            if not is_help:
+                raise
         return name, command, list(_renamed(name, rest))
 
-    def _options(self) -> dict[str, dict[str, str]]:
-        """The parameter of each option of each command, by the option's name without dashes."""
-        return {
-            name: {
-                flag.removeprefix("--"): str(parameter.name)
-                for parameter in command.params
-                if isinstance(parameter, click.Option)
-                for flag in parameter.opts
-                if flag.startswith("--")
-            }
-            for name, command in self.commands.items()
-        }
+    def _take_defaults(self, context: click.Context) -> None:
+        """Take options from `placer.toml`, and refuse variables that no option has."""
+        options = [
+            (command, one)
+            for command in (self, *self.commands.values())
+            for one in command.params
+            if isinstance(one, CommandOption)
+        ]
+        try:
+            variables = (name for command, one in options for name in one.variables(command))
+            check_variables(os.environ, variables)
+        except PlacerError as error:
+            raise click.UsageError(str(error)) from None
+        keys: dict[str, dict[str, Key]] = {name: {} for name in self.commands}
+        for command, one in options:
+            if command is not self:
+                keys[str(command.name)].update(one.keys())
+        context.default_map = default_options(keys, os.environ)

@@ -2,28 +2,83 @@
 
 An option of the command line comes first, then ``PLACER_COMMAND_OPTION`` of the environment, then
 the command's own table in `placer.toml`, then what stands above all tables there, then the default.
+Keys and variables have the name of the option's long flag, and values are checked as on the
+command line.
 """
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from placer.errors import PlacerError
+from placer.errors import PlacerError, did_you_mean
 
 FILE_NAME = "placer.toml"
 FILE_VARIABLE = "PLACER_CONFIG"
 """The variable that names another file than `placer.toml` of the working folder."""
+OWN_VARIABLES = ("PLACER_CACHE", FILE_VARIABLE, "PLACER_DEBUG")
+"""Variables that are read and belong to no option."""
+
+
+class Key(NamedTuple):
+    """What an option's long flag stands for.
+
+    Attributes
+    ----------
+    parameter : str
+    several : bool
+        Whether it may be given more than once.
+    negates : bool
+        Whether it is the flag that turns the option off.
+    """
+
+    parameter: str
+    several: bool = False
+    negates: bool = False
+
+
+def variable_of(*words: str) -> str:
+    """The variable of a command's option, by the names of both.
+
+    >>> variable_of("plan", "time-limit")
+    'PLACER_PLAN_TIME_LIMIT'
+    """
+    return "_".join(("PLACER", *words)).replace("-", "_").upper()
+
+
+def check_variables(environment: Mapping[str, str], of_options: Iterable[str]) -> None:
+    """Refuse variables that look like an option's and are none.
+
+    Raises
+    ------
+    PlacerError
+        Names the first one.
+
+    Examples
+    --------
+    >>> check_variables({"PLACER_PLAN_HBMM": "8GiB"}, ["PLACER_PLAN_HBM"])
+    Traceback (most recent call last):
+    placer.errors.PlacerError: no option has the variable PLACER_PLAN_HBMM; did you mean \
+PLACER_PLAN_HBM?
+    """
+    known = {*of_options, *OWN_VARIABLES}
+    for name in sorted(environment):
+        if name.startswith("PLACER_") and name not in known:
+            more = did_you_mean(name, known) or "; it is PLACER_COMMAND_OPTION, or unset it"
+            raise PlacerError(f"no option has the variable {name}{more}")
 
 
 def default_options(
-    commands: Mapping[str, Mapping[str, str]], environment: Mapping[str, str]
+    commands: Mapping[str, Mapping[str, Key]], environment: Mapping[str, str]
 ) -> dict[str, dict[str, Any]]:
     """What `placer.toml` says of the options of each command, by command and parameter.
 
+    Values are texts, as on the command line, and lists of these.
+
     Parameters
     ----------
-    commands : mapping of str to mapping of str to str
-        Of each command, the parameter of each option, by the option's name without dashes.
+    commands : mapping of str to mapping of str to Key
+        Of each command, what each option is, by its long flag without dashes.
     environment : mapping of str to str
         Its `FILE_VARIABLE` names the file.
 
@@ -35,7 +90,7 @@ def default_options(
 
     Examples
     --------
-    >>> default_options({"plan": {"topology": "topology"}}, {})
+    >>> default_options({"plan": {"topology": Key("topology")}}, {})
     {'plan': {}}
     """
     named = environment.get(FILE_VARIABLE)
@@ -48,19 +103,71 @@ def default_options(
     values = read_mapping(path, "defaults", PlacerError)
     for_all = {name: value for name, value in values.items() if not isinstance(value, dict)}
     own = {name: value for name, value in values.items() if isinstance(value, dict)}
+    every = {name for known in commands.values() for name in known}
     for name, value in for_all.items():
-        having = [command for command, known in commands.items() if name in known]
-        if not having:
-            raise PlacerError(f"{path}: no command has an option --{name}")
-        for command in having:
-            found[command][commands[command][name]] = value
+        if name not in every:
+            raise PlacerError(
+                f"{path}: no command has an option --{name}{did_you_mean(name, every)}"
+            )
+        for command, known in commands.items():
+            if name in known:
+                found[command][known[name].parameter] = _given(known[name], value)
     for command, options in own.items():
         if command not in commands:
-            raise PlacerError(f"{path}: [{command}] is no command; they are {', '.join(commands)}")
+            more = did_you_mean(command, commands) or f"; they are {', '.join(commands)}"
+            raise PlacerError(f"{path}: [{command}] is no command{more}")
+        known = commands[command]
         for name, value in options.items():
-            if name not in commands[command]:
-                raise PlacerError(f"{path}: placer {command} has no option --{name}")
+            if name not in known:
+                more = did_you_mean(name, known)
+                raise PlacerError(f"{path}: placer {command} has no option --{name}{more}")
             if isinstance(value, dict):
                 raise PlacerError(f"{path}: --{name} of placer {command} must be one value")
-            found[command][commands[command][name]] = value
+            found[command][known[name].parameter] = _given(known[name], value)
     return found
+
+
+def _given(key: Key, value: Any) -> Any:
+    """A value of a file as the command line would have it."""
+    if key.several:
+        return [_text(one) for one in (value if isinstance(value, list) else [value])]
+    text = ",".join(map(_text, value)) if isinstance(value, list) else _text(value)
+    return negated(text) if key.negates else text
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def negated(text: str) -> str:
+    """The value of an option whose negation has a value; what is neither stays as it is."""
+    words = {"true": "false", "1": "0", "yes": "no", "on": "off", "t": "f", "y": "n"}
+    return (words | {no: yes for yes, no in words.items()}).get(text.strip().lower(), text)
+
+
+def config_text(command: str, values: Mapping[str, Any]) -> str:
+    """A command's options as a `placer.toml` that gives the same; those not given are comments.
+
+    >>> print(config_text("plan", {"hbm": "8GiB", "cache": True, "dim": None}))
+    [plan]
+    hbm = "8GiB"
+    cache = true
+    # dim =
+    """
+    lines = [
+        f"# {name} =" if value in (None, (), []) else f"{name} = {_toml(value)}"
+        for name, value in values.items()
+    ]
+    return "\n".join([f"[{command}]", *lines])
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    # A copy of what is on a store goes by its URI. JSON's text is TOML's, save the character 127.
+    text = json.dumps(getattr(value, "uri", "") or str(value), ensure_ascii=False)
+    return text.replace("\x7f", "\\u007f")

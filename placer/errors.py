@@ -5,6 +5,8 @@ Exceptions mean bad input, misuse or a broken backend; an infeasible problem is 
 *result* of a solver (`solvers.Termination`), not an exception.
 """
 
+from collections.abc import Iterable
+
 
 class PlacerError(Exception):
     """Base of everything that placer raises on purpose."""
@@ -44,3 +46,15 @@ class CheckpointError(PlacerError):
 
 class BackendError(PlacerError):
     """An optional library is missing, or a library that we call broke."""
+
+
+def did_you_mean(wrong: str, names: Iterable[str]) -> str:
+    """What to add to a message about a name that is not known; nothing where none is like it.
+
+    >>> did_you_mean("greedy-sise", ["greedy-size", "ilp"])
+    '; did you mean greedy-size?'
+    """
+    from difflib import get_close_matches
+
+    close = get_close_matches(wrong, list(names), n=1)
+    return f"; did you mean {close[0]}?" if close else ""

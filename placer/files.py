@@ -7,12 +7,13 @@ import io
 import json
 import os
 import re
+import shlex
 import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, Literal, TypeVar
 
 from placer.errors import PlacerError
 from placer.file_locks import is_at, locked_folder, take_lock
@@ -73,15 +74,12 @@ def make_folder(path: Path) -> None:
         sync_folder(folder.parent)
 
 
-def check_place(path: StrPath, is_file: bool = False) -> None:
-    """Find out before long work whether its result can be written, as far as that can be told.
+def check_place(
+    path: StrPath, what: Literal["file", "folder"] = "file", makes_folders: bool = False
+) -> None:
+    """Find out before long work whether its result can be written, and where.
 
-    Parameters
-    ----------
-    path : path
-        Of a file or a folder.
-    is_file : bool
-        Whether it can be no folder.
+    Folders above it have to be there, unless the work makes them.
 
     Raises
     ------
@@ -90,22 +88,29 @@ def check_place(path: StrPath, is_file: bool = False) -> None:
 
     Examples
     --------
-    >>> check_place("/dev/null/plan.json")
+    >>> check_place("/nowhere/plan.json")
     Traceback (most recent call last):
-    placer.errors.PlacerError: cannot write /dev/null/plan.json: Not a directory
+    placer.errors.PlacerError: cannot write /nowhere/plan.json: there is no folder /nowhere; make \
+it: mkdir -p /nowhere
     """
     target = Path(path)
     try:
-        is_folder = target.is_dir()
+        if what == "folder" and target.exists():
+            if not target.is_dir():
+                raise PlacerError(f"cannot write {path}: it is a file; name a folder")
+            above = target
+        else:
+            above = _place_of(target).absolute().parent
+        while makes_folders and not above.exists():
+            above = above.parent
+        if not above.exists():
+            make = shlex.join(["mkdir", "-p", str(above)])
+            raise PlacerError(f"cannot write {path}: there is no folder {above}; make it: {make}")
+        # Rights alone do not tell: a disk may be mounted to be read, or no disk at all.
+        with tempfile.TemporaryFile(dir=above):
+            pass
     except OSError as error:
         raise PlacerError(f"cannot write {path}: {error.strerror or error}") from error
-    if is_file or not is_folder:
-        target = _place_of(target)
-    above = target.absolute().parent
-    while not above.exists():
-        above = above.parent
-    if not os.access(above, os.W_OK | os.X_OK):
-        raise PlacerError(f"cannot write {path}: {above} is not for you to write in")
 
 
 def _place_of(path: Path) -> Path:

@@ -6,9 +6,9 @@ makes options of these, and of parameters whose defaults are an `Option`.
 
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 from placer.errors import PlacerError
 
@@ -102,6 +102,10 @@ class Option:
         What help shows for the value.
     is_argument : bool
         Whether it has no flag.
+    positional : bool
+        Whether it may be given without its flag, too, as PLAN.
+    heading : str
+        What it stands under in help, where that is not as usual.
     """
 
     default: Any
@@ -112,6 +116,8 @@ class Option:
     kind: Any = None
     metavar: str | None = None
     is_argument: bool = False
+    positional: bool = False
+    heading: str = ""
 
 
 def option(*values: Any, **more: Any) -> Any:
@@ -124,7 +130,9 @@ def argument(default: Any = ..., kind: Any = None) -> Any:
     return Option(default, kind=kind, is_argument=True)
 
 
-def options_of(configuration: type, flags: dict[str, str], **changed: tuple[Any, Option]) -> Any:
+def options_of(
+    configuration: type, flags: dict[str, str], heading: str = "", **changed: tuple[Any, Option]
+) -> Any:
     """Some fields of a configuration as options, for a parameter that is a mapping of them.
 
     Parameters
@@ -133,6 +141,8 @@ def options_of(configuration: type, flags: dict[str, str], **changed: tuple[Any,
         A dataclass whose fields have knobs.
     flags : mapping of str to str
         The fields, and how each is spelt.
+    heading : str
+        What they stand under in help.
     changed
         Types and options that the command line has in place of a field's own.
     """
@@ -147,7 +157,7 @@ def options_of(configuration: type, flags: dict[str, str], **changed: tuple[Any,
             metavar = "SECONDS" if name.endswith("_s") else None
             limits = knob.least, knob.above, None, metavar
             known[name] = hint, Option(default, knob.help, spelt, *limits)
-    return known
+    return {name: (hint, replace(spec, heading=heading)) for name, (hint, spec) in known.items()}
 
 
 Member = tuple[str, str, Any, Option]
@@ -164,7 +174,11 @@ def members(function: Callable[..., Any]) -> Iterator[Member]:
         several = parameter.default
         if is_dataclass(hints[name]):
             inner = get_type_hints(hints[name])
-            several = {one.name: (inner[one.name], one.default) for one in fields(hints[name])}
+            heading = getattr(hints[name], "HEADING", "")
+            several = {
+                one.name: (inner[one.name], replace(cast(Option, one.default), heading=heading))
+                for one in fields(hints[name])
+            }
         if not isinstance(several, dict):
             several = {name: (hints[name], several)}
         for each, (hint, spec) in several.items():

@@ -1,4 +1,4 @@
-"""Options of commands that search for plans; `placer.knobs` says how fields become options."""
+"""Options of commands that search or measure; `placer.knobs` says how fields become options."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import click
 
 import cost_models
 import placer
-from placer.click_options import InputPath, Name, Seconds, Suggested
+from placer.click_types import Choice, InputPath, LocalPath, Name, Seconds, Suggested
 from placer.data.options import POOLING, poolings_of
+from placer.executor.names import BACKENDS
 from placer.knobs import option
 from placer.pipeline import Pipeline
 from placer.tables import DTYPE_BYTES, OPTIMIZERS
@@ -22,29 +23,30 @@ from placer.units import parse_prices
 from solvers.registry import GONE, SOLVERS, no_solver
 
 if TYPE_CHECKING:
+    from placer.measurement import Setting
     from solvers.result import Limits
 
 _MODELS = cost_models.model_names()
-_A_MODEL = Name("model", cost_models.is_model_name, f"{{!r}} is not one of {_MODELS}")
-MODEL = option("roofline", "", "--cost-model", kind=_A_MODEL, metavar=f"[{_MODELS}]")
-DRAM = option(None, "DRAM budget of each host, such as 512GiB.")
-TIME_LIMIT = option(20.0, "Of each solver: seconds, or such as 5min.", kind=Seconds())
-DTYPES, TABLE_OPTIMIZERS = click.Choice(sorted(DTYPE_BYTES)), click.Choice(OPTIMIZERS)
+_KNOWN_MODELS = _MODELS.split(", ")
+_A_MODEL = Name("cost model", cost_models.is_model_name, _KNOWN_MODELS)
+MODEL = option(
+    "roofline", "Model of step times.", "--cost-model", kind=_A_MODEL, metavar=f"[{_MODELS}]"
+)
+DRAM = option(None, "Memory budget of each host, such as 512GiB.")
+TIME_LIMIT = option(20.0, "Time limit of each search: seconds, or such as 5min.", kind=Seconds())
+BACKEND = Name("backend", BACKENDS.__contains__, BACKENDS, shown=f"[{'|'.join(BACKENDS)}]")
+DTYPES, TABLE_OPTIMIZERS = Choice(sorted(DTYPE_BYTES)), Choice(OPTIMIZERS)
 RULES = option(
     None,
-    "Pins, tiers and groups of tables, memory to keep free: YAML or TOML.",
+    "YAML or TOML file of rules: pins, tiers and groups of tables, memory to keep free.",
     "--constraints",
+    kind=LocalPath(),
     metavar="FILE",
 )
 
 
-def names_of(what: str, known: str, accepts: Callable[[str], bool]) -> Name:
-    """What parses names between commas, each of which has to be known."""
-    return Name("text", accepts, f"no {what} is called {{!r}}; choose from {known}", several=True)
-
-
-class SolverName(click.Choice):  # type: ignore[type-arg]  # Generic in the newest click alone.
-    """The name of a solver."""
+class SolverName(Choice):
+    """The name of a solver; a message about one that is gone says what to use."""
 
     def __init__(self) -> None:
         super().__init__(list(SOLVERS))
@@ -55,8 +57,8 @@ class SolverName(click.Choice):  # type: ignore[type-arg]  # Generic in the newe
         return super().convert(value, param, ctx)
 
 
-SOLVER_LIST = names_of("solver", ", ".join(SOLVERS), SOLVERS.__contains__)
-MODEL_LIST = names_of("model", _MODELS, cost_models.is_model_name)
+SOLVER_LIST = Name("solver", SOLVERS.__contains__, SOLVERS, several=True)
+MODEL_LIST = Name("cost model", cost_models.is_model_name, _KNOWN_MODELS, several=True)
 
 
 def prices_of(text: str | None, names: Sequence[str]) -> dict[str, float]:
@@ -81,25 +83,37 @@ _A_MACHINE = Suggested(lambda: ("auto", *NAMED, *(f"8x{kind}" for kind in GPU_KI
 class ProblemOptions:
     """What is to be placed, and where."""
 
+    HEADING: ClassVar[str] = "Problem"
+
     profile_path: Path | None = option(
-        None, "Made by `placer profile`.", "--profile", kind=InputPath()
+        None, "Profile that `placer profile` wrote.", "--profile", kind=InputPath()
     )
     workload: str | None = option(
-        None, "A named workload; `placer workloads` lists them.", kind=_A_WORKLOAD
+        None, "Named workload instead; `placer workloads` lists them.", kind=_A_WORKLOAD
     )
     topology: str | None = option(
-        None, "8xh100, 2x8xa100-80, a YAML/TOML file; else this machine.", kind=_A_MACHINE
+        None,
+        "Machine: 8xh100, 2x8xa100-80, a YAML or TOML file; by default this one.",
+        kind=_A_MACHINE,
     )
     dram: str | None = DRAM
-    batch_size: int | None = option(None, "Samples per GPU and step; 8192 by default.", least=1)
-    dim: int | None = option(None, "Columns of every table.", least=1)
-    dtype: Any = option(None, "Of the weights.", kind=DTYPES)
-    optimizer: Any = option(None, "Of the embeddings.", kind=TABLE_OPTIMIZERS)
+    batch_size: int | None = option(None, "Samples per GPU and step; by default 8192.", least=1)
+    dim: int | None = option(
+        None, "Columns of every table; by default as the profile says.", least=1
+    )
+    dtype: Any = option(
+        None, "Type of the tables' weights; by default as the profile says.", kind=DTYPES
+    )
+    optimizer: Any = option(
+        None, "Optimizer of the tables; by default as the profile says.", kind=TABLE_OPTIMIZERS
+    )
     pooling: tuple[str, ...] = POOLING
     constraints_path: Path | None = RULES
-    pipeline: Pipeline | None = option(None, "serial: rows of the next batch are not read ahead.")
+    pipeline: Pipeline | None = option(
+        None, "Whether rows of the next batch are read ahead; by default they are (look-ahead)."
+    )
     dense: str | None = option(
-        None, "Dense layers to count: workload, a file, measured:12ms, none."
+        None, "Dense layers to count: workload, a file, measured:12ms or none, the default."
     )
 
     def profile(self) -> placer.Profile:
@@ -163,16 +177,20 @@ class FollowingOptions(ProblemOptions):
     """The same of a plan that follows an old one, which says what is not given."""
 
     topology: str | None = option(
-        None, "8xh100, 2x8xa100-80, a YAML/TOML file; else the old plan's.", kind=_A_MACHINE
+        None,
+        "Machine: 8xh100, 2x8xa100-80, a YAML or TOML file; by default the old plan's.",
+        kind=_A_MACHINE,
     )
     dram: str | None = option(None, "DRAM budget of each host; else the old plan's.")
     batch_size: int | None = option(None, "Samples per GPU and step; else the old plan's.", least=1)
 
-    def following(self, old: placer.Plan, hbm: str | None) -> placer.Problem:
-        """The problem of a plan that follows an old one."""
+    def following(
+        self, old: placer.Plan, hbm: str | None, other_data: bool = False
+    ) -> placer.Problem:
+        """The problem of a plan that follows an old one, of the same tables or of other data."""
         from placer.plan.origin import with_tables_as_in
 
-        profile = with_tables_as_in(old, self.profile())
+        profile = with_tables_as_in(old, self.profile(), other_data)
         tables = profile.with_tables(dim=self.dim, dtype=self.dtype, optimizer=self.optimizer)
         return self.problem(tables, hbm, old)
 
@@ -181,10 +199,16 @@ class FollowingOptions(ProblemOptions):
 class Effort:
     """How long and how well a solver is to search."""
 
+    HEADING: ClassVar[str] = "Search"
+
     time_limit: float = TIME_LIMIT
-    gap: float = option(1e-3, "Stop when proven this close to the best possible.", least=0)
-    seed: int = option(0, "Of all that is random.", least=0)
-    steps: int | None = option(None, "Stop after so many steps: everywhere the same plan.", least=0)
+    gap: float = option(
+        1e-3, "Stop when the plan is proven this close to the best possible; 0.01 is 1%.", least=0
+    )
+    seed: int = option(0, "Seed of the random numbers.", least=0)
+    steps: int | None = option(
+        None, "Stop after this many search steps, with the same plan on any machine.", least=0
+    )
 
     def limits(self, stop: Callable[[], bool] | None = None, began: float | None = None) -> Limits:
         """The same as a solver takes it, of a command that `began` then on `time.monotonic`."""
@@ -196,17 +220,57 @@ class Effort:
 
 
 @dataclass(frozen=True, slots=True)
+class MeasureOptions:
+    """What `placer calibrate` measures, and what it makes of it."""
+
+    HEADING: ClassVar[str] = "Measurement"
+
+    backend: str = option("auto", "Kernels to measure.", kind=BACKEND)
+    device: str = option("cpu", "Device to measure: cpu or cuda.")
+    ranks: int = option(1, "Processes that train together, and exchange over gloo.", least=1)
+    threads: int = option(1, "Threads of each process.", least=1)
+    budget: float = option(
+        "5min",
+        "Time to measure. Each case is measured once, and again while there is time.",
+        kind=Seconds(or_none=True),
+    )
+    clock: Literal["wall", "cpu"] = option(
+        "wall", "Which time is taken; cpu suits machines that others use, too."
+    )
+    resume: bool = option(
+        True, "Go on with measurements that are there, or begin anew.", "--resume/--fresh"
+    )
+
+    def setting(self) -> Setting:
+        """Where steps are measured."""
+        from placer.measurement import Setting
+
+        return Setting(self.backend, self.device, self.ranks, self.threads)
+
+    def effort(self) -> dict[str, Any]:
+        """How much is measured, as `measure_machine` takes it."""
+        return {"budget_s": self.budget, "fresh": not self.resume}
+
+
+@dataclass(frozen=True, slots=True)
 class FleetOptions:
     """How long to search on each machine of a fleet, what machines cost, and what is asked."""
 
-    steps: int = option(30, "Of search, on each machine.", least=0)
-    time_limit: float = option("1min", "Of each machine.", kind=Seconds())
+    HEADING: ClassVar[str] = "Fleet"
+
+    steps: int = option(30, "Search steps on each machine.", least=0)
+    time_limit: float = option("1min", "Time limit of the search on each machine.", kind=Seconds())
     workers: int = option(
-        0, "Processes, each with the workload in memory; 0: as many as cores.", least=0
+        0,
+        "Processes that search; each has the workload in memory. 0 is one for each core.",
+        least=0,
     )
-    within: float = option("24h", "Time for a billion samples.", kind=Seconds())
+    within: float = option(
+        "24h", "Time in which a billion samples have to be trained.", kind=Seconds()
+    )
     price: str | None = option(
-        None, "Dollars an hour: h100=2.5 of a GPU, 8xh100=20 of a machine; or a file of these."
+        None,
+        "Your prices in dollars an hour: h100=2.5 for a GPU, 8xh100=20 for a machine; or a file.",
     )
 
     def limits(self, stop: Callable[[], bool] | None = None) -> Limits:

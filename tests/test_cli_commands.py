@@ -102,7 +102,7 @@ def _without_distinct(text: str) -> list[dict[str, str]]:
 
 
 def test_plan(workbench: Workbench, tmp_path: Path) -> None:
-    file = tmp_path / "new" / "plan.json"
+    file = tmp_path / "plan.json"
     result = succeed("plan", *workbench.problem(), "--solver", "greedy-cost", "-o", file)
     assert "hot/cold" in result.stdout
     assert re.fullmatch(
@@ -117,6 +117,7 @@ def test_plan(workbench: Workbench, tmp_path: Path) -> None:
 def test_a_plan_finds_its_profile_from_its_own_folder(
     workbench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (tmp_path / "a").mkdir()
     succeed("profile", workbench.log, "--dim", "8", "-o", tmp_path / "a" / "profile")
     problem = ("--profile", tmp_path / "a" / "profile", *workbench.machine())
     succeed("plan", *problem, "--solver", "greedy-cost", "-o", tmp_path / "a" / "plan.json")
@@ -263,7 +264,7 @@ def test_topology(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (("plan", "-o", "x"), "give either --profile or --workload"),
-        (("plan", "--workload", "avazu"), "Missing option '-o'"),
+        (("report", "plan.json"), "Missing option '-o'"),
         (("plan", "--workload", "avazu", "--solver", "magic", "-o", "x"), "'magic' is not one of"),
         (("plan", "--workload", "avazu", "--batch-size", "0", "-o", "x"), "0 is not in the range"),
         (("compare", "--workload", "avazu", "--solvers", "magic"), "no solver is called 'magic'"),

@@ -1,7 +1,11 @@
 """`placer replan`, and `placer show` of plans with constraints or rows that have gone cold."""
 
 import json
+import threading
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -118,3 +122,82 @@ def _of_another_model(folder: Path) -> Path:
     path = folder / "others.yaml"
     path.write_text("tables: {nope: {tier: hbm}}\n")
     return path
+
+
+def test_a_profile_of_other_tables_is_refused_unless_it_is_meant(
+    workbench: Workbench, tmp_path: Path
+) -> None:
+    profile = placer.Profile.load(workbench.profile)
+    first, second, *others = profile.tables
+    table = replace(first.table, rows=first.table.rows + 5)
+    grown = placer.TableProfile(table, placer.AccessCdf.zipf(table.rows, 1.0))
+    named = replace(second, table=replace(second.table, name="new"))
+    changed = placer.Profile((grown, named, *others[:-1]))
+    changed.save(tmp_path / "other")
+    more = ("--profile", tmp_path / "other", "--time-limit", "0.5")
+    line = fail("replan", workbench.plan, *more)
+    for words in (
+        f"'{first.name}' has {table.rows} rows, not {first.table.rows}",
+        f"'{second.name}' is missing",
+        f"'{others[-1].name}' is missing",
+        "'new' is new",
+        "--other-data",
+    ):
+        assert words in line
+    assert "not kept" in succeed("replan", workbench.plan, *more, "--other-data").stderr
+
+
+@pytest.mark.parametrize("command", ["show", "simulate", "report", "train"])
+def test_a_profile_with_more_tables_than_the_plan_is_refused(
+    workbench: Workbench, tmp_path: Path, command: str
+) -> None:
+    profile = placer.Profile.load(workbench.profile)
+    added = replace(profile.tables[0], table=replace(profile.tables[0].table, name="new"))
+    replace(profile, tables=(*profile.tables, added)).save(tmp_path / "more")
+    words = {
+        "simulate": ("--batches", "2"),
+        "report": ("-o", tmp_path / "page.html"),
+        "train": ("--data", workbench.log),
+    }.get(command, ())
+    given = (command, workbench.plan, "--profile", tmp_path / "more", *words)
+    assert "'new' is new" in fail(*given)
+
+
+class _Counting(BaseHTTPRequestHandler):
+    """Counts what is asked for."""
+
+    asked: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        self.send_error(404)
+
+    do_HEAD = do_GET
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+def test_nothing_is_fetched_from_an_address_that_a_plan_names(
+    workbench: Workbench, tmp_path: Path
+) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Counting) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}/profile"
+        plan, loaded = tmp_path / "plan.json", placer.Plan.load(workbench.plan)
+        replace(loaded, provenance=replace(loaded.provenance, profile=address)).save(plan)
+        succeed("show", plan)
+        succeed("verify", plan)
+        succeed("diff", plan, workbench.plan)
+        for words in (
+            ("report", plan, "-o", tmp_path / "page.html"),
+            ("simulate", plan, "--batches", "2"),
+            ("show", plan, "--memory"),
+            ("train", plan, "--data", workbench.log),
+        ):
+            assert "a file names" in fail(*words)
+        succeed("replan", plan, "--profile", workbench.profile, "--time-limit", "0.5")
+        assert _Counting.asked == []
+        fail("show", plan, "--profile", address)  # The user says it: it is asked for.
+        assert _Counting.asked
+        server.shutdown()

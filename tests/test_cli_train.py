@@ -144,7 +144,7 @@ def test_the_mlps_can_be_in_bfloat16(workbench: Workbench) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--backend", "magic"), "'magic' is none of auto, numba, torch, triton, tiered"),
+        (("--backend", "magic"), "no backend is called 'magic'; there are auto, numba"),
         (("--trace-steps", "3"), "--trace-steps needs --trace"),
         (("--amp", "float16"), "'float16' is not 'bfloat16'"),
     ],

@@ -61,8 +61,13 @@ def test_a_result_that_cannot_be_written_is_refused_before_the_work(tmp_path: Pa
         check_place(tmp_path / "file" / "profile")
     with pytest.raises(PlacerError, match=r"File name too long"):
         check_place("n" * 300)
-    check_place(tmp_path)
-    check_place(tmp_path / "new" / "plan.json", is_file=True)
+    check_place(tmp_path, "folder")
+    with pytest.raises(PlacerError, match="it is a file; name a folder"):
+        check_place(tmp_path / "file", "folder")
+    for what in ("file", "folder"):
+        with pytest.raises(PlacerError, match=rf"no folder {tmp_path}/new; make it: mkdir -p"):
+            check_place(tmp_path / "new" / "plan.json", what)  # type: ignore[arg-type]
+    check_place(tmp_path / "new" / "runs", "folder", makes_folders=True)
     assert names_in(tmp_path) == ["file", "pipe"]
 
 

@@ -449,6 +449,38 @@ def test_processes_share_a_cache(tmp_path: Path) -> None:
     assert sum(taken) > 0
 
 
+@pytest.mark.parametrize("name", ["step_time_s", "bound_s"])
+@pytest.mark.parametrize("value", [1e9, -0.99, 0, float("nan"), float("inf"), "1e9", None])
+@pytest.mark.parametrize("is_sealed", [True, False])
+def test_what_a_kept_plan_claims_is_not_believed(
+    cache: PlanCache, name: str, value: object, is_sealed: bool
+) -> None:
+    """With all hashes written anew, as whoever shares the folder can."""
+    from hashlib import sha256
+
+    from placer.plan.seal import sealed
+
+    true = BASE.solved(cache)
+    (file,) = cache.folder.iterdir()
+    first, _, rest = file.read_bytes().partition(b"\n")
+    line, _, ids = rest.partition(b"\n")
+    document = json.loads(line)
+    claims = document["plan"]["solver"]
+    claims[name] = value
+    claims["status"] = "feasible" if claims["status"] == "optimal" else "optimal"
+    if is_sealed:
+        document["plan"] = sealed(document["plan"])
+    body = json.dumps(document).encode() + b"\n" + ids
+    magic, _, shape = first.split()
+    file.write_bytes(b" ".join([magic, sha256(body).hexdigest().encode(), shape]) + b"\n" + body)
+    found = BASE.solved(cache)
+    assert same(found, true)
+    assert found.plan is not None
+    assert true.plan is not None
+    for one in ("status", "step_time_s", "bound_s"):
+        assert getattr(found.plan.solver, one) == getattr(true.plan.solver, one)
+
+
 def similar(
     batch_size: int = 1024, tables: str = "random-5@3", machine: str = "2xh100", hbm: str = "16MiB"
 ) -> Problem:

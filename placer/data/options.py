@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 from placer.errors import DataError
 from placer.knobs import option
@@ -26,10 +26,18 @@ _HEADER, _QUOTES = "--header/--no-header", "--quotes/--no-quotes"
 class TextOptions:
     """How the lines of text files are made, where that is neither recorded nor to be found."""
 
-    separator: str | None = option(None, "Between fields of text; by default found.")
-    header: bool | None = option(None, "Whether the first line names columns.", _HEADER)
-    quotes: bool | None = option(None, "Whether quotes enclose fields.", _QUOTES)
-    columns: str | None = option(None, "Names of a text's columns, with commas between.")
+    HEADING: ClassVar[str] = "Log"
+
+    separator: str | None = option(
+        None, "Character between the fields of a text file; by default it is found out."
+    )
+    header: bool | None = option(
+        None, "Whether the first line of a text file names its columns.", _HEADER
+    )
+    quotes: bool | None = option(
+        None, "Whether quotes may enclose the fields of a text file.", _QUOTES
+    )
+    columns: str | None = option(None, "Names of the columns of a text file, with commas between.")
     null: tuple[str, ...] = option(
         (), "Texts of missing values, such as ?, NULL; '' for none. By default NULL, NA, …"
     )
@@ -54,29 +62,44 @@ class LogOptions(TextOptions):
     """What the columns of a log are, and how its ids become rows."""
 
     schema_path: str | None = option(
-        None, "Says all of this, once; --infer makes one.", "--schema", metavar="FILE"
+        None,
+        "TOML file that says what the columns are; --infer writes one.",
+        "--schema",
+        metavar="FILE",
     )
-    sparse: tuple[str, ...] = option((), "Columns of ids, and no others; repeatable.")
-    dense: tuple[str, ...] = option((), "Columns of numbers, and no others; repeatable.")
-    label: str | None = option(None, "Column of the clicks; by default label, click, …")
+    sparse: tuple[str, ...] = option(
+        (), "Column of ids; the only ones are those that you name. Repeatable."
+    )
+    dense: tuple[str, ...] = option(
+        (), "Column of numbers; the only ones are those that you name. Repeatable."
+    )
+    label: str | None = option(
+        None, "Column of the label; by default the one that is called label, click, …"
+    )
     ignore: tuple[str, ...] = option((), "Column to leave out, such as a time; repeatable.")
     feature_table: tuple[str, ...] = option(
-        (), "Table of a feature; features may share one.", metavar="FEATURE=TABLE"
+        (),
+        "Table that a feature reads; several features may read one. Repeatable.",
+        metavar="FEATURE=TABLE",
     )
     id_mapping: tuple[str, ...] = option(
         (),
-        "How raw ids become rows: auto, identity, hash or vocabulary.",
+        "How raw ids become rows: auto, identity, hash or vocabulary; repeatable.",
         metavar="[TABLE=]MAPPING",
     )
     rows: tuple[str, ...] = option(
-        (), "Rows of every table or of one: a hash needs them.", metavar="[TABLE=]N"
+        (), "Rows of every table, or of one; a hash needs them. Repeatable.", metavar="[TABLE=]N"
     )
     min_count: tuple[str, ...] = option(
-        (), "A vocabulary leaves out ids that are read less often.", metavar="[TABLE=]N"
+        (),
+        "Ids that are read less often than this get no row of a vocabulary; repeatable.",
+        metavar="[TABLE=]N",
     )
     pooling: tuple[str, ...] = POOLING
     headroom: float | None = option(
-        None, "Share of rows for later ids, where ids are rows; by default 0.1.", least=0
+        None,
+        "Share of rows to add for larger ids of later logs, where ids are rows; by default 0.1.",
+        least=0,
     )
 
     def schema(self, log_format: Any = None, id_mapping: str = "auto") -> Schema:

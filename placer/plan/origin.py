@@ -80,15 +80,18 @@ def profile_of(
         return _with_tables_of(plan, Profile.load(profile), other_data)
     name = plan.provenance.profile
     folder = file.resolve().parent / name
-    is_there = uri_of(name) or (name and _is_there(folder))
+    # Nothing is fetched from an address that a file names: others may have written the file.
+    is_elsewhere = bool(uri_of(name)) or name.startswith(("//", "\\\\"))
     try:
-        recorded = Profile.load(uri_of(name) or folder) if is_there else named_workload(name)
+        is_there = name and not is_elsewhere and _is_there(folder)
+        recorded = Profile.load(folder) if is_there else named_workload(name)
     except PlacerError as error:
         if needed_for is None:
             return None
+        why = "is not fetched, as a file names it" if is_elsewhere else "is not there"
         raise PlanMismatchError(
-            f"{needed_for} needs the profile that {file} was made from, and {name!r} is not there; "
-            "give --profile"
+            f"{needed_for} needs the profile that {file} was made from, and {name!r} {why}; "
+            f"give --profile{f' {name}' if is_elsewhere else ''}"
         ) from error
     return _with_tables_of(plan, recorded, other_data)
 
@@ -127,7 +130,8 @@ def open_log_of(
     if recorded is None or recorded.encoding is None:
         raise PlanMismatchError(
             f"reading {logs[0]} needs the id mapping that {file} was made with, and its profile "
-            f"{plan.provenance.profile!r} has none or is not there; give --profile"
+            f"{plan.provenance.profile!r} has none or is not there (nothing is fetched from an "
+            "address that a file names); give --profile"
         )
     layout = None if options is None else options.layout(recorded.encoding.layout)
     kind: Any = format
@@ -175,29 +179,63 @@ def check_ids(plan: Plan, ids_sha256: Mapping[str, str], whose: str) -> None:
 
 def _with_tables_of(plan: Plan, profile: Profile, other_data: bool) -> Profile:
     """A profile of the plan's tables alone, in its order, with its dims, types and optimizers."""
-    by_name = {one.name: one for one in profile}
-    tables = []
-    for table in plan.tables:
-        known = by_name.get(table.name)
-        if known is None:
-            raise PlanMismatchError(
-                f"the profile has no table {table.name!r} of the plan; it has "
-                f"{', '.join(by_name)}; give the profile that the plan was made from with --profile"
-            )
-        if known.table.rows != table.rows:
-            raise PlanMismatchError(
-                f"table {table.name!r} has {known.table.rows} rows in the profile "
-                f"and {table.rows} in the plan; give the profile that the plan was made from"
-            )
-        own = replace(known.table, dim=table.dim, dtype=table.dtype, optimizer=table.optimizer)
-        tables.append(replace(known, table=own))
+    check_tables(plan, profile, other_data, has_all=True)
+    by_name = {one.name: one for one in with_tables_as_in(plan, profile, other_data=True)}
+    return replace(profile, tables=tuple(by_name[table.name] for table in plan.tables))
+
+
+def check_tables(
+    plan: Plan, profile: Profile, other_data: bool = False, *, has_all: bool = False
+) -> None:
+    """Check that a profile is of a plan's tables.
+
+    Parameters
+    ----------
+    plan : Plan
+    profile : Profile
+    other_data : bool
+        Whether other data is meant.
+    has_all : bool
+        Whether all tables of the plan, with their rows, are needed whatever is meant.
+
+    Raises
+    ------
+    PlanMismatchError
+        Tells of each table what differs: it is not in one of both, or has another number of rows,
+        or its ids become rows in another way.
+    """
+    now = {one.name: one.table.rows for one in profile}
+    lost = [
+        f"{table.name!r} has {now[table.name]} rows, not {table.rows}"
+        if table.name in now
+        else f"{table.name!r} is missing"
+        for table in plan.tables
+        if now.get(table.name) != table.rows
+    ]
+    added = [f"{name!r} is new" for name in now if name not in plan.tables_by_name]
+    differences = [] if other_data else lost + added
+    if has_all and lost:
+        differences = lost
+    if differences:
+        more = f" and {len(differences) - 5} more" if len(differences) > 5 else ""
+        meant = "" if has_all and lost else ", or say that other data is meant (--other-data)"
+        raise PlanMismatchError(
+            f"the profile has other tables than the plan: {', '.join(differences[:5])}{more}; "
+            f"give the profile that the plan was made from{meant}"
+        )
     if not other_data:
         check_ids(plan, profile.ids_sha256, "the profile")
-    return replace(profile, tables=tuple(tables))
 
 
-def with_tables_as_in(plan: Plan, profile: Profile) -> Profile:
-    """A profile whose tables have the dims, types and optimizers that they have in a plan."""
+def with_tables_as_in(plan: Plan, profile: Profile, other_data: bool = False) -> Profile:
+    """A profile whose tables have the dims, types and optimizers that they have in a plan.
+
+    Raises
+    ------
+    PlanMismatchError
+        See `check_tables`.
+    """
+    check_tables(plan, profile, other_data)
     tables = []
     for known in profile:
         was = plan.tables_by_name.get(known.name)

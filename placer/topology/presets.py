@@ -8,7 +8,7 @@ anybody's own.
 
 import re
 
-from placer.errors import TopologyError
+from placer.errors import TopologyError, did_you_mean
 from placer.topology.devices import Gpu, Host, Link, TopologyFields
 from placer.topology.kinds import (
     BETWEEN_RACKS,
@@ -87,7 +87,10 @@ def preset(text: str) -> TopologyFields | None:
         return None
     machine = kinds(name)
     if machine is None:
-        raise TopologyError(f"{text!r}: no GPU is called {match['kind']!r}; use {preset_help()}")
+        more = did_you_mean(match["kind"], GPU_KINDS)
+        raise TopologyError(
+            f"{text!r}: no GPU is called {match['kind']!r}; use {preset_help()}{more}"
+        )
     gpu, host, count = machine
     if not 1 <= count <= _GPUS_PER_HOST:
         raise TopologyError(

@@ -8,9 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from placer.errors import TopologyError
+from placer.errors import TopologyError, did_you_mean
 from placer.topology.devices import Gpu, Host, Link, LinkKind, TopologyFields
-from placer.topology.kinds import GPU_KINDS
+from placer.topology.kinds import GPU_KINDS, NAMED
 from placer.topology.presets import kinds, preset, preset_help
 from placer.units import format_bytes, parse_bytes
 
@@ -336,7 +336,7 @@ class Topology(TopologyFields):
         if machine is None:
             raise TopologyError(
                 f"unknown topology {text!r}; use {preset_help()}; auto for this machine; "
-                f"or a file that ends in {', '.join(SUFFIXES)}"
+                f"or a file that ends in {', '.join(SUFFIXES)}{did_you_mean(text, NAMED)}"
             )
         return cls(**vars(machine)).with_memory(hbm=hbm, dram=dram)._checked(known_bytes)
 

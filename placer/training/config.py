@@ -37,10 +37,10 @@ class TrainConfig:
     placer.errors.PlacerError: epochs must be at least 1, not 0
     """
 
-    epochs: Annotated[int, Knob("Passes over the log.", least=1)] = 1
+    epochs: Annotated[int, Knob("Number of passes over the log.", least=1)] = 1
     max_steps: Annotated[
         int | None,
-        Knob("Stop after so many steps, those before a resumed checkpoint included.", least=0),
+        Knob("Stop after this many steps; those before a resumed checkpoint count.", least=0),
     ] = None
     batch_size: Annotated[
         int, Knob("Samples per step and process; the last batch of a pass may be smaller.", least=1)
@@ -49,9 +49,11 @@ class TrainConfig:
     embedding_lr: Annotated[
         float | None, Knob("Learning rate of the embeddings; by default that of the MLPs.")
     ] = None
-    optimizer: Annotated[Literal["adagrad", "sgd", "adam"], Knob("Of the MLPs.")] = "adagrad"
+    optimizer: Annotated[Literal["adagrad", "sgd", "adam"], Knob("Optimizer of the MLPs.")] = (
+        "adagrad"
+    )
     eps: Annotated[float, Knob("Added to the root of the embeddings' Adagrad state.")] = 1e-8
-    seed: Annotated[int, Knob("Of the initial weights.")] = 0
+    seed: Annotated[int, Knob("Seed of the initial weights.")] = 0
     dim: Annotated[int | None, Knob("Of the model; see `placer.training.Dlrm`.")] = None
     bottom_mlp: Annotated[tuple[int, ...], Knob("Widths of its bottom MLP's hidden layers.")] = (
         64,
@@ -72,7 +74,7 @@ class TrainConfig:
     threads: Annotated[
         int | None,
         Knob(
-            "Of the CPU, by default as many as a step keeps busy; see `docs/training.md`.", least=1
+            "CPU threads; by default as many as a step keeps busy, see docs/training.md.", least=1
         ),
     ] = None
     backend: Annotated[str, Knob("The executor's kernels; see `placer.executor`.")] = "auto"
@@ -100,7 +102,7 @@ class TrainConfig:
     ] = None
     other_data: Annotated[
         bool,
-        Knob("Train or go on with another log or vocabulary than those on record."),
+        Knob("Train with another log or vocabulary than the plan or checkpoint has."),
     ] = False
     timeout_s: Annotated[
         float | None,

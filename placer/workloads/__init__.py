@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from placer.errors import ProfileError
+from placer.errors import ProfileError, did_you_mean
 from placer.profile.profile import Profile
 from placer.workloads.drawn import (
     RECSHARD_ROWS,
@@ -76,4 +76,6 @@ def named_workload(name: str) -> Profile:
         return recshard_workload(name.removeprefix("recshard-"))
     if (match := _MEMBER.fullmatch(name)) is not None:
         return _FAMILIES[match["family"]](int(match["tables"]), int(match["seed"] or 0))
-    raise ProfileError(f"no workload is called {name!r}; there are {', '.join(workload_names())}")
+    known = workload_names()
+    more = did_you_mean(name, known)
+    raise ProfileError(f"no workload is called {name!r}; there are {', '.join(known)}{more}")

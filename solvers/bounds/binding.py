@@ -256,13 +256,13 @@ _Known = dict[TableShard, tuple[int, Float]]
 
 def _placed(instance: Instance, plan: Plan, tables: set[str]) -> _Known:
     """The shards of some tables; those that no sharding option describes are left out."""
-    names = [gpu.id for gpu in instance.problem.topology.gpus]
+    numbers = instance.problem.topology.gpu_numbers
     known: _Known = {}
     for number, profile in enumerate(instance.problem.profile):
         if profile.name not in tables:
             continue
         shards = plan.shards_by_table[profile.name]
-        placed = read_shards(number, profile.table, shards, names, ())
+        placed = read_shards(number, profile.table, shards, numbers, ())
         for one in () if placed is None else placed.placements:
             curve = instance.curve(one.shard, one.gpu)
             points = costs_of(curve)

@@ -8,7 +8,7 @@ ever run.
 import hashlib
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from safetensors import SafetensorError
@@ -18,12 +18,13 @@ from placer.errors import PlacerError, PlanError
 from placer.files import sha256_json
 from placer.plan.file import from_dict, to_dict
 from placer.plan.plan import Plan
+from placer.plan.seal import sealed
 from placer.plan.verify import violations
 from placer.read_files import LimitError, parse_json
 from placer.topology.topology import Topology
-from solvers.result import SolveResult, Termination
+from solvers.result import Limit, SolveResult, Termination
 
-MAGIC = "placer-cached-plan-2"
+MAGIC = "placer-cached-plan-3"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +45,6 @@ class Entry:
     time_limit_s: float
     result: SolveResult
 
-    def holds_for(self, time_limit_s: float) -> bool:
-        """Whether it answers a search with another time limit.
-
-        A plan that is proven to be within the gap answers all. Any other one was found within its
-        time limit, and more time may find a better one: it answers the same limit and shorter ones.
-        """
-        return self.result.termination.reason == "optimal" or time_limit_s <= self.time_limit_s
-
 
 def encoded(entry: Entry) -> bytes:
     """The file's content.
@@ -68,10 +61,9 @@ def encoded(entry: Entry) -> bytes:
     document = {
         "key": entry.key,
         "time_limit_s": entry.time_limit_s,
-        "plan": to_dict(result.plan),
-        "termination": {"reason": end.reason, "limit": end.limit, "detail": end.detail},
-        "step_time_s": result.step_time_s,
-        "bound_s": result.bound_s,
+        "plan": sealed(to_dict(result.plan)),
+        "limit": end.limit,
+        "detail": end.detail,
         "stats": result.stats,
     }
     ids = {n: np.ascontiguousarray(ids, np.int64) for n, ids in result.plan.hot_ids.items()}
@@ -117,17 +109,14 @@ def _entry(document: dict[str, Any], ids: bytes) -> Entry:
     plan = Plan(**vars(from_dict(document["plan"], load(ids))))
     for fault in violations(plan):
         raise PlacerError(f"its plan is not sound: {fault.message}")
-    return Entry(
-        document["key"],
-        document["time_limit_s"],
-        SolveResult(
-            plan,
-            Termination(**document["termination"]),
-            document["step_time_s"],
-            document["bound_s"],
-            document["stats"],
-        ),
-    )
+    if sealed(document["plan"]) != document["plan"]:
+        raise PlacerError("its plan was altered")
+    record = plan.solver
+    end = Termination(record.status, document["limit"], document["detail"])
+    if end.limit not in (None, *get_args(Limit)) or not isinstance(end.detail, str):
+        raise PlacerError("it does not say how its search ended")
+    result = SolveResult(plan, end, record.step_time_s, record.bound_s, dict(document["stats"]))
+    return Entry(document["key"], float(document["time_limit_s"]), result)
 
 
 def _plain(value: Any) -> Any:

@@ -35,10 +35,10 @@ class Questions:
     hbm_steps: Annotated[
         str | None, Knob("Step time with each of these budgets of a GPU: 2GiB,4GiB.")
     ] = None
-    whatif: Annotated[bool, Knob("Prices of memory, and what changes of the machine gain.")] = False
-    solver: Annotated[str, Knob("Solves the problems of --hbm-steps and --whatif.")] = "greedy-cost"
+    whatif: Annotated[bool, Knob("Tell what more memory or a faster machine gains.")] = False
+    solver: Annotated[str, Knob("Method that solves for --hbm-steps and --whatif.")] = "greedy-cost"
     data: Annotated[tuple[str, ...], Knob("Log files to replay through the plan; repeatable.")] = ()
-    data_format: Annotated[str | None, Knob("Of --data; by default what the suffix says.")] = None
+    data_format: Annotated[str | None, Knob("Format of --data; by default what names say.")] = None
     batches: Annotated[int | None, Knob("Batches of the log; by default all.", least=1)] = None
     windows: Annotated[int, Knob("Parts of the log, to see a drift.", least=1)] = 4
     explained: Annotated[
