@@ -229,7 +229,7 @@ class ExactProgram:
         """Bytes and times of a GPU and its host if a variable is 1."""
         host = self.instance.host_of_gpu[gpu]
         for kind, of, row in (("hbm", gpu, BYTES), ("dram", host, DRAM_BYTES)):
-            bytes_ = math.ceil(float(costs[row]) - _ROUNDING_BYTES)
+            bytes_ = math.floor(float(costs[row]) + _ROUNDING_BYTES)  # A proof may not round up.
             if bytes_:
                 self._rows[kind, of].append((chosen, bytes_))
         if self.aim != "time":
@@ -276,7 +276,7 @@ class ExactProgram:
         for point in whole:
             mapped = self.model.new_bool_var("")
             self.model.add_bool_or(mapped, ~point.chosen, ~is_split)
-            self._rows["hbm", point.gpu].append((mapped, math.ceil(map_bytes)))
+            self._rows["hbm", point.gpu].append((mapped, math.floor(map_bytes)))
 
     def _keep_together(self) -> None:
         """Tables of a group have all their shards on the same GPU."""
