@@ -11,8 +11,8 @@ from placer.adapters.pytorch.table import PlacedTable
 from placer.errors import CheckpointError, PlacerError
 from placer.executor import HitRates
 
-LR = "lr"
-"""Key of a table's learning rate in a state dict."""
+LR, EPS = "lr", "eps"
+"""Keys of a table's constants in a state dict."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -167,12 +167,17 @@ class AppliedPlan:
     def state_dict(self) -> dict[str, Tensor]:
         """What the model's state dict lacks: with both, training goes on as if uninterrupted.
 
-        `optimizer_state_dict`, and ``<table>.lr``. A row cache is not part of it: results do not
+        `optimizer_state_dict`, and `constants`. A row cache is not part of it: results do not
         depend on where rows lie. All ranks must call it.
         """
-        return self.optimizer_state_dict() | {
-            f"{name}.{LR}": torch.tensor(table.lr, dtype=torch.float64)
+        return self.optimizer_state_dict() | self.constants()
+
+    def constants(self) -> dict[str, Tensor]:
+        """Learning rate and eps of each table, ``<table>.lr`` and ``<table>.eps``: float64."""
+        return {
+            f"{name}.{key}": torch.tensor(value, dtype=torch.float64)
             for name, table in self.tables.items()
+            for key, value in ((LR, table.lr), (EPS, table.eps))
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
@@ -192,6 +197,8 @@ class AppliedPlan:
         self.load_optimizer_state_dict(state_dict)
         for name, table in self.tables.items():
             table.set_lr(float(state_dict[f"{name}.{LR}"]))
+            eps = state_dict.get(f"{name}.{EPS}")
+            table.restore_eps(None if eps is None else float(eps))
 
     def leave_state_dict(self) -> None:
         """Leave the tables' weights out of the model's state dict from here on.

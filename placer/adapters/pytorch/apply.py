@@ -10,8 +10,9 @@ from torch.utils.hooks import unserializable_hook
 
 from placer.adapters.pytorch.applied import AppliedPlan
 from placer.adapters.pytorch.models import ModelTable, match_tables
+from placer.adapters.pytorch.options import Wanted
 from placer.adapters.pytorch.stand_in import StandIn, stand_in
-from placer.adapters.pytorch.table import Options, PlacedTable
+from placer.adapters.pytorch.table import PlacedTable
 from placer.errors import PlanMismatchError
 from placer.executor.local.placed_embeddings import Rounding
 from placer.executor.memory.layout import check_plan
@@ -25,9 +26,9 @@ def apply_plan(
     plan: Plan,
     optimizer: OptimizerName | None = None,
     *,
-    lr: float = 0.01,
-    eps: float = 1e-8,
-    betas: tuple[float, float] = (0.9, 0.999),
+    lr: float | None = None,
+    eps: float | None = None,
+    betas: tuple[float, float] | None = None,
     names: Mapping[str, str] | None = None,
     optimizers: Iterable[torch.optim.Optimizer] = (),
     strict: bool = True,
@@ -49,7 +50,10 @@ def apply_plan(
         Its table names are the modules' paths, or the ends of paths.
     optimizer : {"sgd", "adagrad", "rowwise_adagrad", "adam"}, optional
         For all tables; by default each table's own.
-    lr, eps, betas, backend, cache_policy, rounding
+    lr, eps, betas
+        By default those of each table's optimizer: `torch.optim.SGD`, `torch.optim.Adagrad`,
+        `torch.optim.SparseAdam`, and FBGEMM's row-wise Adagrad.
+    backend, cache_policy, rounding
         See `PlacedEmbeddings`.
     names : mapping of table name to module path, optional
         For tables whose names are not the ends of paths.
@@ -84,7 +88,7 @@ def apply_plan(
     check_plan(plan)
     matched = match_tables(model, plan.tables, names or {}, strict)
     # 2. Move each table's weight to the memories that the plan names.
-    placed = _place(plan, matched, Options(lr, eps, betas, backend, cache_policy, rounding))
+    placed = _place(plan, matched, Wanted(lr, eps, betas, backend, cache_policy, rounding))
     # 3. Replace the modules by stand-ins, which look rows up in the placed tables.
     _swap(model, _stand_ins(matched, placed))
     # 4. Leave only the dense parameters to the optimizers.
@@ -165,13 +169,14 @@ def _with_optimizer(plan: Plan, optimizer: OptimizerName) -> Plan:
 
 
 def _place(
-    plan: Plan, matched: Mapping[str, ModelTable], options: Options
+    plan: Plan, matched: Mapping[str, ModelTable], wanted: Wanted
 ) -> dict[str, PlacedTable]:
     """Move the weights of a model to where the plan puts them; on an error all move back."""
     placed: dict[str, PlacedTable] = {}
     try:
         for name, partner in matched.items():
             weight = partner.weight
+            options = wanted.options(plan.tables_by_name[name].optimizer)
             placed[name] = PlacedTable(
                 _of_table(plan, name), options, weight.device, weight.detach(), weight.requires_grad
             )

@@ -8,7 +8,7 @@ or an optimizer's step does, where gradients accumulate over several passes.
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -17,35 +17,18 @@ from torch.autograd.function import once_differentiable
 from torch.utils.hooks import RemovableHandle
 
 from placer.adapters.pytorch.lookups import Lookups
+from placer.adapters.pytorch.options import Options
 from placer.adapters.pytorch.ranks import refuse_unshared
 from placer.adapters.pytorch.row_gradients import squared_norm
 from placer.adapters.pytorch.saving import SaveWatch
 from placer.adapters.pytorch.steps import watch_steps
 from placer.errors import BackendError, DataError
 from placer.executor import BagBatch, HitRates, make_embeddings
-from placer.executor.local.placed_embeddings import Rounding
-from placer.executor.names import Policy
 from placer.executor.optimizers.rule import check_constants
 from placer.executor.scaled_gradients import refuse_scaled
 from placer.executor.tensor_names import UPDATES
 from placer.plan.plan import Plan
 from placer.tables import OPTIMIZER_STATE, OptimizerName
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """How placed tables are trained; see `PlacedEmbeddings`."""
-
-    lr: float = 0.01
-    eps: float = 1e-8
-    betas: tuple[float, float] = (0.9, 0.999)
-    backend: str = "auto"
-    cache_policy: Policy = "lfu"
-    rounding: Rounding = "nearest"
-
-    def arguments(self) -> dict[str, Any]:
-        """The same as keyword arguments."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 @dataclass(slots=True, eq=False)
@@ -233,8 +216,19 @@ class PlacedTable:
     def set_lr(self, lr: float) -> None:
         """Change the learning rate from the next update on."""
         check_constants(lr)
-        self._options = Options(**{**self._options.arguments(), "lr": lr})
+        self._options = replace(self._options, lr=lr)
         self.embeddings.set_lr(lr * self._lr_share)
+
+    @property
+    def eps(self) -> float:
+        """What is added to √state."""
+        return self._options.eps
+
+    def restore_eps(self, saved: float | None) -> None:
+        """Go on with the eps of a checkpoint; None is of one that does not say it."""
+        eps = self._options.unsaid_eps if saved is None else saved
+        self.embeddings.set_eps(eps)
+        self._options = replace(self._options, eps=eps)
 
     def set_lr_share(self, share: float) -> None:
         """Which part of the learning rate updates take from the next one on."""
@@ -253,7 +247,7 @@ class PlacedTable:
     def __getstate__(self) -> dict[str, Any]:
         return {
             "plan": self.plan,
-            "options": self._options.arguments(),
+            "options": asdict(self._options),
             "device": str(self.device),
             "weight": self.weight(),
             "optimizer": self.optimizer_state(),

@@ -118,6 +118,10 @@ class ShardedEmbeddings(Embeddings):
         for module in self._held:
             module.set_lr(lr)
 
+    def set_eps(self, eps: float) -> None:
+        for module in self._held:
+            module.set_eps(eps)
+
     @uncompiled
     def send_ahead(self, batch: BagBatch) -> SentBatch:
         """Begin to exchange a batch's lookups; `prefetch` takes what this gives.

@@ -183,6 +183,10 @@ class PlacedEmbeddings(Embeddings):
         check_constants(lr)
         self._runtime.lr.fill_(lr)
 
+    def set_eps(self, eps: float) -> None:
+        check_constants(0.0, eps)
+        self._runtime.constants = replace(self._runtime.constants, eps=eps)
+
     @uncompiled
     def prefetch(self, batch: BagBatch) -> PreparedBatch:
         """Find a batch's rows and start to copy them to HBM, ahead of its forward pass.
