@@ -173,11 +173,16 @@ class AppliedPlan:
         return self.optimizer_state_dict() | self.constants()
 
     def constants(self) -> dict[str, Tensor]:
-        """Learning rate and eps of each table, ``<table>.lr`` and ``<table>.eps``: float64."""
+        """Learning rate of each table, ``<table>.lr``, and where it is not as in a checkpoint that
+        lacks it, ``<table>.eps``: float64.
+        """
+        rates = {f"{name}.{LR}": table.lr for name, table in self.tables.items()}
+        terms = {
+            f"{name}.{EPS}": table.eps for name, table in self.tables.items() if table.says_eps
+        }
         return {
-            f"{name}.{key}": torch.tensor(value, dtype=torch.float64)
-            for name, table in self.tables.items()
-            for key, value in ((LR, table.lr), (EPS, table.eps))
+            name: torch.tensor(value, dtype=torch.float64)
+            for name, value in (rates | terms).items()
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:

@@ -168,9 +168,7 @@ def _with_optimizer(plan: Plan, optimizer: OptimizerName) -> Plan:
     return replace(plan, tables=tuple(replace(table, optimizer=optimizer) for table in plan.tables))
 
 
-def _place(
-    plan: Plan, matched: Mapping[str, ModelTable], wanted: Wanted
-) -> dict[str, PlacedTable]:
+def _place(plan: Plan, matched: Mapping[str, ModelTable], wanted: Wanted) -> dict[str, PlacedTable]:
     """Move the weights of a model to where the plan puts them; on an error all move back."""
     placed: dict[str, PlacedTable] = {}
     try:

@@ -224,6 +224,11 @@ class PlacedTable:
         """What is added to √state."""
         return self._options.eps
 
+    @property
+    def says_eps(self) -> bool:
+        """Whether a checkpoint must say it."""
+        return self.optimizer != "sgd" and self.eps != self._options.unsaid_eps
+
     def restore_eps(self, saved: float | None) -> None:
         """Go on with the eps of a checkpoint; None is of one that does not say it."""
         eps = self._options.unsaid_eps if saved is None else saved

@@ -101,10 +101,10 @@ def load_tables(folder: str | os.PathLike[str], applied: AppliedPlan) -> None:
         for name, table in applied.tables.items()
         if table.embeddings.counts_updates
     }
-    names = [f"{GROUP}.{name}" for name in applied.constants()]
-    if not any(name.endswith(f".{EPS}") and name in stored for name in names):
-        names = [name for name in names if name.endswith(f".{LR}")]  # Of an earlier version.
-    check_stored(f"{folder} does not fit the tables", stored, expected, [*counted, *names])
+    rates = [f"{GROUP}.{name}.{LR}" for name in applied.tables]
+    terms = [f"{GROUP}.{name}.{EPS}" for name in applied.tables]
+    rates += [name for name in terms if name in stored]
+    check_stored(f"{folder} does not fit the tables", stored, expected, [*counted, *rates])
     load_blocks(named, stored)
     for key, table in counted.items():
         table.embeddings.set_update_count(int(stored[key].whole()))
