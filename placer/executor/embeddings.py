@@ -86,7 +86,7 @@ class Embeddings(nn.Module, ABC):
 
     @abstractmethod
     def set_eps(self, eps: float) -> None:
-        """Change the term added to √state from the next backward pass on; do so in every process."""
+        """Change what is added to √state from the next backward pass on; in every process."""
 
     @abstractmethod
     def prefetch(self, batch: Any) -> Any:
