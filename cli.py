@@ -627,6 +627,7 @@ TRAINING = options_of(
         "lr": "--lr",
         "embedding_lr": "--embedding-lr",
         "optimizer": "--dense-optimizer",
+        "rounding": "--rounding",
         "seed": "--seed",
         "device": "--device",
         "threads": "--threads",

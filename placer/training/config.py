@@ -51,6 +51,10 @@ class TrainConfig:
     ] = None
     optimizer: Annotated[Literal["adagrad", "sgd", "adam"], Knob("Of the MLPs.")] = "adagrad"
     eps: Annotated[float, Knob("Added to the root of the embeddings' Adagrad state.")] = 1e-8
+    rounding: Annotated[
+        Literal["nearest", "stochastic"],
+        Knob("How tables of half precision are rounded; to the nearest, small steps are lost."),
+    ] = "stochastic"
     seed: Annotated[int, Knob("Of the initial weights.")] = 0
     dim: Annotated[int | None, Knob("Of the model; see `placer.training.Dlrm`.")] = None
     bottom_mlp: Annotated[tuple[int, ...], Knob("Widths of its bottom MLP's hidden layers.")] = (

@@ -18,6 +18,7 @@ from placer.executor import BagBatch, PlacedEmbeddings, look_ahead
 from placer.executor.distributed import ShardedEmbeddings
 from placer.executor.embeddings import Embeddings
 from placer.executor.local.hit_rates import HitRates
+from placer.executor.optimizers.rounding import rounding_of
 from placer.interrupt import Interrupt
 from placer.plan.plan import Plan
 from placer.storage.run_state import STATES, Checkpoint, Position
@@ -92,6 +93,7 @@ class Run:
             seed=config.seed,
             backend=config.backend,
             cache_policy=config.cache_policy,
+            rounding=rounding_of(plan.tables, config.rounding),
         )
         self._embeddings.count_by_table()
         self.trainer = Trainer(
@@ -163,7 +165,9 @@ class Run:
         self._ranks.together(lambda: self._load(saved))
 
     def _load(self, saved: Checkpoint) -> None:
-        checkpoint.check_settings(saved.settings, self._settings)
+        # What is rounded to the nearest does not say so, as versions did that had no other way.
+        nearest = {"rounding": "nearest"}
+        checkpoint.check_settings(nearest | dict(saved.settings), nearest | self._settings)
         if not self._config.other_data:
             checkpoint.check_data(saved.data, self._data)
         self.trainer.load_dense_state(_whole(saved.tensors["dense"]))
@@ -333,6 +337,7 @@ def _content(data: Mapping[str, Any]) -> list[tuple[int, str]]:
 
 def run_settings(plan: Plan, log: Log, config: TrainConfig) -> dict[str, Any]:
     """What must be the same for a run to go on exactly; the plan's placement is not in it."""
+    rounding = rounding_of(plan.tables, config.rounding)
     return {
         "tables": {
             table.name: {
@@ -345,6 +350,7 @@ def run_settings(plan: Plan, log: Log, config: TrainConfig) -> dict[str, Any]:
             for table in plan.tables
         },
         "dense_columns": list(log.dense_names),
+        **({"rounding": rounding} if rounding != "nearest" else {}),
         **{
             name: getattr(config, name)
             for name in (

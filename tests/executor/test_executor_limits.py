@@ -166,5 +166,5 @@ def test_a_step_of_too_many_lookups_is_refused(monkeypatch: pytest.MonkeyPatch) 
         return BagBatch.from_features(bags, model.feature_names)
 
     model(batch(3))
-    with pytest.raises(DataError, match="4 lookups or bags.*smaller batches"):
+    with pytest.raises(DataError, match=r"4 lookups or bags.*smaller batches"):
         model(batch(4))

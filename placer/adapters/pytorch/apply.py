@@ -14,9 +14,9 @@ from placer.adapters.pytorch.options import Wanted
 from placer.adapters.pytorch.stand_in import StandIn, stand_in
 from placer.adapters.pytorch.table import PlacedTable
 from placer.errors import PlanMismatchError
-from placer.executor.local.placed_embeddings import Rounding
 from placer.executor.memory.layout import check_plan
 from placer.executor.names import Policy
+from placer.executor.optimizers.rounding import Rounding
 from placer.plan.plan import Plan
 from placer.tables import OPTIMIZERS, Feature, OptimizerName, Table
 

@@ -3,8 +3,8 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from placer.executor.local.placed_embeddings import Rounding
 from placer.executor.names import Policy
+from placer.executor.optimizers.rounding import Rounding
 from placer.executor.optimizers.rule import DEFAULTS
 from placer.tables import OptimizerName
 

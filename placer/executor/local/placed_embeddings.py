@@ -3,7 +3,7 @@
 from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor
@@ -29,14 +29,13 @@ from placer.executor.lookups.pooling import mean_from_sum, segment_max
 from placer.executor.memory.initial_weights import initial_weights
 from placer.executor.memory.layout import lay_out
 from placer.executor.names import Policy
+from placer.executor.optimizers.rounding import Rounding
 from placer.executor.optimizers.rule import check_constants
 from placer.executor.scaled_gradients import watch_scalers
 from placer.executor.streams import recorded
 from placer.executor.uncompiled import uncompiled
 from placer.plan.plan import Plan
 from placer.tables import OptimizerName, Table
-
-Rounding = Literal["nearest", "stochastic"]
 
 _MOST_AHEAD = 3
 """Batches that the host may have prepared before the first of them is there."""
