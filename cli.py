@@ -656,6 +656,8 @@ def train(
     checkpoints: File = option(None, "Folder to save checkpoints to."),
     every: Count = option(None, "Steps between checkpoints.", least=1),
     resume: bool = option(False, "Go on from the newest checkpoint."),
+    metrics: File = option(None, "JSON lines of the steps, written as they are taken."),
+    logs_to: Texts = option((), "tensorboard:FOLDER or wandb:PROJECT; repeatable.", "--log-to"),
     output: Brief = option("table", "How it is printed; json has every loss.", "--format"),
 ) -> None:
     """Train the bundled DLRM on a log, its tables where a plan puts them.
@@ -676,6 +678,7 @@ def train(
     from placer.plan.origin import open_log_of, profile_of
     from placer.training.checkpoint import exist
     from placer.training.distributed import batch_size_per_process, rank_of_launcher
+    from placer.training.metric_logs import metric_logs
 
     speaks = rank_of_launcher() == 0  # Of many processes one speaks.
     executor.keep_freed_memory()
@@ -700,6 +703,7 @@ def train(
             checkpoints=None if checkpoints is None else CheckpointPolicy(checkpoints, every),
             resume=checkpoints if resumes else None,
             trace=trace,
+            metrics=metric_logs(metrics, logs_to),
             on_progress=lambda now: update(now.step, now.last_step, str(now)),
         )
     if speaks:

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,6 +28,7 @@ from placer.training.background import in_background
 from placer.training.batches import READ_SAMPLES, no_label_error
 from placer.training.config import CheckpointPolicy, TraceRequest, TrainConfig
 from placer.training.distributed import ALONE, Ranks
+from placer.training.metric_logs import MetricLog
 from placer.training.reading import Reading, readings
 from placer.training.tables import hit_rates, load_tables, named_tables, update_counts
 from placer.training.trace import Tracer, TraceSummary, waiting_for_log
@@ -82,8 +83,10 @@ class Run:
         config: TrainConfig,
         policy: CheckpointPolicy | None,
         ranks: Ranks = ALONE,
+        metrics: Sequence[MetricLog] = (),
     ) -> None:
         self._log, self._config, self._policy, self._ranks = log, config, policy, ranks
+        self._metrics = metrics
         kind = PlacedEmbeddings if ranks.world == 1 else ShardedEmbeddings
         self._embeddings: Embeddings = kind(
             plan,
@@ -275,6 +278,7 @@ class Run:
         losses: list[float] = self._ranks.total(torch.stack(self._pending)).tolist()
         first = self.position.step - len(losses) + 1
         self._pending.clear()
+        rate = self.samples / self.train_s if self.train_s else 0.0
         for step, loss in enumerate(losses, start=first):
             if not math.isfinite(loss):
                 raise PlacerError(
@@ -282,8 +286,9 @@ class Run:
                     f"lower the learning rate of {self._config.lr}"
                 )
             self.losses.append((step, loss))
+            for each in self._metrics:
+                each.add(step, {"loss": loss, "samples_per_s": rate})
         if on_progress is not None:
-            rate = self.samples / self.train_s if self.train_s else 0.0
             mean = sum(losses) / len(losses)
             now, last = self.position, self._last_step()
             epochs = self._config.epochs
