@@ -25,7 +25,7 @@ class MetricLog(Protocol):
 class JsonLines:
     """A file with an object a line, each of which is written before the run goes on.
 
-    A step has ``step``, ``loss`` and ``samples_per_s``; the last line has ``steps``, and the ``auc``
+    A step has ``step``, ``loss`` and ``samples_per_s``; the last line has ``steps``, and ``auc``
     and ``log_loss`` of held-out samples.
 
     Raises

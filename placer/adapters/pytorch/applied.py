@@ -223,6 +223,8 @@ class AppliedPlan:
         state: dict[str, Tensor] = {}
         for table in self.tables.values():
             state |= table.optimizer_state()
+            if table.in_state_dict:  # Else the rows are missing.
+                table.saves.all_saved()
         return state
 
     def load_optimizer_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -235,6 +237,7 @@ class AppliedPlan:
         """
         for table in self.tables.values():
             table.load_optimizer_state(state)
+            table.saves.all_saved()
 
     def hit_rates(self) -> dict[str, HitRates]:
         """How many lookups of each table were served from HBM, where the backend has tiers."""

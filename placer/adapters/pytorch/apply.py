@@ -140,6 +140,7 @@ def remove_plan(model: nn.Module) -> dict[str, Tensor]:
             originals[id(module)] = original
     _swap(model, originals)
     for table in applied.tables.values():
+        table.saves.all_saved()
         table.close()
     return state
 
@@ -171,6 +172,7 @@ def _with_optimizer(plan: Plan, optimizer: OptimizerName) -> Plan:
 def _place(plan: Plan, matched: Mapping[str, ModelTable], wanted: Wanted) -> dict[str, PlacedTable]:
     """Move the weights of a model to where the plan puts them; on an error all move back."""
     placed: dict[str, PlacedTable] = {}
+    model_of = object()  # Holds no table: what was not saved is known when the model is gone.
     try:
         for name, partner in matched.items():
             weight = partner.weight
@@ -178,6 +180,7 @@ def _place(plan: Plan, matched: Mapping[str, ModelTable], wanted: Wanted) -> dic
             placed[name] = PlacedTable(
                 _of_table(plan, name), options, weight.device, weight.detach(), weight.requires_grad
             )
+            placed[name].saves.model = model_of
             _empty(weight, placed[name])  # Table by table: one alone is in memory twice.
     except BaseException:
         for name, table in placed.items():

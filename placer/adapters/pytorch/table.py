@@ -88,7 +88,7 @@ class PlacedTable:
         self._frozen_rows: dict[int, Tensor] = {}
         self._trains_all_rows = False
         self._lr_share = 1.0
-        self.saves = SaveWatch()
+        self.saves = SaveWatch(plan.tables[0].name)
         self._place(device, weight)
         if trainable:
             watch_steps(self)
@@ -178,7 +178,6 @@ class PlacedTable:
 
     def optimizer_state(self) -> dict[str, Tensor]:
         """State by ``<table>.<name>``, and ``<table>.updates``; see `PlacedEmbeddings`."""
-        self.saves.state_saved()
         state = self.embeddings.optimizer_state_dict()
         if UPDATES in state:
             state[f"{self.name}.{UPDATES}"] = state.pop(UPDATES)
@@ -198,7 +197,6 @@ class PlacedTable:
         if updates is not None:
             own[UPDATES] = updates
         self.embeddings.load_optimizer_state_dict(own)
-        self.saves.state_saved()
 
     def hit_rates(self) -> HitRates | None:
         """How many lookups HBM served, where the backend has tiers and no ranks share them."""
@@ -250,6 +248,7 @@ class PlacedTable:
             self.load_optimizer_state(state)
 
     def __getstate__(self) -> dict[str, Any]:
+        self.saves.all_saved()
         return {
             "plan": self.plan,
             "options": asdict(self._options),
@@ -292,7 +291,7 @@ class PlacedTable:
         """Apply the gradients of all calls at once."""
         if not self._calls:
             return
-        self.saves.before_update(self.is_stateful)
+        self.saves.before_update()
         self.updates_since_step += 1
         calls, self._calls = sorted(self._calls, key=lambda call: call.number), []
         gradient = torch.cat([call.gradient for call in calls])

@@ -80,7 +80,7 @@ def save_tables(
     finally:
         hidden.discard()
     for table in applied.tables.values():
-        table.saves.state_saved()
+        table.saves.all_saved()
 
 
 def load_tables(folder: str | os.PathLike[str], applied: AppliedPlan) -> None:
@@ -113,7 +113,7 @@ def load_tables(folder: str | os.PathLike[str], applied: AppliedPlan) -> None:
         table.set_lr(float(stored[f"{GROUP}.{name}.{LR}"].whole()))
         eps = stored.get(f"{GROUP}.{name}.{EPS}")
         table.restore_eps(None if eps is None else float(eps.whole()))
-        table.saves.state_saved()
+        table.saves.all_saved()
 
 
 def _named(applied: AppliedPlan) -> list[NamedTables]:
