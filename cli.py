@@ -820,6 +820,9 @@ def reshard_command(
     new: Path = argument(kind=STORED),
     shards: File = option(None, "Folder that `placer export --to shards` made of OLD."),
     no_verify: bool = option(False, "Trust --shards: read the rows that are needed alone."),
+    grow: bool = option(False, "Tables of NEW may have more rows, or fewer; ids stay theirs."),
+    checkpoint: File = option(None, "Of `placer train`: what --grow is for, if not --shards."),
+    keep: Texts = option((), "TABLE=FILE of the ids that stay, one a line; for --grow."),
     folder: File = option(None, "Folder to make, of NEW.", "-o --output"),
     output: Output = OUTPUT,
 ) -> None:
@@ -830,9 +833,20 @@ def reshard_command(
     \b
     placer reshard old.json new.json
     placer reshard old.json new.json --shards shards -o new-shards
+    placer reshard old.json new.json --grow --checkpoint runs/a -o runs/b
     """
     from placer.storage.shards import reshard, schedule
 
+    if grow:
+        if folder is None or (shards is None) == (checkpoint is None):
+            raise click.UsageError("--grow needs -o, and --shards or --checkpoint")
+        from placer.training.growing import grow_files
+
+        done_rows = grow_files(old, new, folder, shards, checkpoint, keep, not no_verify)
+        report.print_report(report.grown_report(done_rows), output)
+        return report.print_stderr(f"tables written to {folder}")
+    if checkpoint is not None or keep:
+        raise click.UsageError("--checkpoint and --keep go with --grow")
     if (shards is None) != (folder is None) or (no_verify and shards is None):
         raise click.UsageError("give --shards and -o, or neither; --no-verify goes with both")
     before, after = placer.Plan.load(old), placer.Plan.load(new)

@@ -21,7 +21,7 @@ from placer.executor.local.hit_rates import HitRates
 from placer.executor.optimizers.rounding import rounding_of
 from placer.interrupt import Interrupt
 from placer.plan.plan import Plan
-from placer.storage.run_state import STATES, Checkpoint, Position
+from placer.storage.run_state import STATES, Checkpoint, Position, table_settings
 from placer.storage.tensor_rows import AnyTensor, TensorRows
 from placer.training import checkpoint
 from placer.training.background import in_background
@@ -344,16 +344,7 @@ def run_settings(plan: Plan, log: Log, config: TrainConfig) -> dict[str, Any]:
     """What must be the same for a run to go on exactly; the plan's placement is not in it."""
     rounding = rounding_of(plan.tables, config.rounding)
     return {
-        "tables": {
-            table.name: {
-                "rows": table.rows,
-                "dim": table.dim,
-                "dtype": table.dtype,
-                "optimizer": table.optimizer,
-                "features": [[feature.name, feature.pooling] for feature in table.features],
-            }
-            for table in plan.tables
-        },
+        "tables": table_settings(plan.tables),
         "dense_columns": list(log.dense_names),
         **({"rounding": rounding} if rounding != "nearest" else {}),
         **{
