@@ -96,7 +96,7 @@ def test_rows_whose_ids_are_unknown_are_refused() -> None:
         earlier_rows(plan(100), plan(140), hashed)
     with pytest.raises(PlanMismatchError, match="mapped in another way"):
         earlier_rows(plan(100), plan(100), (mapped(Identity(100)), encoding(*range(99))))
-    with pytest.raises(PlanMismatchError, match="dtype float32 .* and bfloat16"):
+    with pytest.raises(PlanMismatchError, match=r"dtype float32 .* and bfloat16"):
         earlier_rows(plan(100), plan(140, dtype="bfloat16"))
     with pytest.raises(PlanMismatchError, match="give the plan that it was trained with"):
         grown(checkpoint_of(plan(90)), plan(100), plan(140), earlier_rows(plan(100), plan(140)))
