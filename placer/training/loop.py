@@ -197,7 +197,7 @@ def _train(
         run = Run(plan, log, config, checkpoints, ranks, metrics)
         if resume is not None:
             run.restore(resume)
-        ranks.together(lambda: [each.begin(run.position.step) for each in metrics])
+        ranks.together(run.begin_metrics)
         work_s = step_work_s(run.trainer.model, plan, config.batch_size // ranks.world)
         threads = config.threads or threads_for(work_s)
         with using_threads(threads), deferred_interrupt() as interrupt:

@@ -15,11 +15,9 @@ class MetricLog(Protocol):
 
     def begin(self, step: int) -> None:
         """Go on behind a step: what is there of later ones was not in the checkpoint."""
-        ...
 
     def add(self, step: int, metrics: Mapping[str, Any], *, is_last: bool = False) -> None:
         """Metrics of a step, or at last of the whole run after so many."""
-        ...
 
 
 class JsonLines:
@@ -44,12 +42,10 @@ class JsonLines:
             raise PlacerError(f"{path} has no metrics of a run; name another file") from error
 
     def begin(self, step: int) -> None:
-        """See `MetricLog`."""
         with replacing(self._path) as temporary:
             temporary.write_text("".join(line for at, line in self._known if at <= step))
 
     def add(self, step: int, metrics: Mapping[str, Any], *, is_last: bool = False) -> None:
-        """See `MetricLog`."""
         try:
             with self._path.open("a") as file:
                 file.write(json.dumps({"steps" if is_last else "step": step, **metrics}) + "\n")

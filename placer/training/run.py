@@ -116,6 +116,11 @@ class Run:
         self.train_s = self.read_s = 0.0
         self.saved: Path | None = None
 
+    def begin_metrics(self) -> None:
+        """Let the metrics go on behind the run's position."""
+        for each in self._metrics:
+            each.begin(self.position.step)
+
     def train(
         self, interrupt: Interrupt, on_progress: OnProgress, trace: TraceRequest | None = None
     ) -> TraceSummary | None:
