@@ -667,6 +667,7 @@ TRAINING = options_of(
         "lr": "--lr",
         "embedding_lr": "--embedding-lr",
         "optimizer": "--dense-optimizer",
+        "rounding": "--rounding",
         "seed": "--seed",
         "device": "--device",
         "threads": "--threads",
@@ -698,6 +699,8 @@ def train(
     checkpoints: File = option(None, "Folder to save checkpoints to.", kind=RUNS),
     every: Count = option(None, "Steps between two checkpoints.", least=1),
     resume: bool = option(False, "Go on from the newest checkpoint of --checkpoints."),
+    metrics: File = option(None, "Write a JSON line of each step.", kind=LOCAL_FILE),
+    logs_to: Texts = option((), "tensorboard:FOLDER or wandb:PROJECT; repeatable.", "--log-to"),
     output: Brief = option("table", "Format of the result; json has every loss.", "--format"),
 ) -> None:
     """Train the bundled DLRM on a log, its tables where a plan puts them.
@@ -718,6 +721,7 @@ def train(
     from placer.plan.origin import open_log_of, profile_of
     from placer.training.checkpoint import exist
     from placer.training.distributed import batch_size_per_process, rank_of_launcher
+    from placer.training.metric_logs import metric_logs
 
     speaks = rank_of_launcher() == 0  # Of many processes one speaks.
     executor.keep_freed_memory()
@@ -742,6 +746,7 @@ def train(
             checkpoints=None if checkpoints is None else CheckpointPolicy(checkpoints, every),
             resume=checkpoints if resumes else None,
             trace=trace,
+            metrics=metric_logs(metrics, logs_to),
             on_progress=lambda now: update(now.step, now.last_step, str(now)),
         )
     if speaks:
@@ -862,6 +867,9 @@ def reshard_command(
     new: Path = argument(kind=STORED),
     shards: File = option(None, "Shards of OLD, of `placer export --to shards`.", kind=LOCAL),
     no_verify: bool = option(False, "Do not check the hashes of the files of --shards."),
+    grow: bool = option(False, "Let tables of NEW have more rows, or fewer; ids keep their rows."),
+    checkpoint: File = option(None, "Checkpoint to grow, if not --shards.", kind=LOCAL),
+    keep: Texts = option((), "TABLE=FILE of the ids that stay, one a line; for --grow."),
     folder: File = option(None, "Folder to write NEW's shards to.", "-o --output", kind=FOLDER),
     output: Output = OUTPUT,
 ) -> None:
@@ -872,9 +880,20 @@ def reshard_command(
     \b
     placer reshard old.json new.json
     placer reshard old.json new.json --shards shards -o new-shards
+    placer reshard old.json new.json --grow --checkpoint runs/a -o runs/b
     """
     from placer.storage.shards import reshard, schedule
 
+    if grow:
+        if folder is None or (shards is None) == (checkpoint is None):
+            raise click.UsageError("--grow needs -o, and --shards or --checkpoint")
+        from placer.training.growing import grow_files
+
+        done_rows = grow_files(old, new, folder, shards, checkpoint, keep, not no_verify)
+        report.print_report(report.grown_report(done_rows), output)
+        return report.print_stderr(f"tables written to {folder}")
+    if checkpoint is not None or keep:
+        raise click.UsageError("--checkpoint and --keep go with --grow")
     if (shards is None) != (folder is None) or (no_verify and shards is None):
         raise click.UsageError("give --shards and -o, or neither; --no-verify goes with both")
     before, after = placer.Plan.load(old), placer.Plan.load(new)

@@ -185,6 +185,70 @@ def test_a_run_resumed_is_equal_to_one_in_a_piece(workbench: Workbench, tmp_path
     assert (again["steps"], again["losses"], again["auc"]) == (44, [], whole["auc"])
 
 
+def test_metrics_are_a_line_a_step_however_often_a_run_goes_on(
+    workbench: Workbench, tmp_path: Path
+) -> None:
+    file = tmp_path / "metrics.jsonl"
+    run = (*workbench.training(), "--metrics", file, "--checkpoints", tmp_path / "a", "--resume")
+    trained(*run, "--steps", "10")
+    saved = file.read_text()
+    # A kill after step 13, before there was another checkpoint, and within a line.
+    later = [json.dumps({"step": step, "loss": 9.0}) for step in (11, 12, 13)]
+    file.write_text(saved + "\n".join([*later, '{"step": 14, "lo']))
+    result = trained(*run)
+    *steps, last = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [line["step"] for line in steps] == list(range(1, 23))
+    whole = trained(*workbench.training())
+    assert [[line["step"], line["loss"]] for line in steps] == whole["losses"]
+    assert all(line["samples_per_s"] > 0 for line in steps)
+    assert last == {"steps": 22, "auc": result["auc"], "log_loss": result["log_loss"]}
+    # A run that does not go on begins anew.
+    trained(*workbench.training(), "--metrics", file, "--steps", "3")
+    assert [json.loads(line).get("step") for line in file.read_text().splitlines()[:3]] == [1, 2, 3]
+
+
+def test_a_file_that_has_no_metrics_is_left_alone(workbench: Workbench, tmp_path: Path) -> None:
+    file = tmp_path / "notes.txt"
+    file.write_text("by hand\n")
+    refused = invoke(*workbench.training(), "--metrics", file)
+    assert refused.exit_code == 1
+    assert f"{file} has no metrics of a run; name another file" in refused.stderr
+    assert file.read_text() == "by hand\n"
+    refused = invoke(*workbench.training(), "--metrics", tmp_path / "new" / "metrics.jsonl")
+    assert refused.exit_code == 1
+    assert "its folder is not there" in refused.stderr
+
+
+def test_tensorboard_shows_each_step_once(workbench: Workbench, tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    board = ("--log-to", f"tensorboard:{tmp_path / 'board'}")
+    run = (*workbench.training(), *board, "--checkpoints", tmp_path / "a", "--resume")
+    # The first run trains on behind its checkpoint, as one that is killed.
+    trained(*run, "--steps", "10")
+    trained(*workbench.training(), *board, "--steps", "13")
+    result = trained(*run)
+    events = EventAccumulator(str(tmp_path / "board"))
+    events.Reload()
+    losses = [(event.step, event.value) for event in events.Scalars("loss")]
+    assert [step for step, _ in losses] == list(range(1, 23))
+    (auc,) = events.Scalars("auc")
+    assert (auc.step, auc.value) == (22, pytest.approx(result["auc"]))
+    assert {"samples_per_s", "log_loss"} <= set(events.Tags()["scalars"])
+
+
+def test_a_log_that_is_not_installed_says_what_installs_it(
+    workbench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    refused = invoke(*workbench.training(), "--log-to", "wandb:clicks")
+    assert refused.exit_code == 1
+    assert "pip install wandb" in refused.stderr
+    refused = invoke(*workbench.training(), "--log-to", "mlflow")
+    assert refused.exit_code == 1
+    assert "give tensorboard:FOLDER or wandb:PROJECT" in refused.stderr
+
+
 def test_samples_without_a_label_are_left_out(workbench: Workbench, tmp_path: Path) -> None:
     lines = workbench.log.read_text().splitlines()
     bare = [line if number % 3 else line[1:] for number, line in enumerate(lines)]

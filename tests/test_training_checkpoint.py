@@ -13,6 +13,7 @@ import torch
 from fast_and_full import combinations
 from training_cases import QUICK, Placement, plan_for, small_log
 
+from placer import Plan
 from placer.errors import CheckpointError, PlacerError
 from placer.files import sha256_json
 from placer.training.checkpoint import Checkpoint, Position, latest, load, save
@@ -86,6 +87,39 @@ def test_a_run_goes_on_under_another_plan(
     assert [loss for _, loss in rest.losses] == pytest.approx(
         [loss for _, loss in whole.losses[13:]], abs=1e-5
     )
+
+
+def half_plan(dtype: str) -> Plan:
+    plan = plan_for(LOG, "split")
+    return replace(plan, tables=tuple(replace(one, dtype=dtype) for one in plan.tables))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_tables_of_half_precision_are_rounded_stochastically(tmp_path: Path, dtype: str) -> None:
+    plan = half_plan(dtype)
+    uninterrupted = train(plan, LOG, CONFIG, checkpoints=CheckpointPolicy(tmp_path / "a"))
+    again = train(plan, LOG, CONFIG)
+    nearest = train(plan, LOG, replace(CONFIG, rounding="nearest"))
+    assert again.losses == uninterrupted.losses != nearest.losses
+    run_interrupted(plan, CONFIG, tmp_path / "b", 5)
+    policy = CheckpointPolicy(tmp_path / "b")
+    resumed = train(plan, LOG, CONFIG, checkpoints=policy, resume=tmp_path / "b")
+    assert resumed.losses == uninterrupted.losses[5:]
+    expected = weights(tmp_path / "a")
+    assert all(torch.equal(expected[name], x) for name, x in weights(tmp_path / "b").items())
+    with pytest.raises(CheckpointError, match='rounding was "stochastic" and is "nearest"'):
+        train(plan, LOG, replace(CONFIG, rounding="nearest"), resume=tmp_path / "b")
+
+
+def test_a_checkpoint_from_before_there_was_a_choice_was_rounded_to_the_nearest(
+    tmp_path: Path,
+) -> None:
+    plan, config = half_plan("bfloat16"), replace(CONFIG, rounding="nearest")
+    run_interrupted(plan, config, tmp_path, 5)
+    assert "rounding" not in load(tmp_path).settings  # As it was then.
+    train(plan, LOG, config, resume=tmp_path)
+    with pytest.raises(CheckpointError, match='rounding was "nearest" and is "stochastic"'):
+        train(plan, LOG, CONFIG, resume=tmp_path)
 
 
 def test_checkpoints_are_written_as_asked_and_the_newest_kept(tmp_path: Path) -> None:

@@ -85,6 +85,10 @@ class Embeddings(nn.Module, ABC):
         """Change the learning rate from the next backward pass on; do so in every process."""
 
     @abstractmethod
+    def set_eps(self, eps: float) -> None:
+        """Change what is added to √state from the next backward pass on; in every process."""
+
+    @abstractmethod
     def prefetch(self, batch: Any) -> Any:
         """Find a batch's rows ahead of its forward pass, which takes the result in its place."""
 

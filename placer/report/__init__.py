@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from placer.report.estimate import estimate_report
     from placer.report.failures import one_line_errors
     from placer.report.profile import profile_report, unknown_words, workloads_report
-    from placer.report.reshard import reshard_report
+    from placer.report.reshard import grown_report, reshard_report
     from placer.report.section import Column, Report, Section, rows_to_csv
     from placer.report.topology import topology_report
     from placer.report.training import parity_lines
@@ -40,6 +40,7 @@ __all__ = [
     "diff_report",
     "draw",
     "estimate_report",
+    "grown_report",
     "one_line_errors",
     "parity_lines",
     "print_report",
@@ -70,7 +71,7 @@ __getattr__ = lazy_exports(
         "placer.report.estimate": "estimate_report",
         "placer.report.failures": "one_line_errors",
         "placer.report.profile": "profile_report unknown_words workloads_report",
-        "placer.report.reshard": "reshard_report",
+        "placer.report.reshard": "grown_report reshard_report",
         "placer.report.section": "Column Report Section rows_to_csv",
         "placer.report.topology": "topology_report",
         "placer.report.training": "parity_lines",

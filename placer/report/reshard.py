@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from placer.plan.migration import Migration
@@ -10,6 +11,7 @@ from placer.report.section import Column, Report, Row, Section, attributes
 from placer.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:  # They import torch, and every command imports this.
+    from placer.storage.growing import Grown
     from placer.storage.shards import Resharded, Transfer, Transfers
 
 MOST_ROWS = 20
@@ -44,6 +46,14 @@ def reshard_report(
         headline.append(f"dropped, not in the new plan: {', '.join(transfers.dropped_tables)}")
     title = "What resharding would move" if files is None else "Resharded"
     return Report(title, (_by_device(transfers.transfers),), facts, tuple(headline))
+
+
+def grown_report(tables: "Iterable[Grown]") -> Report:
+    """Rows of each table that were carried over, are new, or were left out."""
+    rows: list[Row] = [asdict(one) for one in tables]
+    columns = [Column(f"{kind}_rows", kind, form.count) for kind in ("kept", "new", "dropped")]
+    section = Section("tables", "Rows by table", (Column("table", "table"), *columns), tuple(rows))
+    return Report("Tables with other rows", (section,), {}, ())
 
 
 def _time(way: Migration | None) -> str:

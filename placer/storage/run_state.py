@@ -1,14 +1,30 @@
 """What a training run saves in a checkpoint."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from placer.tables import Table
 
 if TYPE_CHECKING:
     from placer.storage.tensor_rows import AnyTensor
 
 WEIGHTS, STATES = "embeddings", "embedding_optimizer"
 """Groups of a checkpoint: ``<table>.weight``, and ``<table>.<name of the state>``."""
+
+
+def table_settings(tables: Iterable[Table]) -> dict[str, Any]:
+    """What a run's settings say of its tables."""
+    return {
+        table.name: {
+            "rows": table.rows,
+            "dim": table.dim,
+            "dtype": table.dtype,
+            "optimizer": table.optimizer,
+            "features": [[feature.name, feature.pooling] for feature in table.features],
+        }
+        for table in tables
+    }
 
 
 @dataclass(frozen=True, slots=True)

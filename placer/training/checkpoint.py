@@ -60,6 +60,7 @@ FORMAT_VERSION = 2
 MANIFEST = "checkpoint.json"
 _NAME = re.compile(r"step-(\d{12})")
 _ADVICE = "use another checkpoint"
+GROW = "`placer reshard OLD NEW --grow --checkpoint FOLDER -o FOLDER`"
 
 _logger = logging.getLogger(__name__)
 
@@ -291,9 +292,11 @@ def check_settings(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None
     ]
     if different:
         more = f" (and {len(different) - 3} more)" if len(different) > 3 else ""
+        grows = any(one.split(" was ")[0].endswith(" rows") for one in different)
+        how = f", or give its tables other rows with {GROW}" if grows else ""
         raise CheckpointError(
             f"the checkpoint is of another run: {'; '.join(different[:3])}{more}; "
-            "resume with the settings that it was made with"
+            f"resume with the settings that it was made with{how}"
         )
 
 
@@ -316,7 +319,7 @@ def check_data(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
     if different:
         raise CheckpointError(
             f"the checkpoint maps the ids of {', '.join(different[:3])} to other rows than the "
-            f"profile does now{end}"
+            f"profile does now{end}. Rows are carried over to other ids by {GROW}"
         )
     before, now = saved.get("log", []), current.get("log", [])
     if not before or not now:

@@ -53,6 +53,10 @@ class TrainConfig:
         "adagrad"
     )
     eps: Annotated[float, Knob("Added to the root of the embeddings' Adagrad state.")] = 1e-8
+    rounding: Annotated[
+        Literal["nearest", "stochastic"],
+        Knob("How tables of half precision are rounded; to the nearest, small steps are lost."),
+    ] = "stochastic"
     seed: Annotated[int, Knob("Seed of the initial weights.")] = 0
     dim: Annotated[int | None, Knob("Of the model; see `placer.training.Dlrm`.")] = None
     bottom_mlp: Annotated[tuple[int, ...], Knob("Widths of its bottom MLP's hidden layers.")] = (

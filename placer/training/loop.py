@@ -1,7 +1,7 @@
 """Training a DLRM on a log with a plan, resumable and deterministic for a seed."""
 
 import contextlib
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +23,7 @@ from placer.training import checkpoint
 from placer.training.batches import batches, labelled
 from placer.training.config import CheckpointPolicy, TraceRequest, TrainConfig
 from placer.training.distributed import ALONE, Ranks, device_of_rank, joined_ranks
+from placer.training.metric_logs import MetricLog
 from placer.training.metrics import HeldOut
 from placer.training.reading import labels_of, own_part
 from placer.training.run import Progress, Run
@@ -105,6 +106,7 @@ def train(
     checkpoints: CheckpointPolicy | None = None,
     resume: Path | None = None,
     trace: TraceRequest | None = None,
+    metrics: Sequence[MetricLog] = (),
     on_progress: Callable[[Progress], None] | None = None,
 ) -> TrainResult:
     """Train a DLRM, its embeddings placed by a plan, on a log in the log's order.
@@ -132,6 +134,8 @@ def train(
         A checkpoint, or a folder of them whose newest is taken. The plan may be another.
     trace : TraceRequest, optional
         Write a profiler's trace of some steps.
+    metrics : sequence of MetricLog
+        Where the metrics of each step go, from the first rank.
 
     Raises
     ------
@@ -158,7 +162,7 @@ def train(
         with _own_folder(checkpoints, ranks):
             ranks.together(lambda: _check(plan, log, eval_log, checkpoints, resume, other))
             return _train(
-                ranks, plan, log, config, eval_log, checkpoints, resume, trace, on_progress
+                ranks, plan, log, config, eval_log, checkpoints, resume, trace, metrics, on_progress
             )
 
 
@@ -187,13 +191,16 @@ def _train(
     checkpoints: CheckpointPolicy | None,
     resume: Path | None,
     trace: TraceRequest | None,
+    metrics: Sequence[MetricLog],
     on_progress: Callable[[Progress], None] | None,
 ) -> TrainResult:
     """The same, with `config.batch_size` that of all ranks together."""
+    metrics = metrics if ranks.rank == 0 else ()
     with _own_random_state(config):
-        run = Run(plan, log, config, checkpoints, ranks)
+        run = Run(plan, log, config, checkpoints, ranks, metrics)
         if resume is not None:
             run.restore(resume)
+        ranks.together(run.begin_metrics)
         work_s = step_work_s(run.trainer.model, plan, config.batch_size // ranks.world)
         threads = config.threads or threads_for(work_s)
         with using_threads(threads), deferred_interrupt() as interrupt:
@@ -206,10 +213,13 @@ def _train(
             with using_threads(threads):
                 held_out = evaluate(run.trainer, log, config, eval_log, ranks)
         run.close()
+    figures = {"auc": held_out.auc(), "log_loss": held_out.log_loss()}
+    known = {name: value for name, value in figures.items() if value is not None}
+    for each in metrics if known else ():
+        each.add(run.position.step, known, is_last=True)
     return TrainResult(
         losses=tuple(run.losses),
-        auc=held_out.auc(),
-        log_loss=held_out.log_loss(),
+        **figures,
         eval_samples=held_out.samples,
         steps=run.position.step,
         samples=run.samples,

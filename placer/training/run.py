@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,15 +18,17 @@ from placer.executor import BagBatch, PlacedEmbeddings, look_ahead
 from placer.executor.distributed import ShardedEmbeddings
 from placer.executor.embeddings import Embeddings
 from placer.executor.local.hit_rates import HitRates
+from placer.executor.optimizers.rounding import rounding_of
 from placer.interrupt import Interrupt
 from placer.plan.plan import Plan
-from placer.storage.run_state import STATES, Checkpoint, Position
+from placer.storage.run_state import STATES, Checkpoint, Position, table_settings
 from placer.storage.tensor_rows import AnyTensor, TensorRows
 from placer.training import checkpoint
 from placer.training.background import in_background
 from placer.training.batches import READ_SAMPLES, no_label_error
 from placer.training.config import CheckpointPolicy, TraceRequest, TrainConfig
 from placer.training.distributed import ALONE, Ranks
+from placer.training.metric_logs import MetricLog
 from placer.training.reading import Reading, readings
 from placer.training.tables import hit_rates, load_tables, named_tables, update_counts
 from placer.training.trace import Tracer, TraceSummary, waiting_for_log
@@ -81,8 +83,10 @@ class Run:
         config: TrainConfig,
         policy: CheckpointPolicy | None,
         ranks: Ranks = ALONE,
+        metrics: Sequence[MetricLog] = (),
     ) -> None:
         self._log, self._config, self._policy, self._ranks = log, config, policy, ranks
+        self._metrics = metrics
         kind = PlacedEmbeddings if ranks.world == 1 else ShardedEmbeddings
         self._embeddings: Embeddings = kind(
             plan,
@@ -92,6 +96,7 @@ class Run:
             seed=config.seed,
             backend=config.backend,
             cache_policy=config.cache_policy,
+            rounding=rounding_of(plan.tables, config.rounding),
         )
         self._embeddings.count_by_table()
         self.trainer = Trainer(
@@ -110,6 +115,11 @@ class Run:
         self._length: int | None = getattr(log, "samples", None)
         self.train_s = self.read_s = 0.0
         self.saved: Path | None = None
+
+    def begin_metrics(self) -> None:
+        """Let the metrics go on behind the run's position."""
+        for each in self._metrics:
+            each.begin(self.position.step)
 
     def train(
         self, interrupt: Interrupt, on_progress: OnProgress, trace: TraceRequest | None = None
@@ -163,7 +173,9 @@ class Run:
         self._ranks.together(lambda: self._load(saved))
 
     def _load(self, saved: Checkpoint) -> None:
-        checkpoint.check_settings(saved.settings, self._settings)
+        # What is rounded to the nearest does not say so, as versions did that had no other way.
+        nearest = {"rounding": "nearest"}
+        checkpoint.check_settings(nearest | dict(saved.settings), nearest | self._settings)
         if not self._config.other_data:
             checkpoint.check_data(saved.data, self._data)
         self.trainer.load_dense_state(_whole(saved.tensors["dense"]))
@@ -271,6 +283,7 @@ class Run:
         losses: list[float] = self._ranks.total(torch.stack(self._pending)).tolist()
         first = self.position.step - len(losses) + 1
         self._pending.clear()
+        rate = self.samples / self.train_s if self.train_s else 0.0
         for step, loss in enumerate(losses, start=first):
             if not math.isfinite(loss):
                 raise PlacerError(
@@ -278,8 +291,9 @@ class Run:
                     f"lower the learning rate of {self._config.lr}"
                 )
             self.losses.append((step, loss))
+            for each in self._metrics:
+                each.add(step, {"loss": loss, "samples_per_s": rate})
         if on_progress is not None:
-            rate = self.samples / self.train_s if self.train_s else 0.0
             mean = sum(losses) / len(losses)
             now, last = self.position, self._last_step()
             epochs = self._config.epochs
@@ -333,18 +347,11 @@ def _content(data: Mapping[str, Any]) -> list[tuple[int, str]]:
 
 def run_settings(plan: Plan, log: Log, config: TrainConfig) -> dict[str, Any]:
     """What must be the same for a run to go on exactly; the plan's placement is not in it."""
+    rounding = rounding_of(plan.tables, config.rounding)
     return {
-        "tables": {
-            table.name: {
-                "rows": table.rows,
-                "dim": table.dim,
-                "dtype": table.dtype,
-                "optimizer": table.optimizer,
-                "features": [[feature.name, feature.pooling] for feature in table.features],
-            }
-            for table in plan.tables
-        },
+        "tables": table_settings(plan.tables),
         "dense_columns": list(log.dense_names),
+        **({"rounding": rounding} if rounding != "nearest" else {}),
         **{
             name: getattr(config, name)
             for name in (

@@ -4,9 +4,12 @@ import math
 
 import pytest
 import torch
+from executor_cases import plan_of
 from fast_and_full import combinations
 from torch import Tensor
 
+from placer import Feature, Table
+from placer.executor import BagBatch, make_embeddings
 from placer.executor.optimizers.rounding import random_bits, stochastic_round
 from placer.executor.optimizers.rule import Rule, updated
 from placer.tables import OPTIMIZERS
@@ -142,3 +145,25 @@ def test_adams_corrections_hold_their_digits() -> None:
         wanted = 0.1 * math.sqrt(1 - 0.999**t) / (1 - 0.9**t)
         assert float(rule.step_size()) == pytest.approx(wanted, rel=2e-7)
     assert Rule("sgd", torch.tensor(0.1), 1e-8, torch.tensor(3)).step_size() == torch.tensor(0.1)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_small_updates_of_a_plans_own_tables_are_not_lost(dtype: str) -> None:
+    """Each is far less than half of what is between a weight and its neighbour."""
+    table = Table("t", 1, 256, dtype=dtype, optimizer="sgd", features=(Feature("t"),))
+    lookups = {"t": (torch.zeros(1, dtype=torch.int64), torch.tensor([0, 1]), None)}
+    # Equal weights would be rounded alike.
+    before = 1 + torch.arange(256).reshape(1, 256) / 256
+    moved = {}
+    for rounding in ("stochastic", "nearest"):
+        options = {} if rounding == "stochastic" else {"rounding": rounding}
+        model = make_embeddings(
+            plan_of([table]), lr=1e-5, backend="torch", weights={"t": before}, **options
+        )
+        batch = BagBatch.from_features(lookups, model.feature_names)
+        for _ in range(200):
+            model(batch)["t"].sum().backward()
+        start = before.to(getattr(torch, dtype)).double()
+        moved[rounding] = float((start - model.state_dict()["t.weight"].double()).mean())
+    assert moved["nearest"] == 0
+    assert moved["stochastic"] == pytest.approx(200 * 1e-5, rel=0.25)

@@ -1,6 +1,8 @@
 """A run of a plain loop, saved and resumed; what is not saved is said."""
 
 import copy
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from placer.errors import CheckpointError, PlacerError
 from placer.storage.checkpoint import load_tables, save_tables
 
 HALF = STEPS // 2
-LACKS_STATE = "without the state of its tables' optimizer"
+LACKS_STATE = "training goes on, and the last state dict .* without the optimizer's state of placed"
 Run = tuple[nn.Module, AppliedPlan, torch.optim.Optimizer]
 
 
@@ -124,6 +126,67 @@ def test_a_model_saved_alone_is_said_when_training_goes_on() -> None:
         stateless = start("sgd")
         stateless[0].state_dict()
         train(stateless, range(1))
+
+
+_ENDS = """
+import sys, tempfile, warnings
+sys.path[:0] = {path!r}
+warnings.simplefilter("ignore")
+import torch, torch.distributed.checkpoint as dcp
+from resume_cases import loss_of, placed
+from placer import remove_plan
+from placer.storage.checkpoint import save_model, save_tables
+from safetensors.torch import save_file
+warnings.resetwarnings()
+warnings.filterwarnings("ignore", module="torch")
+
+def run(kind="adam", steps=2):
+    model, applied = placed(kind)
+    for step in range(steps):
+        loss_of(model, step).backward()
+    return model, applied
+
+with tempfile.TemporaryDirectory() as folder:
+{body}
+"""
+STATE = "without the optimizer's state of placed tables: item, pages."
+ENDS = {
+    # What a loop does that knows nothing of tables, whatever becomes of the model.
+    "model, applied = run(); torch.save(model.state_dict(), f'{folder}/m.pt')": STATE,
+    "torch.save(run()[0].state_dict(), f'{folder}/m.pt')": STATE,
+    "model, applied = run(); applied.state_dict(); loss_of(model, 5).backward(); "
+    "model.state_dict()": STATE,
+    # The rows are left to a folder that nobody makes.
+    "model, applied = run(); applied.leave_state_dict(); model.state_dict()": "the rows and",
+    "model, applied = run('sgd'); applied.leave_state_dict(); model.state_dict()": "the rows of",
+    # All is saved, or there is nothing to save.
+    "model, applied = run(); save_file(applied.state_dict(), f'{folder}/t'); "
+    "model.state_dict()": "",
+    "model, applied = run(); model.state_dict(); applied.state_dict()": "",
+    "model, applied = run(); dcp.save({'m': model, 't': applied}, checkpoint_id=folder)": "",
+    "model, applied = run(); model.state_dict(); save_model(f'{folder}/m', model)": "",
+    "model, applied = run(); applied.leave_state_dict(); model.state_dict(); "
+    "save_tables(f'{folder}/t', applied)": "",
+    "model, applied = run(); state = remove_plan(model); model.state_dict()": "",
+    "model, applied = run(); torch.save(model, f'{folder}/m.pt'); model.state_dict()": "",
+    "model, applied = run('sgd'); model.state_dict()": "",
+    "model, applied = run(steps=0); model.state_dict()": "",
+    "run()": "",
+    "model, applied = run(); model.state_dict(); 1 / 0": "",
+    "model, applied = run(); model.state_dict(); raise KeyboardInterrupt": "",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", range(3))
+def test_what_the_last_checkpoint_lacks_is_said_when_the_process_ends(group: int) -> None:
+    for body, expected in list(ENDS.items())[group::3]:
+        program = _ENDS.format(path=sys.path, body=f"    {body}")
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+        said = [line for line in done.stderr.splitlines() if "the process ends" in line]
+        assert bool(said) == bool(expected), (body, done.stderr)
+        assert expected in "".join(said), body
+        assert ("Error" in done.stderr or "Interrupt" in done.stderr) == (done.returncode != 0)
 
 
 def test_a_state_without_rates_is_refused() -> None:

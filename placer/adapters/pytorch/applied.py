@@ -12,8 +12,8 @@ from placer.errors import CheckpointError, PlacerError
 from placer.executor import HitRates
 from placer.summary import Summarized
 
-LR = "lr"
-"""Key of a table's learning rate in a state dict."""
+LR, EPS = "lr", "eps"
+"""Keys of a table's constants in a state dict."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -174,12 +174,22 @@ class AppliedPlan(Summarized):
     def state_dict(self) -> dict[str, Tensor]:
         """What the model's state dict lacks: with both, training goes on as if uninterrupted.
 
-        `optimizer_state_dict`, and ``<table>.lr``. A row cache is not part of it: results do not
+        `optimizer_state_dict`, and `constants`. A row cache is not part of it: results do not
         depend on where rows lie. All ranks must call it.
         """
-        return self.optimizer_state_dict() | {
-            f"{name}.{LR}": torch.tensor(table.lr, dtype=torch.float64)
-            for name, table in self.tables.items()
+        return self.optimizer_state_dict() | self.constants()
+
+    def constants(self) -> dict[str, Tensor]:
+        """Learning rate of each table, ``<table>.lr``, and where it is not as in a checkpoint that
+        lacks it, ``<table>.eps``: float64.
+        """
+        rates = {f"{name}.{LR}": table.lr for name, table in self.tables.items()}
+        terms = {
+            f"{name}.{EPS}": table.eps for name, table in self.tables.items() if table.says_eps
+        }
+        return {
+            name: torch.tensor(value, dtype=torch.float64)
+            for name, value in (rates | terms).items()
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
@@ -199,6 +209,8 @@ class AppliedPlan(Summarized):
         self.load_optimizer_state_dict(state_dict)
         for name, table in self.tables.items():
             table.set_lr(float(state_dict[f"{name}.{LR}"]))
+            eps = state_dict.get(f"{name}.{EPS}")
+            table.restore_eps(None if eps is None else float(eps))
 
     def leave_state_dict(self) -> None:
         """Leave the tables' weights out of the model's state dict from here on.
@@ -218,6 +230,8 @@ class AppliedPlan(Summarized):
         state: dict[str, Tensor] = {}
         for table in self.tables.values():
             state |= table.optimizer_state()
+            if table.in_state_dict:  # Else the rows are missing.
+                table.saves.all_saved()
         return state
 
     def load_optimizer_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -230,6 +244,7 @@ class AppliedPlan(Summarized):
         """
         for table in self.tables.values():
             table.load_optimizer_state(state)
+            table.saves.all_saved()
 
     def hit_rates(self) -> dict[str, HitRates]:
         """How many lookups of each table were served from HBM, where the backend has tiers."""

@@ -12,13 +12,14 @@ from torch.utils.hooks import unserializable_hook
 from placer.adapters.pytorch.applied import AppliedPlan
 from placer.adapters.pytorch.meta_tables import DrawnRows
 from placer.adapters.pytorch.models import ModelTable, match_tables
+from placer.adapters.pytorch.options import Wanted
 from placer.adapters.pytorch.shared_tables import SharedTables, unwatch
 from placer.adapters.pytorch.stand_in import StandIn, stand_in
-from placer.adapters.pytorch.table import Options, PlacedTable
+from placer.adapters.pytorch.table import PlacedTable
 from placer.errors import PlanMismatchError
-from placer.executor.local.placed_embeddings import Rounding
 from placer.executor.memory.layout import check_plan
 from placer.executor.names import Policy
+from placer.executor.optimizers.rounding import Rounding
 from placer.plan.plan import Plan
 from placer.tables import OPTIMIZERS, Feature, OptimizerName
 
@@ -28,9 +29,9 @@ def apply_plan(
     plan: Plan,
     optimizer: OptimizerName | None = None,
     *,
-    lr: float = 0.01,
-    eps: float = 1e-8,
-    betas: tuple[float, float] = (0.9, 0.999),
+    lr: float | None = None,
+    eps: float | None = None,
+    betas: tuple[float, float] | None = None,
     names: Mapping[str, str] | None = None,
     optimizers: Iterable[torch.optim.Optimizer] = (),
     strict: bool = True,
@@ -52,7 +53,10 @@ def apply_plan(
         Its table names are the modules' paths, or the ends of paths.
     optimizer : {"sgd", "adagrad", "rowwise_adagrad", "adam"}, optional
         For all tables; by default each table's own.
-    lr, eps, betas, backend, cache_policy, rounding
+    lr, eps, betas
+        By default those of each table's optimizer: `torch.optim.SGD`, `torch.optim.Adagrad`,
+        `torch.optim.SparseAdam`, and FBGEMM's row-wise Adagrad.
+    backend, cache_policy, rounding
         See `PlacedEmbeddings`.
     names : mapping of table name to module path, optional
         For tables whose names are not the ends of paths.
@@ -87,7 +91,7 @@ def apply_plan(
     check_plan(plan)
     matched = match_tables(model, plan.tables, names or {}, strict)
     # 2. Move each table's weight to the memories that the plan names.
-    placed = _place(model, plan, matched, Options(lr, eps, betas, backend, cache_policy, rounding))
+    placed = _place(model, plan, matched, Wanted(lr, eps, betas, backend, cache_policy, rounding))
     # 3. Replace the modules by stand-ins, which look rows up in the placed tables.
     _swap(model, _stand_ins(matched, placed))
     # 4. Leave only the dense parameters to the optimizers.
@@ -140,6 +144,7 @@ def remove_plan(model: nn.Module) -> dict[str, Tensor]:
     _swap(model, originals)
     unwatch(model)
     for table in applied.tables.values():
+        table.saves.all_saved()
         table.close()
     return state
 
@@ -169,19 +174,21 @@ def _with_optimizer(plan: Plan, optimizer: OptimizerName) -> Plan:
 
 
 def _place(
-    model: nn.Module, plan: Plan, matched: Mapping[str, ModelTable], options: Options
+    model: nn.Module, plan: Plan, matched: Mapping[str, ModelTable], wanted: Wanted
 ) -> dict[str, PlacedTable]:
     """Move the weights of a model to where the plan puts them; on an error all move back."""
     placed: dict[str, PlacedTable] = {}
     is_drawn = any(partner.weight.is_meta for partner in matched.values())
     seed = int(torch.randint(2**62, ())) if is_drawn else 0
+    model_of = object()  # Holds no table: what was not saved is known when the model is gone.
     home, by_device = _home(model), defaultdict(list)
     for name, partner in matched.items():
         by_device[home if partner.weight.is_meta else partner.weight.device].append(name)
     try:
         for device, names in by_device.items():
             whole = _read_by_one(plan.of_tables(names))
-            shared = SharedTables(whole, device, options.arguments())
+            first = wanted.options(whole.tables[0].optimizer)
+            shared = SharedTables(whole, device, first.arguments())
             shared.watch(model)
             for name in names:
                 weight = matched[name].weight
@@ -189,9 +196,11 @@ def _place(
                 if weight.is_meta:
                     values = DrawnRows(matched[name].modules[0], name, seed)
                 own = whole.of_tables([name])
+                options = wanted.options(own.tables[0].optimizer)
                 placed[name] = PlacedTable(
                     own, options, device, values, weight.requires_grad, shared
                 )
+                placed[name].saves.model = model_of
                 _empty(weight, placed[name])  # Table by table: one alone is in memory twice.
     except BaseException:
         for name, table in placed.items():

@@ -103,25 +103,27 @@ class Call:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
-    """Calls that were looked up together, by the same learning rate and after as many updates.
+    """Calls that were looked up together, by the same constants and after as many updates.
 
     Attributes
     ----------
     embeddings : ShardedEmbeddings
         Of the tables that were called, each once.
     calls : tuple of Call
-    lr : float
+    lr, eps : float
     updates : int
     """
 
     embeddings: ShardedEmbeddings
     calls: tuple[Call, ...]
     lr: float
+    eps: float
     updates: int
 
     def set_constants(self) -> None:
         """Let the embeddings go on from where these tables are."""
         self.embeddings.set_lr(self.lr)
+        self.embeddings.set_eps(self.eps)
         if self.embeddings.counts_updates:
             self.embeddings.set_update_count(self.updates)
 
@@ -131,7 +133,8 @@ class Step:
             call.step is self
             and call.gradient is not None
             and call.table.calls == [call]
-            and (call.table.lr_now, call.table.updates) == (self.lr, self.updates)
+            and (call.table.lr_now, call.table.eps) == (self.lr, self.eps)
+            and call.table.updates == self.updates
             for call in self.calls
         )
 

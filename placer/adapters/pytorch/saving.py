@@ -1,36 +1,81 @@
-"""Warns where a model's state dict is taken alone, and training goes on."""
+"""Warns where a checkpoint lacks what tables have learned, when training goes on or ends."""
 
+import atexit
+import sys
 import warnings
+from functools import cache
+
+_lacking: "set[SaveWatch]" = set()
+"""Of tables whose last update is in a state dict of the model without all that belongs to it.
+
+They stay when the model is gone: what a process has saved is looked at when it ends.
+"""
 
 
 class SaveWatch:
     """What of a table has been saved since its last update.
 
-    A table's weight is in the state dict of the model, its optimizer's state is not: updates come
-    in the backward pass, and no `torch.optim` optimizer has it. A state dict that is taken when
-    training is over needs none, so the warning waits for the next update.
+    A table's weight is in the state dict of the model, unless the model leaves it to a folder. Its
+    optimizer's state is not: updates come in the backward pass, and no `torch.optim` optimizer has
+    it.
+
+    Parameters
+    ----------
+    table : str
+        Its name.
     """
 
-    def __init__(self) -> None:
-        self._weights = self._state = False
+    def __init__(self, table: str) -> None:
+        self._table, self._lost = table, ""
+        self.model: object = self
+        """The same for all tables of a model."""
+        self.is_ahead = False
+        """Whether it was updated since all of it was saved or loaded."""
 
-    def weights_saved(self) -> None:
-        """A state dict of the model got the weight."""
-        self._weights = True
+    def model_saved(self, *, with_rows: bool, is_stateful: bool) -> None:
+        """A state dict of the model was taken."""
+        if self.is_ahead and (is_stateful or not with_rows):
+            state = "the optimizer's state" if is_stateful else ""
+            self._lost = state if with_rows else " and ".join(filter(None, ("the rows", state)))
+            _lacking.add(self)
+            _watch_exit()
 
-    def state_saved(self) -> None:
-        """The optimizer's state was saved, or loaded."""
-        self._state = True
+    def all_saved(self) -> None:
+        """Rows and state were saved, or loaded, or are what the model has without a plan."""
+        self.is_ahead = False
+        _lacking.discard(self)
 
-    def before_update(self, is_stateful: bool) -> None:
-        """Warn where only the weights were saved, of a table whose optimizer has a state."""
-        lacks_state = self._weights and not self._state
-        self._weights = self._state = False
-        if lacks_state and is_stateful:
-            warnings.warn(
-                "a state dict of the model was taken without the state of its tables' optimizer, "
-                "which updates rows in the backward pass: training that goes on from it starts "
-                "that state anew. Save and load what apply_plan returns beside the model: it has "
-                "state_dict and load_state_dict (docs/pytorch.md has the lines for each trainer)",
-                stacklevel=2,
-            )
+    def before_update(self) -> None:
+        """Warn where the model was saved without all of the table, and training goes on."""
+        if self in _lacking:
+            _warn({each for each in _lacking if each.model is self.model}, "training goes on")
+        self.is_ahead = True
+
+
+@cache
+def _watch_exit() -> None:
+    atexit.register(_at_exit)
+
+
+def _at_exit() -> None:
+    # An error or Ctrl-C ends a run before it could save.
+    if _lacking and not hasattr(sys, "last_value"):
+        _warn(set(_lacking), "the process ends")
+
+
+def _warn(watches: set[SaveWatch], when: str) -> None:
+    """Say what is lost, once for all tables: those of a model were saved by one call."""
+    lost = max((each._lost for each in watches), key=len)
+    tables = sorted({each._table for each in watches})
+    names = ", ".join(tables[:3])
+    more = f" and {len(tables) - 3} more" if len(tables) > 3 else ""
+    saves = "save_tables(folder, applied) of placer.storage.checkpoint"
+    if "the rows" not in lost:
+        saves = "torch.save(applied.state_dict(), file)"
+    _lacking.difference_update(watches)
+    warnings.warn(
+        f"{when}, and the last state dict of the model is without {lost} of placed tables: {names}"
+        f"{more}. Who goes on from it starts with new ones. Save them beside it (`applied` is "
+        f"what apply_plan returned): {saves}; docs/pytorch.md has the lines for each trainer",
+        stacklevel=4,
+    )

@@ -38,7 +38,7 @@ _NONE, _AS_READ, _ANEW = range(3)
 """A table has no gradients; one, of rows that were looked up with others that have one each; or
 such that its rows have to be looked up once more."""
 
-_SAID = 6
+_SAID = 7
 """Numbers that a rank says of a call."""
 
 _MOST_PARTS = 64
@@ -225,10 +225,10 @@ class SharedTables:
         """
         own: list[int] = []
         for call in calls:
-            (rate,) = struct.unpack("q", struct.pack("d", call.table.lr_now))
+            constants = struct.unpack("2q", struct.pack("2d", call.table.lr_now, call.table.eps))
             size, weighted = call.batch.batch_size, call.batch.weights is not None
             number = self._numbers[call.table.name]
-            own += [number, call.trains, rate, call.table.updates, size, weighted]
+            own += [number, call.trains, *constants, call.table.updates, size, weighted]
         said = [_in_rows(theirs, _SAID) for theirs in self.whole.said(own)]
         times = Counter(call.table.name for call in calls)
         groups: dict[tuple[object, ...], list[Call]] = defaultdict(list)
@@ -242,10 +242,10 @@ class SharedTables:
                         f"{self._words(theirs)}; all ranks must call the same modules in the same "
                         "order, with gradients or without"
                     )
-            sizes = tuple(theirs[4] for theirs in by_rank)
-            weighted = any(theirs[5] for theirs in by_rank)
+            sizes = tuple(theirs[5] for theirs in by_rank)
+            weighted = any(theirs[6] for theirs in by_rank)
             # A table that is called twice is updated once: not with what it was first called with.
-            group = (times[name] > 1, seen[name], *by_rank[0][1:4], sizes, weighted)
+            group = (times[name] > 1, seen[name], *by_rank[0][1:5], sizes, weighted)
             groups[group].append(call)
             seen[name] += 1
         for members in groups.values():
@@ -255,7 +255,7 @@ class SharedTables:
         """Look up one call of each of some tables, in one exchange."""
         names = tuple(call.table.name for call in calls)
         table = calls[0].table
-        step = Step(self._part(names), tuple(calls), table.lr_now, table.updates)
+        step = Step(self._part(names), tuple(calls), table.lr_now, table.eps, table.updates)
         step.set_constants()
         batches = [call.batch for call in calls]
         features = {

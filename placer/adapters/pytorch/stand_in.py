@@ -88,9 +88,11 @@ class StandIn(nn.Module):
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
     ) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        if self.table.in_state_dict:
-            destination[f"{prefix}weight"] = self.table.weight()
-            self.table.saves.weights_saved()
+        table = self.table
+        if table.in_state_dict:
+            destination[f"{prefix}weight"] = table.weight()
+        if table.embeddings.rank == 0:  # One of many speaks.
+            table.saves.model_saved(with_rows=table.in_state_dict, is_stateful=table.is_stateful)
 
     def _load_from_state_dict(
         self,

@@ -8,7 +8,7 @@ or an optimizer's step does, where gradients accumulate over several passes.
 
 import itertools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from placer.adapters.pytorch.calls import Call, Output, as_they_are, joined, pre
 from placer.adapters.pytorch.lookup_node import LookupNode
 from placer.adapters.pytorch.lookups import Lookups
 from placer.adapters.pytorch.meta_tables import DrawnRows
+from placer.adapters.pytorch.options import Options
 from placer.adapters.pytorch.ranks import refuse_unshared
 from placer.adapters.pytorch.row_gradients import squared_norm
 from placer.adapters.pytorch.saving import SaveWatch
@@ -26,8 +27,6 @@ from placer.adapters.pytorch.shared_tables import SharedTables
 from placer.adapters.pytorch.steps import watch_steps
 from placer.errors import BackendError, DataError
 from placer.executor import BagBatch, Embeddings, HitRates, make_embeddings
-from placer.executor.local.placed_embeddings import Rounding
-from placer.executor.names import Policy
 from placer.executor.optimizers.rule import check_constants
 from placer.executor.scaled_gradients import refuse_scaled
 from placer.executor.tensor_names import UPDATES
@@ -36,22 +35,6 @@ from placer.tables import OPTIMIZER_STATE, OptimizerName
 
 Weight = Tensor | DrawnRows
 """A table's weight in id order, or how it is drawn where there is none."""
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """How placed tables are trained; see `PlacedEmbeddings`."""
-
-    lr: float = 0.01
-    eps: float = 1e-8
-    betas: tuple[float, float] = (0.9, 0.999)
-    backend: str = "auto"
-    cache_policy: Policy = "lfu"
-    rounding: Rounding = "nearest"
-
-    def arguments(self) -> dict[str, Any]:
-        """The same as keyword arguments."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 class PlacedTable:
@@ -99,7 +82,7 @@ class PlacedTable:
         self._frozen_rows: dict[int, Tensor] = {}
         self._trains_all_rows = False
         self._lr_share = 1.0
-        self.saves = SaveWatch()
+        self.saves = SaveWatch(plan.tables[0].name)
         self._place(device, weight)
         if trainable:
             watch_steps(self)
@@ -222,7 +205,6 @@ class PlacedTable:
 
     def optimizer_state(self) -> dict[str, Tensor]:
         """State by ``<table>.<name>``, and ``<table>.updates``; see `PlacedEmbeddings`."""
-        self.saves.state_saved()
         state = self.embeddings.optimizer_state_dict()
         if UPDATES in state:
             state[f"{self.name}.{UPDATES}"] = state.pop(UPDATES)
@@ -242,7 +224,6 @@ class PlacedTable:
         if updates is not None:
             own[UPDATES] = updates
         self.embeddings.load_optimizer_state_dict(own)
-        self.saves.state_saved()
 
     def hit_rates(self) -> HitRates | None:
         """How many lookups HBM served, where the backend has tiers and no ranks share them."""
@@ -260,13 +241,30 @@ class PlacedTable:
     def set_lr(self, lr: float) -> None:
         """Change the learning rate from the next update on."""
         check_constants(lr)
-        self._options = Options(**{**self._options.arguments(), "lr": lr})
+        self._options = replace(self._options, lr=lr)
         self._lr_changes()
 
     @property
     def lr_now(self) -> float:
         """Learning rate, times a schedule's share."""
         return self.lr * self._lr_share
+
+    @property
+    def eps(self) -> float:
+        """What is added to √state."""
+        return self._options.eps
+
+    @property
+    def says_eps(self) -> bool:
+        """Whether a checkpoint must say it."""
+        return self.optimizer != "sgd" and self.eps != self._options.unsaid_eps
+
+    def restore_eps(self, saved: float | None) -> None:
+        """Go on with the eps of a checkpoint; None is of one that does not say it."""
+        eps = self._options.unsaid_eps if saved is None else saved
+        if self._own is not None:
+            self._own.set_eps(eps)
+        self._options = replace(self._options, eps=eps)
 
     def set_lr_share(self, share: float) -> None:
         """Which part of the learning rate updates take from the next one on."""
@@ -290,9 +288,10 @@ class PlacedTable:
         self.load_optimizer_state(state)
 
     def __getstate__(self) -> dict[str, Any]:
+        self.saves.all_saved()
         return {
             "plan": self.plan,
-            "options": self._options.arguments(),
+            "options": asdict(self._options),
             "device": str(self.device),
             "weight": self.weight(),
             "optimizer": self.optimizer_state(),
@@ -331,7 +330,7 @@ class PlacedTable:
 
     def before_update(self) -> None:
         """To be called before its rows are updated."""
-        self.saves.before_update(self.is_stateful)
+        self.saves.before_update()
         self.updates_since_step += 1
 
     @torch.no_grad()

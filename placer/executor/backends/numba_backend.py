@@ -96,7 +96,7 @@ class NumbaBackend(TorchBackend):
         rule: Rule,
     ) -> None:
         rows = _float_rows(arena)
-        if rows is None:
+        if rows is None or not kernels.sorts(len(rows), step.reads.lookups, step.reads.bags):
             super().update(arena, step, gradients, weights, rule)
             return
         state = _NONE.reshape(0, 0)

@@ -134,6 +134,19 @@ def pool(rows, slots, offsets, weights, out, thread, threads):
 
 
 @numba.njit(cache=True, nogil=True)
+def _bit_length(number):
+    bits = 0
+    while number >> bits:
+        bits += 1
+    return bits
+
+
+def sorts(rows: int, lookups: int, bags: int) -> bool:
+    """Whether `update` can sort so many lookups of so many rows and bags."""
+    return rows.bit_length() + lookups.bit_length() <= 64 and bags < 1 << 31
+
+
+@numba.njit(cache=True, nogil=True)
 def _own_slots(slots, rows, thread, threads):
     """The range of slots that a thread updates, and how many lookups fall in it.
 
@@ -158,14 +171,14 @@ def _own_slots(slots, rows, thread, threads):
 
 
 @numba.njit(cache=True, nogil=True)
-def _sort(keys, bits):
-    """Sort by the `bits` bits above the lower 32, stable: a radix sort, lowest digit first."""
+def _sort(keys, lowest, bits):
+    """Sort by the `bits` bits from bit `lowest` on, stable: a radix sort, lowest digit first."""
     passes = max(1, -(-bits // DIGIT_BITS))
     digit_bits = -(-bits // passes)
     mask = np.uint64((1 << digit_bits) - 1)
     other = np.empty_like(keys)
     for digit in range(passes):
-        shift = np.uint64(32 + digit * digit_bits)
+        shift = np.uint64(lowest + digit * digit_bits)
         places = np.zeros((1 << digit_bits) + 1, np.int64)
         for key in keys:
             places[np.int64((key >> shift) & mask) + 1] += 1
@@ -188,6 +201,9 @@ def update(rows, state, slots, offsets, gradients, weights, optimizer, constants
     runs of equal slots. `state` is ``[rows, width]`` for Adagrad, ``[rows, 1]`` for its
     row-wise form, ``[rows, 2 * width]`` for Adam. `constants` are the step size, eps, and
     what Adam's averages take of a new value, 1 − β₁ and 1 − β₂: all float32.
+
+    A slot and a lookup's number are one integer of 64 bits, as many of them the number's as there
+    are lookups; the caller sees to it that both fit (`sorts`).
     """
     lr, eps, new_mean, new_square = constants
     width = rows.shape[1]
@@ -200,22 +216,19 @@ def update(rows, state, slots, offsets, gradients, weights, optimizer, constants
     keys = np.empty(own + 1, np.uint64)
     bags = np.empty(own + 1, np.int32)
     scales = np.empty(own + 1 if weighted else 0, np.float32)
-    place = 0
+    place, place_bits = 0, _bit_length(own)
+    half = np.uint64(place_bits)
     for bag in range(offsets.size - 1):
         for j in range(offsets[bag], offsets[bag + 1]):
             slot = slots[j]
-            keys[place] = (np.uint64(slot - low) << np.uint64(32)) | np.uint64(place)
+            keys[place] = (np.uint64(slot - low) << half) | np.uint64(place)
             bags[place] = bag
             if weighted:
                 scales[place] = weights[j]
             place += np.int64((slot >= low) & (slot < high))
     keys = keys[:own]
-    bits = 0
-    while (high - low - 1) >> bits:
-        bits += 1
-    keys = _sort(keys, bits)
-    mask = np.uint64(0xFFFFFFFF)
-    half = np.uint64(32)
+    keys = _sort(keys, place_bits, _bit_length(high - low - 1))
+    mask = np.uint64((1 << place_bits) - 1)
     total = np.empty(width, np.float32)
     i = 0
     while i < own:

@@ -158,7 +158,7 @@ class Staging:
         moved = (number >= resolved.first) & (number < resolved.last)
         entry = entries.index_select(0, number.sub_(resolved.first).clamp_(0, resolved.most - 1))
         moved &= entry >= 0
-        places.copy_(torch.where(moved, entry.add_(home).to(places.dtype), places))
+        places.copy_(torch.where(moved, entry.to(places.dtype).add_(home), places))
 
     def _places(self, runs: Runs, run_of: Tensor, run_places: Tensor) -> Tensor:
         """The place of each lookup, in the batch's order."""
@@ -205,6 +205,8 @@ def _read_in_place(theirs: Resolved, slots: Tensor, row_cache: RowCache, home: i
 
 def places_of(spec: ArenaSpec, entries: int, slots: Tensor) -> Tensor:
     """Places of slots in an arena with a row cache of so many entries, of rows that are not in it.
+
+    Slots are of `ArenaSpec.kind`.
 
     −1 for those that the host pools.
     """

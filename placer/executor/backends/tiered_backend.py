@@ -161,8 +161,7 @@ class TieredBackend(Backend):
             access_of(step).ticket.close()
 
     def _translate(self, ids: Tensor, spec: ArenaSpec, reads: ArenaReads, fault: Tensor) -> Tensor:
-        kind = torch.int32 if spec.rows < 2**31 else torch.int64
-        slots = torch.empty(reads.lookups, dtype=kind, device=self._device)
+        slots = torch.empty(reads.lookups, dtype=spec.kind, device=self._device)
         if reads.lookups:
             table = self._segment_table(reads.segments)
             self._kernels.translate(ids.contiguous(), table, spec.slot_map, slots, fault)

@@ -24,6 +24,7 @@ from placer.executor.local.placed_embeddings import PlacedEmbeddings
 from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.memory.arena import TORCH_DTYPES
 from placer.executor.memory.row_cache_stats import RowCacheStats
+from placer.executor.optimizers.rounding import rounding_of
 from placer.executor.tensor_names import tensor_shape
 from placer.executor.uncompiled import uncompiled
 from placer.plan.plan import Plan
@@ -142,6 +143,10 @@ class ShardedEmbeddings(Embeddings):
     def set_lr(self, lr: float) -> None:
         for module in self._held:
             module.set_lr(lr)
+
+    def set_eps(self, eps: float) -> None:
+        for module in self._held:
+            module.set_eps(eps)
 
     @uncompiled
     def send_ahead(self, batch: BagBatch) -> SentBatch:
@@ -290,7 +295,8 @@ def make_embeddings(
     plan, process_group, average_gradients
         See `ShardedEmbeddings`.
     **options
-        See `PlacedEmbeddings`.
+        See `PlacedEmbeddings`. Tables of float16 and bfloat16 are rounded stochastically by
+        default.
 
     Returns
     -------
@@ -305,6 +311,7 @@ def make_embeddings(
     >>> make_embeddings(plan, backend="torch")
     PlacedEmbeddings(tables=1, features=1, shards=1, backend='torch', device=cpu)
     """
+    options.setdefault("rounding", rounding_of(plan.tables))
     if dist.is_available() and dist.is_initialized() and dist.get_world_size(process_group) > 1:
         return ShardedEmbeddings(
             plan, process_group=process_group, average_gradients=average_gradients, **options

@@ -4,7 +4,7 @@ import copy
 from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor
@@ -31,14 +31,13 @@ from placer.executor.lookups.pooling import mean_from_sum, segment_max
 from placer.executor.memory.initial_weights import initial_weights
 from placer.executor.memory.layout import lay_out
 from placer.executor.names import Policy
+from placer.executor.optimizers.rounding import Rounding
 from placer.executor.optimizers.rule import check_constants
 from placer.executor.scaled_gradients import watch_scalers
 from placer.executor.streams import recorded
 from placer.executor.uncompiled import uncompiled
 from placer.plan.plan import Plan
 from placer.tables import OptimizerName, Table
-
-Rounding = Literal["nearest", "stochastic"]
 
 _MOST_AHEAD = 3
 """Batches that the host may have prepared before the first of them is there."""
@@ -208,6 +207,10 @@ class PlacedEmbeddings(Embeddings):
     def set_lr(self, lr: float) -> None:
         check_constants(lr)
         self._runtime.lr.fill_(lr)
+
+    def set_eps(self, eps: float) -> None:
+        check_constants(0.0, eps)
+        self._runtime.constants = replace(self._runtime.constants, eps=eps)
 
     @uncompiled
     def prefetch(self, batch: BagBatch) -> PreparedBatch:

@@ -14,6 +14,9 @@ from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.memory.layout import ArenaSlice, Layout
 from placer.tables import Pooling, Table
 
+MOST_LOOKUPS = 1 << 30
+"""Of a step and an arena: kernels count some of them on, and must not come to 2³¹."""
+
 if TYPE_CHECKING:
     from placer.executor.memory.access import Access
 
@@ -316,7 +319,13 @@ def check_ids(ids: Tensor, feature: FeatureRead) -> None:
 def arena_reads(
     bags: Bags, features: Sequence[FeatureRead], layout: Layout
 ) -> tuple[ArenaReads, ...]:
-    """What a checked batch reads, arena by arena."""
+    """What a checked batch reads, arena by arena.
+
+    Raises
+    ------
+    DataError
+        If lookups or bags of an arena are more than kernels can number.
+    """
     size = bags.batch_size
     segments: list[list[Segment]] = [[] for _ in layout.arenas]
     for index, (feature, (start, stop)) in enumerate(zip(features, bags.spans, strict=True)):
@@ -333,6 +342,12 @@ def arena_reads(
                     (first_bag, first_bag + vectors),
                 )
             )
+            most = max(before[-1].lookups[1], before[-1].bags[1])
+            if most > MOST_LOOKUPS:
+                raise DataError(
+                    f"a step of {most:,} lookups or bags; kernels number them in 32 bits, up to "
+                    f"{MOST_LOOKUPS:,}: take smaller batches"
+                )
     return tuple(
         ArenaReads(
             _offsets(bags, features, parts),

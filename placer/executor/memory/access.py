@@ -7,8 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from placer.errors import BackendError
 from placer.executor.lookups.row_runs import Runs
 from placer.executor.memory.layout import ArenaSpec
+
+MOST_STEPS = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,7 +78,18 @@ class Window:
         return iter([ticket for ticket in self._tickets if ticket.open])
 
     def open(self) -> Ticket:
-        """The ticket of a new step."""
+        """The ticket of a new step.
+
+        Raises
+        ------
+        BackendError
+            If there were 2³¹ − 1 before: row caches note steps in 32 bits.
+        """
+        if self._count == MOST_STEPS:
+            raise BackendError(
+                f"row caches count no more than {MOST_STEPS} steps; save a checkpoint, and go on "
+                "from it in a new process"
+            )
         ticket = Ticket(self._count)
         self._count += 1
         self._tickets.add(ticket)

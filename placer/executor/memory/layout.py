@@ -71,6 +71,13 @@ class ArenaSpec:
     slot_map: Tensor
 
     @property
+    def kind(self) -> torch.dtype:
+        """Type of slots, and of places, which are slots moved up by the entries of a row cache."""
+        shares = [share.part for share in self.cache_shares]
+        entries = sum(part.staging_rows + part.cache_rows for part in shares)
+        return torch.int32 if self.rows + entries < 2**31 else torch.int64
+
+    @property
     def home(self) -> int:
         """Number of slots in HBM."""
         return sum(part.stop - part.start for part in self.ranges if part.tier == "hbm")

@@ -20,6 +20,7 @@ from dataclasses import fields
 import torch
 from torch import Tensor
 
+from placer.errors import PlanMismatchError
 from placer.executor.memory.cache_range import CacheRange, check_ranges, warm_slots
 from placer.executor.memory.directory import Directory, Moves, Resolution
 from placer.executor.memory.row_cache_stats import RowCacheStats
@@ -72,7 +73,7 @@ class RowCache:
     Raises
     ------
     PlanMismatchError
-        If the ranges leave gaps or are out of order.
+        If the ranges leave gaps or are out of order, or have too many entries.
 
     Notes
     -----
@@ -93,6 +94,11 @@ class RowCache:
     ) -> None:
         check_ranges(parts, home)
         self.entries = sum(part.staging_rows + part.cache_rows for part in parts)
+        if self.entries >= _PROTECTED:
+            raise PlanMismatchError(
+                f"a row cache of {self.entries} entries: they are numbered in 32 bits, so that one "
+                f"has fewer than {_PROTECTED}; plan the tables on more GPUs"
+            )
         self.policy: Policy = policy
         self._start, self._stop = home, parts[-1].stop if parts else home
         cached = [part for part in parts if part.cache_rows]

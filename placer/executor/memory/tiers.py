@@ -45,7 +45,7 @@ class TieredRows:
         places = self._original_places(slots)
         if self.row_cache is not None:
             entries = self.row_cache.find(slots)
-            places = torch.where(entries >= 0, entries + self.home, places)
+            places = torch.where(entries >= 0, entries.long() + self.home, places)
         return self.at(places)
 
     def write(self, slots: Tensor, rows: Tensor) -> None:
@@ -54,7 +54,7 @@ class TieredRows:
         if self.row_cache is not None:
             entries = self.row_cache.find(slots)
             copied = torch.nonzero(entries >= 0).squeeze(1)
-            self.write_places(entries[copied] + self.home, rows[copied])
+            self.write_places(entries[copied].long() + self.home, rows[copied])
 
     def _original_places(self, slots: Tensor) -> Tensor:
         """Places of rows outside the row cache, int64."""

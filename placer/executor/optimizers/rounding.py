@@ -10,11 +10,24 @@ hash. So there is no generator whose state would have to be kept, and the same w
 rounded alike wherever its row lies, in whatever order rows are updated, and after a restart.
 """
 
+from collections.abc import Iterable
+from typing import Literal
+
 import torch
 from torch import Tensor
 
+from placer.tables import Table
+
+Rounding = Literal["nearest", "stochastic"]
+
 _SMALLEST_NORMAL = 2.0**-14
 """float16's. Below it the distance between neighbours shrinks no more."""
+
+
+def rounding_of(tables: Iterable[Table], rounding: Rounding = "stochastic") -> Rounding:
+    """How the weights of tables are rounded; in those of float32 there is nothing to round."""
+    halves = any(table.dtype != "float32" for table in tables)
+    return rounding if halves else "nearest"
 
 
 def random_bits(values: Tensor, updates: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Optimizers that are applied to the summed gradient of each row that a step touched."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,24 @@ from placer.tables import OptimizerName
 
 if TYPE_CHECKING:
     from placer.executor.memory.arena import Rows
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """Constants of an optimizer that is made without any."""
+
+    lr: float
+    eps: float
+    betas: tuple[float, float] = (0.9, 0.999)
+
+
+DEFAULTS: Mapping[OptimizerName, Defaults] = {
+    "sgd": Defaults(lr=1e-3, eps=0.0),
+    "adagrad": Defaults(lr=1e-2, eps=1e-10),
+    "rowwise_adagrad": Defaults(lr=1e-2, eps=1e-8),
+    "adam": Defaults(lr=1e-3, eps=1e-8),
+}
+"""Those of `torch.optim.SGD`, `Adagrad` and `SparseAdam`, and of FBGEMM's row-wise Adagrad."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from placer.adapters.pytorch.applied import LR, AppliedPlan
+from placer.adapters.pytorch.applied import EPS, LR, AppliedPlan
 from placer.adapters.pytorch.table import PlacedTable
 from placer.errors import CheckpointError
 from placer.executor.id_order import TableTensor
@@ -62,8 +62,8 @@ def save_tables(
     """
     hidden = HiddenFolder(Path(folder))
     kept: dict[Name, AnyTensor] = {}
+    kept |= {(GROUP, name): constant for name, constant in applied.constants().items()}
     for name, table in applied.tables.items():
-        kept[GROUP, f"{name}.{LR}"] = torch.tensor(table.lr, dtype=torch.float64)
         if table.embeddings.counts_updates:
             updates = table.embeddings.id_order().update_count()
             kept[GROUP, f"{name}.{UPDATES}"] = torch.tensor(updates)
@@ -80,7 +80,7 @@ def save_tables(
     finally:
         hidden.discard()
     for table in applied.tables.values():
-        table.saves.state_saved()
+        table.saves.all_saved()
 
 
 def load_tables(folder: str | os.PathLike[str], applied: AppliedPlan) -> None:
@@ -101,15 +101,19 @@ def load_tables(folder: str | os.PathLike[str], applied: AppliedPlan) -> None:
         for name, table in applied.tables.items()
         if table.embeddings.counts_updates
     }
-    rates = {f"{GROUP}.{name}.{LR}": table for name, table in applied.tables.items()}
+    rates = [f"{GROUP}.{name}.{LR}" for name in applied.tables]
+    terms = [f"{GROUP}.{name}.{EPS}" for name in applied.tables]
+    rates += [name for name in terms if name in stored]
     check_stored(f"{folder} does not fit the tables", stored, expected, [*counted, *rates])
     load_blocks(named, stored)
     for key, table in counted.items():
         table.embeddings.set_update_count(int(stored[key].whole()))
-    for key, table in rates.items():
+    for name, table in applied.tables.items():
         table.weight_changes()
-        table.set_lr(float(stored[key].whole()))
-        table.saves.state_saved()
+        table.set_lr(float(stored[f"{GROUP}.{name}.{LR}"].whole()))
+        eps = stored.get(f"{GROUP}.{name}.{EPS}")
+        table.restore_eps(None if eps is None else float(eps.whole()))
+        table.saves.all_saved()
 
 
 def _named(applied: AppliedPlan) -> list[NamedTables]:

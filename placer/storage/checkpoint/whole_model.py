@@ -97,6 +97,9 @@ def save_model(
         write_folder(hidden, parts.named, kept, begin=begin, finish=hidden.publish)
     finally:
         hidden.discard()
+    for module in model.modules():
+        if isinstance(module, StandIn):
+            module.table.saves.all_saved()
 
 
 def load_model(
@@ -146,6 +149,7 @@ def load_model(
     for module in model.modules():
         if isinstance(module, StandIn):
             module.table.weight_changes()
+            module.table.saves.all_saved()
     for key, tables in counts.items():
         tables.set_update_count(int(stored[key].whole()))
     others = sorted(key for key in stored if key.split(".")[0] not in (MODEL, STATE))

@@ -180,7 +180,7 @@ def check_tables(difference: PlanDiff) -> tuple[str, ...]:
     ]
     if faults:
         raise PlanMismatchError(
-            f"there are no rows for the newer plan: {'; '.join(faults)}; train on from a "
-            "checkpoint with these tables, and write shards from it"
+            f"there are no rows for the newer plan: {'; '.join(faults)}; `placer "
+            "reshard OLD NEW --grow` draws new rows, and carries the others over by their ids"
         )
     return tuple(one.table for one in difference.tables if one.status == "removed")

@@ -195,7 +195,7 @@ def move_to_entries(
     while first < number:
         row = first + tl.arange(0, BLOCK)
         entry = tl.load(entries + row, mask=row < number, other=-1)
-        place = (entry + home).to(run_places.dtype.element_ty)
+        place = entry.to(run_places.dtype.element_ty) + home
         tl.store(run_places + start_run + row, place, mask=entry >= 0)
         if TRAINED:
             tl.store(dirty + entry, 1, mask=entry >= 0)

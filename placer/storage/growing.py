@@ -1,0 +1,232 @@
+"""Tables with more rows, or fewer: rows go with their ids, and new ones are drawn."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from placer.data.encoding import Encoding
+from placer.data.mapping import Hash, Vocabulary
+from placer.errors import PlanMismatchError
+from placer.executor.id_order import TableTensor, tensors_of
+from placer.executor.memory.initial_weights import initial_weights
+from placer.executor.tensor_names import UPDATES
+from placer.plan.order import Int
+from placer.plan.plan import Plan
+from placer.plan.shard import Shard
+from placer.storage.run_state import (
+    STATES,
+    WEIGHTS,
+    Checkpoint,
+    Position,
+    table_settings,
+)
+from placer.storage.shards.shard_file import ShardLayout
+from placer.storage.shards.shard_folder import ShardFolder
+from placer.storage.shards.shard_rows import gather
+from placer.storage.tensor_rows import AnyTensor, TensorRows
+from placer.tables import Table
+
+_NEW = -1
+_NEAR = 4
+"""A block whose rows lie among at most so many times as many is read with those between them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grown:
+    """What became of a table's rows."""
+
+    table: str
+    kept_rows: int
+    new_rows: int
+    dropped_rows: int
+
+
+def earlier_rows(
+    old: Plan,
+    new: Plan,
+    encodings: tuple[Encoding | None, Encoding | None] = (None, None),
+    keep: Mapping[str, Int] | None = None,
+) -> dict[str, Int]:
+    """For each row of the newer tables the row that it was, −1 for a new one.
+
+    Ids are rows, unless both plans' profiles have a vocabulary: then rows go with its keys.
+
+    Parameters
+    ----------
+    old, new : Plan
+    encodings : pair of Encoding or None
+        Those of the plans' profiles, where they are known.
+    keep : mapping of table name to int64 array, optional
+        The earlier ids of a table that become rows 0, 1, … of the newer one.
+
+    Raises
+    ------
+    PlanMismatchError
+        If a table has another dim, dtype or optimizer, or its ids do not say which row is which;
+        if rows would be lost that no list leaves out.
+    """
+    rows: dict[str, Int] = {}
+    unknown = sorted(set(keep or {}) - set(old.tables_by_name))
+    if unknown:
+        raise PlanMismatchError(f"no table {unknown[0]!r} in the older plan, of which to keep ids")
+    for table in new.tables:
+        was = old.tables_by_name.get(table.name)
+        if was is None:
+            rows[table.name] = np.full(table.rows, _NEW)
+            continue
+        for name in ("dim", "dtype", "optimizer"):
+            before, after = getattr(was, name), getattr(table, name)
+            if before != after:
+                raise PlanMismatchError(
+                    f"table {table.name!r} has {name} {before} in the older plan and {after} in "
+                    "the newer one; rows can be more or fewer, and nothing else"
+                )
+        kept = (keep or {}).get(table.name)
+        rows[table.name] = (
+            _by_id(was, table, encodings) if kept is None else _kept(was, table, kept)
+        )
+    return rows
+
+
+def _by_id(was: Table, table: Table, encodings: tuple[Encoding | None, Encoding | None]) -> Int:
+    name = table.name
+    before, after = (None if one is None else one.mappings.get(name) for one in encodings)
+    if isinstance(before, Vocabulary) and isinstance(after, Vocabulary):
+        found = before.map(after.keys)
+        # Row 0 has every key that is not listed.
+        return np.concatenate(([0], np.where(found > 0, found, _NEW)))
+    changed = was.rows != table.rows
+    hashed = [one for one in (before, after) if isinstance(one, Hash)]
+    if (hashed and changed) or (
+        before is not None and after is not None and type(before) is not type(after)
+    ):
+        raise PlanMismatchError(
+            f"table {name!r}: ids are hashed to rows or mapped in another way, so that a row is of "
+            "other ids in the newer plan; map ids by a vocabulary, whose rows go with them"
+        )
+    if table.rows < was.rows:
+        raise PlanMismatchError(
+            f"table {name!r} has {was.rows} rows and would have {table.rows}: say which ids stay, "
+            f"with a file of {table.rows} of them (--keep {name}=FILE)"
+        )
+    ids = np.arange(table.rows)
+    return np.where(ids < was.rows, ids, _NEW)
+
+
+def _kept(was: Table, table: Table, ids: Int) -> Int:
+    outside = ids[(ids < 0) | (ids >= was.rows)]
+    if outside.size or np.unique(ids).size < ids.size or ids.size > table.rows:
+        fault = f"{outside[0]} is no row of {was.rows}" if outside.size else "an id is listed twice"
+        if ids.size > table.rows:
+            fault = f"{ids.size} ids do not fit its {table.rows} rows"
+        raise PlanMismatchError(f"ids to keep of table {table.name!r}: {fault}")
+    return np.concatenate((ids, np.full(table.rows - ids.size, _NEW)))
+
+
+def grown(checkpoint: Checkpoint, old: Plan, new: Plan, rows: Mapping[str, Int]) -> Checkpoint:
+    """A checkpoint with the newer plan's tables; nothing is read before it is written.
+
+    New rows are drawn as those of a new table are, with the run's seed; their optimizer state is
+    zero.
+
+    Parameters
+    ----------
+    rows : mapping of table name to int64 array
+        See `earlier_rows`.
+    """
+    weights, states = dict[str, AnyTensor](), dict[str, AnyTensor]()
+    seed = int(checkpoint.settings.get("seed", 0))
+    for table in new.tables:
+        for tensor in tensors_of(table, table.optimizer):
+            group, made = (WEIGHTS, weights) if tensor.name == "weight" else (STATES, states)
+            name = f"{table.name}.{tensor.name}"
+            source = checkpoint.tensors.get(group, {}).get(name)
+            before = None if source is None else TensorRows.of(source)
+            was = old.tables_by_name.get(table.name)
+            if was is not None and (before is None or before.rows != was.rows):
+                raise PlanMismatchError(
+                    f"{name} of the checkpoint has {0 if before is None else before.rows} rows and "
+                    f"{was.rows} in the older plan; give the plan that it was trained with"
+                )
+            made[name] = _rows(tensor, before, rows[table.name], seed)
+    if UPDATES in checkpoint.tensors.get(STATES, {}):
+        states[UPDATES] = checkpoint.tensors[STATES][UPDATES]
+    settings: dict[str, Any] = dict(checkpoint.settings)
+    if "tables" in settings:
+        settings["tables"] = table_settings(new.tables)
+    data = dict(checkpoint.data)
+    if new.provenance.ids_sha256 and "ids_sha256" in data:
+        data["ids_sha256"] = dict(new.provenance.ids_sha256)
+    tensors = {**checkpoint.tensors, WEIGHTS: weights, STATES: states}
+    return replace(checkpoint, settings=settings, tensors=tensors, data=data)
+
+
+def counts(old: Plan, rows: Mapping[str, Int]) -> list[Grown]:
+    """How many rows of each table stay, are new, and are left out."""
+    sizes = {name: table.rows for name, table in old.tables_by_name.items()}
+    result = []
+    for name, earlier in rows.items():
+        kept = int(np.count_nonzero(earlier >= 0))
+        result.append(Grown(name, kept, earlier.size - kept, sizes.get(name, 0) - kept))
+    return result
+
+
+def checkpoint_of_shards(folder: ShardFolder) -> Checkpoint:
+    """The tables of a folder of shards in the order of ids, read in rows."""
+    groups: dict[str, dict[str, AnyTensor]] = {WEIGHTS: {}, STATES: {}}
+
+    def read(tensor: TableTensor, start: int, stop: int) -> Tensor:
+        table = tensor.table
+        columns = Shard(table.name, (0, 0, 1), (0, table.dim), (), "dram", "host")
+        layout, ids = ShardLayout(table, columns), np.arange(start, stop)
+        found = gather(folder, layout, (tensor.name,), ids, lambda files: files[0])[tensor.name]
+        return torch.from_numpy(found).view(tensor.dtype).reshape(stop - start, *tensor.shape[1:])
+
+    for table in folder.plan.tables:
+        for tensor in tensors_of(table, table.optimizer):
+            group = WEIGHTS if tensor.name == "weight" else STATES
+            groups[group][f"{table.name}.{tensor.name}"] = TensorRows(
+                tensor.shape, tensor.dtype, partial(read, tensor)
+            )
+    if folder.updates is not None:
+        groups[STATES][UPDATES] = torch.tensor(folder.updates)
+    return Checkpoint(Position(**folder.manifest.checkpoint.model_dump()), {}, groups)
+
+
+def _rows(tensor: TableTensor, before: TensorRows | None, earlier: Int, seed: int) -> TensorRows:
+    """A tensor of a table whose rows are those of an earlier one, or new."""
+    table = tensor.table
+    place_of_new = np.cumsum(earlier < 0) - 1
+
+    @cache
+    def drawn() -> Tensor:
+        new = [
+            values[torch.from_numpy(earlier[ids.numpy()] < 0)]
+            for ids, values in initial_weights(table, seed)
+        ]
+        return torch.cat(new).to(tensor.dtype)
+
+    @cache
+    def whole() -> Tensor:
+        assert before is not None, "rows that were are of a tensor"
+        return before.whole()
+
+    def read(start: int, stop: int) -> Tensor:
+        own = earlier[start:stop]
+        result = torch.zeros((stop - start, *tensor.shape[1:]), dtype=tensor.dtype)
+        new, known = np.flatnonzero(own < 0), np.flatnonzero(own >= 0)
+        if new.size and tensor.name == "weight":
+            result[new] = drawn()[place_of_new[start:stop][new]]
+        if known.size and before is not None:
+            low, high = int(own[known].min()), int(own[known].max()) + 1
+            is_near = high - low <= _NEAR * known.size
+            rows = before.read(low, high) if is_near else whole()[low:high]
+            result[known] = rows[own[known] - low].to(tensor.dtype)
+        return result
+
+    return TensorRows(tensor.shape, tensor.dtype, read)
