@@ -36,7 +36,6 @@ from solvers.bounds import lagrangian
 from solvers.bounds.feasibility import impossible, usable_options
 from solvers.bounds.lagrangian import lagrangian_bound
 from solvers.bounds.least_cost import least
-from solvers.bounds.linear_program import lp_bound
 from solvers.bounds.option_costs import OptionCosts
 from solvers.model.build_plan import fitted_plan
 from solvers.model.clock import Clock
@@ -337,15 +336,6 @@ def test_the_pooled_bound_is_below_the_best_plan(
     # Two GPUs cannot share three tables evenly, less so in every phase: the bound is loose
     # here; not idle.
     assert np.median(ratios) > 0.55
-
-
-@pytest.mark.slow
-def test_the_linear_bound_is_below_the_best_plan(kind: str, solved: list[Solved]) -> None:
-    for number, case in enumerate(solved):
-        instance = Instance(case.problem, Roofline())
-        found = lp_bound(instance, time_limit_s=600)
-        assert found is not None
-        assert found.step_time_s + instance.fixed_s <= case.best_s * (1 + 1e-9), f"{kind} {number}"
 
 
 def test_branch_and_bound_is_below_the_best_plan_and_reaches_it(

@@ -16,7 +16,6 @@ from placer.workloads import named_workload
 from solvers import SOLVERS, Limits, solve
 from solvers.bounds.claims import every_option
 from solvers.bounds.lagrangian import lagrangian_bound
-from solvers.bounds.linear_program import lp_bound
 from solvers.model.clock import Clock
 from solvers.model.instance import Instance
 from solvers.options import Effort
@@ -113,12 +112,3 @@ def test_cp_sat_runs_to_its_end_in_any_thread(open_problem: Problem) -> None:
     thread.join()
     assert len(answers) == 1
     assert answers[0].assignment is not None
-
-
-def test_the_linear_program_stops_with_what_it_has(open_problem: Problem) -> None:
-    instance = Instance(open_problem, Roofline())
-    pooled = lagrangian_bound(instance)
-    found = lp_bound(instance, lagrangian=pooled, time_limit_s=600, stop=lambda: True)
-    assert found is not None
-    assert (found.status, found.rounds) == ("limit", 0)
-    assert found.step_time_s >= pooled.step_time_s

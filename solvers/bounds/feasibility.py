@@ -7,9 +7,11 @@ import numpy as np
 
 from placer.plan.memory import Shortage
 from placer.units import format_bytes
-from solvers.bounds.linear_program_devices import is_large
 from solvers.model.instance import Instance, ShardingOption
 from solvers.result import Termination
+
+_LARGE = 2500
+"""Tables × GPUs up to which all sharding options of all tables are looked at."""
 
 
 def impossible(instance: Instance) -> Termination | None:
@@ -60,7 +62,8 @@ def usable_options(instance: Instance) -> list[list[ShardingOption]] | Terminati
         A proof that nothing fits, where a table has no such option.
     """
     usable = [list(instance.options_of(table)) for table in range(instance.tables)]
-    if is_large(instance):
+    is_large = instance.tables * instance.gpus > _LARGE
+    if is_large and instance.sharding_overhead_s is not None:
         return usable
     needs = [[_least_on_one(instance, t, option) for option in of] for t, of in enumerate(usable)]
     held_bytes = np.zeros(instance.tables)

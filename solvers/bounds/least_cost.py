@@ -1,13 +1,16 @@
 """The least that a shard costs at prices of HBM, on a GPU with so much of it."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 
 from cost_models import CostCurve, ShardingOption
-from solvers.bounds.linear_program_tables import distinct_shards
-from solvers.model.instance import Instance
+from solvers.model.instance import Instance, TableShard
 from solvers.model.knapsack import PHASES, Float
+
+_SLICES = 4
+"""Row slices that are looked at besides the last."""
 
 
 def least(curve: CostCurve, hbm_bytes: float, prices: Float) -> tuple[float, Float]:
@@ -89,3 +92,31 @@ def waits(instance: Instance, phases: Sequence[int], seconds: float) -> bool:
         left_s -= min(least_s(table, option) for option in instance.options_of(table))
         rest_s -= whole[table]
     return left_s <= 0
+
+
+def distinct_shards(shards: Sequence[TableShard]) -> list[tuple[TableShard, int]]:
+    """Shards that cost different amounts, and how many cost as much, or more.
+
+    Column slices of one width are alike. Thin row slices differ only in which of the hottest ranks
+    they hold; the last one has the least work and stands for those that are not looked at.
+    """
+    if not shards:
+        return []
+    option = shards[0].option
+    slices_of_width = Counter(option.column_widths or (0,))
+    slices = [(row_slice, 1) for row_slice in range(min(option.row_slices, _SLICES))]
+    if option.row_slices > _SLICES:
+        slices.append((option.row_slices - 1, option.row_slices - _SLICES))
+    return [
+        (
+            TableShard(
+                shards[0].table,
+                option,
+                row_slice,
+                option.column_widths.index(width) if width else 0,
+            ),
+            times * same,
+        )
+        for width, same in slices_of_width.items()
+        for row_slice, times in slices
+    ]

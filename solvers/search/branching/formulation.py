@@ -7,8 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from solvers.bounds.claims import every_option
-from solvers.bounds.least_cost import points_within
-from solvers.bounds.linear_program_tables import distinct_shards
+from solvers.bounds.least_cost import distinct_shards, points_within
 from solvers.model.instance import Instance, ShardingOption, TableShard
 from solvers.model.knapsack import BYTES, PHASES, Float
 

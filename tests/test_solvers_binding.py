@@ -1,0 +1,142 @@
+"""What binds a plan, and how much more a tenth more of it gains: against solving again."""
+
+import random
+from dataclasses import replace
+
+import pytest
+from plan_cases import machine
+from problem_cases import counted_table, problem_of, resident_buffers, unequal_machine, zipf_table
+
+from cost_models import Roofline
+from placer import Problem, Topology
+from solvers import solve
+from solvers.bounds.binding import binding, changes
+from solvers.model.build_plan import build_plan
+from solvers.model.instance import Instance, Placement, TableShard
+
+MODEL = Roofline()
+
+
+def hosts_with(topology: Topology, **changes: float) -> Topology:
+    """The same machine with other values of all its hosts."""
+    hosts = tuple(replace(host, **changes) for host in topology.hosts)  # type: ignore[arg-type]
+    return replace(topology, hosts=hosts)
+
+
+def random_problem(seed: int, *, alike: bool = False) -> Problem:
+    """A few tables on machines whose HBM, DRAM or its bandwidth is short.
+
+    GPUs differ, or they differ in HBM alone.
+    """
+    rng = random.Random(seed)
+    tables = []
+    for number in range(rng.randint(1, 6)):
+        rows, dim = rng.randint(1, 3000), rng.choice([16, 32, 64])
+        lookups, pooling = rng.choice([0.1, 1.0, 8.0]), rng.choice(["sum", "none"])
+        if rng.random() < 0.3:
+            counts = [rng.randint(0, 20) for _ in range(min(rows, 200))]
+            tables.append(counted_table(f"t{number}", counts, dim, lookups=lookups))
+        else:
+            exponent = rng.uniform(0, 1.5)
+            tables.append(
+                zipf_table(
+                    f"t{number}", rows, dim, lookups=lookups, exponent=exponent, pooling=pooling
+                )
+            )
+    size = sum(t.table.bytes_per_row() * t.table.rows for t in tables)
+    topology = rng.choice([machine(1), machine(4), machine(2, 2)])
+    topology = topology if alike or rng.random() < 0.7 else unequal_machine()
+    share, batch_size = rng.choice([0.3, 0.7, 1.5]), rng.choice([4, 64, 200])
+    buffers = resident_buffers(problem_of(*tables, topology=topology, batch_size=batch_size))
+    hbm = (size * share + buffers) / len(topology.gpus) + 30_000
+    gpus = tuple(
+        replace(gpu, memory_bytes=int(hbm * (1 if rng.random() < 0.7 else 0.5)))
+        for gpu in topology.gpus
+    )
+    gpus = tuple(
+        replace(
+            gpu, hbm_bytes_per_s=gpu.hbm_bytes_per_s * (1 if alike or rng.random() < 0.7 else 0.3)
+        )
+        for gpu in gpus
+    )
+    dram = size / len(topology.hosts) * rng.choice([0.5, 0.9, 2.0, 50.0])
+    topology = hosts_with(
+        replace(topology, gpus=gpus),
+        memory_bytes=int(dram),
+        dram_bytes_per_s=topology.hosts[0].dram_bytes_per_s * rng.choice([1, 1, 0.1]),
+    )
+    return problem_of(*tables, topology=topology, batch_size=batch_size)
+
+
+def short_of_hbm(hbm_bytes: int) -> Problem:
+    """Eight tables whose rows are read alike: what is not in HBM crosses a slow link."""
+    tables = [zipf_table(f"t{n}", 20_000, 32, lookups=4.0, exponent=0.1) for n in range(8)]
+    return problem_of(*tables, topology=machine(4, hbm_bytes=hbm_bytes, launch_s=0.0))
+
+
+@pytest.mark.parametrize(
+    ("kind", "resource"),
+    [
+        ("roomy", "hbm bandwidth"),
+        ("host memory", "dram bandwidth"),
+        ("little HBM", "hbm"),
+        ("less HBM", "hbm"),
+        ("enough HBM", "hbm bandwidth"),
+        ("kernels", "launches"),
+        ("link", "link"),
+        ("unused HBM", "free hbm"),
+    ],
+)
+def test_what_binds_gains_most_when_solved_anew(kind: str, resource: str) -> None:
+    tables = [zipf_table(f"t{n}", 20_000, 32, lookups=4.0) for n in range(8)]
+    one_mb = machine(4, hbm_bytes=1_000_000, launch_s=0.0)
+    problem = {
+        "roomy": lambda: problem_of(*tables, topology=machine(4, launch_s=0.0)),
+        "host memory": lambda: problem_of(
+            *tables, topology=hosts_with(one_mb, dram_bytes_per_s=1e9)
+        ),
+        "little HBM": lambda: short_of_hbm(3_000_000),
+        "less HBM": lambda: short_of_hbm(4_400_000),
+        "enough HBM": lambda: short_of_hbm(5_200_000),
+        "kernels": lambda: problem_of(*tables, topology=machine(4, hbm_bytes=2_000_000)),
+        "link": lambda: problem_of(*tables, topology=one_mb),
+        "unused HBM": lambda: problem_of(*tables, topology=machine(4, hbm_bytes=2_000_000)),
+    }[kind]()
+    plan = solve(problem, "greedy-cost").plan
+    if kind == "unused HBM":
+        placements = [Placement(TableShard(n), n % 4, 0) for n in range(8)]
+        plan = build_plan(Instance(problem, MODEL), placements)
+    assert plan is not None
+    found = binding(problem, plan, MODEL)
+    assert found.resource == resource
+    step_time_s = MODEL.evaluate(problem, plan).step_time_s
+    if kind == "unused HBM":
+        anew = solve(problem, "greedy-cost").step_time_s
+        assert anew is not None
+        assert step_time_s / anew - 1 >= found.gain > 0.3
+        return
+    solved = {}
+    for change in changes(problem.topology):
+        other = solve(replace(problem, topology=change.topology), "greedy-cost").step_time_s
+        assert other is not None
+        solved[change.resource] = max(0.0, step_time_s / other - 1)
+    assert max(solved, key=lambda one: solved[one]) == resource
+    for name, gain in solved.items():
+        assert found.gains[name] == pytest.approx(gain, abs=2e-3), name
+
+
+def test_the_gain_of_a_plan_is_that_of_the_changed_machine() -> None:
+    """Of every bandwidth and of launches: as the model says when it is asked again."""
+    for seed in range(6):
+        problem = random_problem(seed)
+        plan = solve(problem, "greedy-cost").plan
+        if plan is None or any(shard.lookup == "host" for shard in plan.shards):
+            continue
+        report = MODEL.evaluate(problem, plan)
+        gains = binding(problem, plan, MODEL, report).gains
+        for change in changes(problem.topology):
+            if change.resource in ("hbm", "dram"):
+                continue
+            faster = MODEL.evaluate(replace(problem, topology=change.topology), plan)
+            gain = report.step_time_s / faster.step_time_s - 1
+            assert gains[change.resource] == pytest.approx(gain, abs=1e-9), change.words
