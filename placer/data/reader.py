@@ -173,8 +173,9 @@ def _opened(
     _check_options(files[0], kind, columns)
     source = _source(files, kind, layout, **columns)
     if kind == "parquet":
-        from placer.data.formats.parquet import check_parts
+        from placer.data.formats.parquet import ParquetSource, check_parts
 
+        assert isinstance(source, ParquetSource), "what this format is opened as"
         check_parts(metadata, source)
     return _Opened(source, kind, before, (*notes, *_notes(source)))
 
