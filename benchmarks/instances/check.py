@@ -213,7 +213,7 @@ def _malformed(work: StepTime, shard: Any) -> Iterator[Fault]:
     if (shard["lookup"] == "cached") != (cache > 0) or cache > row_count(shard):
         yield Fault("lookup", f"{where}: {cache} cache_rows with lookup {shown(shard['lookup'])}")
     if staging and shard["lookup"] not in ("staged", "cached"):
-        yield Fault("lookup", f"{where}: staging_rows with lookup {shard['lookup']!r}")
+        yield Fault("lookup", f"{where}: staging_rows with lookup {shown(shard['lookup'])}")
 
 
 def _uncovered(work: StepTime, shards: Sequence[Shard]) -> Iterator[Fault]:

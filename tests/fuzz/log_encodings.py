@@ -201,7 +201,9 @@ def _zstd(content: bytes) -> bytes:
 
 def _zstd_frames(content: bytes, count: int = 1, between: bytes = b"") -> Written:
     # Arrow writes frames without checksums: bits that are flipped within cannot be noticed.
-    written = _joined(_streams(content, count, _zstd), between)
+    # A frame that is skipped is one, too: a file may end before it.
+    frames = [part for one in _streams(content, count, _zstd) for part in (one, between) if part]
+    written = _joined(frames)
     return Written(written.content, written.streams, range(0))
 
 
