@@ -4,7 +4,9 @@ import random
 from collections import Counter
 from typing import Any
 
-from placer import Plan, Problem, Profile, Shard, Table, TableProfile, Topology
+from plan_cases import roomy
+
+from placer import Plan, Problem, Profile, Shard, Table, TableProfile
 from placer.pipeline import PIPELINES
 from placer.plan.buffers import with_buffers
 from placer.profile.cdf import AccessCdf
@@ -17,7 +19,7 @@ LOOKUPS = ("device", "device", "staged", "uva", "cached", "host")
 def random_problem(rng: random.Random) -> Problem:
     """Two to four tables of all types, optimizers and poolings, on a machine with ample memory."""
     profiles = tuple(_table(rng, f"t{number}") for number in range(rng.randint(2, 4)))
-    topology = Topology.parse(rng.choice(MACHINES), hbm="4TiB", dram="64TiB")
+    topology = roomy(rng.choice(MACHINES))
     return Problem(
         Profile(profiles),
         topology,

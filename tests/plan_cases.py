@@ -12,6 +12,13 @@ from placer.topology.devices import Gpu, Host, Link
 from placer.topology.topology import Topology
 
 
+def roomy(name: str) -> Topology:
+    """A preset whose GPUs and hosts have more memory than any card: for plans of all kinds."""
+    preset = Topology.parse(name)
+    gpus = tuple(replace(gpu, chip="") for gpu in preset.gpus)
+    return replace(preset, gpus=gpus).with_memory(hbm="4TiB", dram="64TiB")
+
+
 def machine(
     gpus: int = 2,
     hosts: int = 1,

@@ -64,7 +64,7 @@ def test_a_log_that_cannot_be_made(tmp_path: Path) -> None:
     result = invoke("demo", "--samples", "1000", "--scale", "0.001", "-o", tmp_path / "d")
     assert result.exit_code == 1
     [line] = result.stderr.splitlines()
-    assert f"cannot write {tmp_path / 'd' / 'generated.tsv'}" in line
+    assert f"cannot write {tmp_path / 'd'}: it is a file; name a folder" in line
 
 
 def test_the_demo_names_the_files_that_are_there(tmp_path: Path) -> None:

@@ -146,7 +146,7 @@ def test_the_mlps_can_be_in_bfloat16(workbench: Workbench) -> None:
     [
         (("--backend", "magic"), "no backend is called 'magic'; there are auto, numba"),
         (("--trace-steps", "3"), "--trace-steps needs --trace"),
-        (("--amp", "float16"), "'float16' is not 'bfloat16'"),
+        (("--amp", "float16"), "'float16' is not one of bfloat16"),
     ],
 )
 def test_options_that_cannot_be(
@@ -216,7 +216,7 @@ def test_a_file_that_has_no_metrics_is_left_alone(workbench: Workbench, tmp_path
     assert file.read_text() == "by hand\n"
     refused = invoke(*workbench.training(), "--metrics", tmp_path / "new" / "metrics.jsonl")
     assert refused.exit_code == 1
-    assert "its folder is not there" in refused.stderr
+    assert "make it: mkdir -p" in refused.stderr
 
 
 def test_tensorboard_shows_each_step_once(workbench: Workbench, tmp_path: Path) -> None:

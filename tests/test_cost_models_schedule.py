@@ -5,13 +5,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from plan_cases import roomy
 from schedule_events import finished_at, threads_of
 
 from cost_models import Roofline, Schedule
 from cost_models.step_equation.arena_loads import arena_loads, arena_times
 from cost_models.step_equation.phases import NAMES, ROWS, with_lanes
 from cost_models.step_equation.work import work_of
-from placer import Plan, Problem, Topology
+from placer import Plan, Problem
 from placer.pipeline import PIPELINES
 from placer.workloads import named_workload
 from solvers.model.build_plan import build_plan
@@ -31,7 +32,7 @@ def test_a_chain_takes_the_slowest_of_each_phase_and_a_step_the_longest_chain() 
 def random_plan(seed: int) -> tuple[Problem, Plan]:
     """A plan with random sharding options, GPUs and hot rows; memory is no limit."""
     rng = random.Random(seed)
-    topology = Topology.parse(rng.choice(MACHINES), hbm="4TiB", dram="64TiB")
+    topology = roomy(rng.choice(MACHINES))
     problem = Problem(
         named_workload(f"random-{rng.randint(1, 8)}@{seed}"),
         topology,

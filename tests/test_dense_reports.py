@@ -58,7 +58,7 @@ def test_a_long_dense_part_is_what_a_step_waits_for() -> None:
     assert names.index("outputs") + 1 == names.index("dense") == names.index("gradients") - 1
     assert any("1 s of it dense layers" in line for line in shown.headline)
     result = solve(problem, "greedy-cost", "roofline", time_limit_s=5.0)
-    assert "waits for dense layers; they take 100% of the step" in result.termination.detail
+    assert "waits for dense layers; the dense layers bind" in result.termination.detail
 
 
 def test_words_say_when_steps_are_embeddings_alone() -> None:

@@ -349,7 +349,7 @@ class TestFailures:
         assert caught.value.error_type == PlannerErrorType.INSUFFICIENT_STORAGE
 
     def test_an_unknown_solver_is_refused(self) -> None:
-        with pytest.raises(PlannerError, match="no solver 'fast'"):
+        with pytest.raises(PlannerError, match="no solver is called 'fast'"):
             planner_of(MIB, solver="fast")
 
     def test_the_only_plan_comes_with_a_warning_if_it_trains_wrong(self) -> None:

@@ -21,7 +21,7 @@ from cost_models.calibrated.calibration import Calibration
 from placer import Plan, Topology
 from placer.data import open_log
 from placer.data.schema import Schema
-from placer.default_options import default_options
+from placer.default_options import Key, default_options
 from placer.dense.file import read as read_dense
 from placer.errors import PlacerError
 from placer.plan.verify import violations
@@ -118,8 +118,9 @@ def _read_schema(path: Path) -> None:
 
 
 def _read_options(path: Path) -> None:
-    commands = {name: {"topology": "topology", "seed": "seed"} for name in ("show", "compare")}
-    commands["plan"] = commands["show"] | {"solver": "solver", "hbm": "hbm"}
+    shared = {name: Key(name) for name in ("topology", "seed")}
+    commands = {"show": shared, "compare": shared}
+    commands["plan"] = shared | {name: Key(name) for name in ("solver", "hbm")}
     default_options(commands, {"PLACER_CONFIG": str(path)})
 
 

@@ -47,7 +47,7 @@ def overlaps(rank: int, world: int, plan: Plan) -> list[str]:
     exchanged = [threading.Event() for _ in range(STEPS)]
     order: list[str] = []
     number = itertools.count()
-    make = model._inputs._group
+    make = model._inputs.group
 
     def group() -> Communicator:
         ahead = make()
@@ -66,7 +66,7 @@ def overlaps(rank: int, world: int, plan: Plan) -> list[str]:
         exchanged[batch].set()
         return result
 
-    model._inputs._group = group
+    model._inputs.group = group
     batches = [batches_of(plan.tables, world, step)[rank] for step in range(STEPS)]
     for step, batch in enumerate(look_ahead(batches, model)):
         outputs = model(batch)
