@@ -315,7 +315,7 @@ def plan(
     effort: Effort = BUNDLE,
     cache: bool = option(
         True,
-        "Use the kept plan of the same search, or begin with that of a similar one.",
+        "Use the kept plan of the same search.",
         "--cache/--no-cache",
     ),
     file: File = PLAN_FILE,

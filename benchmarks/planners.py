@@ -1,6 +1,6 @@
 """Placement solvers side by side: quality, time and memory, in five parts.
 
-    python benchmarks/planners.py [--quick] [--part own|scale|drawn|torchrec|warm]
+    python benchmarks/planners.py [--quick] [--part own|scale|drawn|torchrec]
                                   [--only NAME,...] [--solvers NAME,...] [--runs 3]
 
 own         every solver on published and drawn models (cost model `roofline`): MLPerf
@@ -10,7 +10,6 @@ own         every solver on published and drawn models (cost model `roofline`): 
 scale       time to solve as tables × GPUs grow tenfold together, with a plot
 drawn       forty problems of all kinds (--tasks): whether any strategy is ahead of `auto`
 torchrec    TorchRec's planner against ours, under TorchRec's own perf model
-warm        `auto` from the plan of a problem that differs little, beside `auto` from nothing
 
 Each solver runs in a process of its own, so that its peak memory and its time are its own; on
 the tasks of `drawn`, one process runs all solvers of a task. The plans come back as files, and
@@ -37,7 +36,6 @@ import _own
 import _scale
 import _tasks
 import _torchrec
-import _warm
 from _machine import RESULTS, machine, slug, versions
 from _problems import OWN, TORCHREC
 from _runs import Claim
@@ -45,7 +43,7 @@ from _runs import Claim
 from placer.files import write_text
 from solvers import SOLVERS
 
-PARTS = ("own", "scale", "drawn", "torchrec", "warm")
+PARTS = ("own", "scale", "drawn", "torchrec")
 QUICK_LIMIT_S = 5.0
 PACKAGES = ("embedding-placer", "ortools", "numpy", "scipy", "torch", "torchrec", "fbgemm-gpu-cpu")
 
@@ -89,8 +87,6 @@ def run_part(part: str, options: argparse.Namespace, solvers: Sequence[str]) -> 
         records, claims = _scale.run(options, solvers, save, plot)
     elif part == "drawn":
         records, claims = _tasks.run(options, solvers, save)
-    elif part == "warm":
-        records, claims = _warm.run(options, save)
     else:
         records, claims = _torchrec.run(options, solvers, save)
     save(records, claims)

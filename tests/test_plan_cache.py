@@ -32,17 +32,13 @@ from placer import (
     Topology,
 )
 from placer.dense import DenseLayers
-from placer.plan.verify import violations
 from placer.profile.counts import RowCounts
 from placer.profile.locality import WindowCounts
-from placer.workloads import named_workload
 from solvers import CachedSolver, Limits, PlanCache, SolveResult, solve, solver
 from solvers.cache import folder as cache_folder
 from solvers.cache import key as cache_key
 from solvers.cache.entry import Entry
 from solvers.cache.key import key_of
-from solvers.cache.nearest import nearest
-from solvers.strategies._base import Strategy
 
 
 @dataclass(frozen=True)
@@ -479,105 +475,3 @@ def test_what_a_kept_plan_claims_is_not_believed(
     assert true.plan is not None
     for one in ("status", "step_time_s", "bound_s"):
         assert getattr(found.plan.solver, one) == getattr(true.plan.solver, one)
-
-
-def similar(
-    batch_size: int = 1024, tables: str = "random-5@3", machine: str = "2xh100", hbm: str = "16MiB"
-) -> Problem:
-    return Problem(named_workload(tables), Topology.parse(machine, hbm=hbm), batch_size)
-
-
-def searched(
-    cache: PlanCache, problem: Problem, name: str = "ilp", steps: int | None = None
-) -> tuple[SolveResult, list[str]]:
-    notes: list[str] = []
-    limits = Limits(2.0, gap=1.0, max_steps=steps)
-    result = CachedSolver(solver(name), cache, notes.append).solve(problem, Roofline(), limits)
-    assert result.plan is not None
-    return result, notes
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        similar(1100),
-        similar(hbm="17MiB"),
-        similar(machine="2xa100-80"),
-        similar(tables="random-6@3"),
-    ],
-    ids=["batch", "hbm", "chip", "table"],
-)
-def test_a_search_begins_with_the_plan_of_a_similar_problem(
-    cache: PlanCache, changed: Problem
-) -> None:
-    searched(cache, similar())
-    result, notes = searched(cache, changed)
-    assert result.plan is not None
-    assert "began with the plan of" in notes[0]
-    assert result.step_time_s is not None
-    assert result.step_time_s <= result.stats["warm_s"] * (1 + 1e-6)
-    assert not violations(result.plan)
-    again, notes = searched(cache, changed)
-    assert again.stats["from_cache"]
-
-
-@pytest.mark.parametrize(
-    ("changed", "name", "steps"),
-    [
-        (similar(1100), "ilp", 50),
-        (similar(1100), "greedy-cost", None),
-        (similar(machine="4xh100"), "ilp", None),
-        (similar(64, "random-20@3"), "ilp", None),
-    ],
-    ids=["steps", "rule", "machine", "tables"],
-)
-def test_a_search_begins_with_no_other_plan(
-    cache: PlanCache, changed: Problem, name: str, steps: int | None
-) -> None:
-    searched(cache, similar())
-    result, notes = searched(cache, changed, name, steps)
-    assert notes == []
-    assert "warm_s" not in result.stats
-
-
-def test_a_search_takes_over_what_it_begins_with() -> None:
-    """Without time of its own it ends where the plan was that it began with, and not before."""
-    problem, strategy = similar(256, "random-9@9", "4xh100", "64MiB"), solver("ilp")
-    assert isinstance(strategy, Strategy)
-    good = strategy.solve(problem, Roofline(), Limits(4.0, gap=1e-4))
-    assert good.plan is not None
-    assert good.step_time_s is not None
-    for limits in (Limits(0.0), Limits(60.0, max_steps=1)):
-        warm = strategy.solve(problem, Roofline(), limits, good.plan)
-        cold = strategy.solve(problem, Roofline(), limits)
-        assert warm.step_time_s is not None
-        assert cold.step_time_s is not None
-        assert warm.step_time_s <= good.step_time_s * (1 + 1e-6) < cold.step_time_s
-
-
-def test_of_similar_problems_the_nearest_is_begun_with(cache: PlanCache) -> None:
-    for batch_size in (256, 1024, 1600):
-        searched(cache, similar(batch_size), "greedy-cost")
-    plan = nearest(cache, similar(1100))
-    assert plan is not None
-    assert plan.batch_size == 1024
-    (cache.folder / f"{'0' * 64}.plan").write_bytes(b"placer-cached-plan-2 x " + b"y" * 500)
-    for file in cache.folder.iterdir():
-        file.write_bytes(file.read_bytes()[:-1])
-    assert nearest(cache, similar(1100)) is None
-
-
-def test_a_plan_behind_another_machines_first_line_is_not_begun_with(cache: PlanCache) -> None:
-    searched(cache, similar(machine="4xh100"), "greedy-cost")
-    (other,) = cache.folder.iterdir()
-    shape = other.read_bytes().partition(b"\n")[0].split()[2]
-    cache.clear()
-    searched(cache, similar(), "greedy-cost")
-    (file,) = cache.folder.iterdir()
-    own = file.read_bytes()
-    line, _, body = own.partition(b"\n")
-    file.write_bytes(b" ".join([*line.split()[:2], shape]) + b"\n" + body)
-    assert nearest(cache, similar(machine="4xh100")) is None
-    _, notes = searched(cache, similar(), "greedy-cost")
-    assert "another machine" in notes[0]
-    assert searched(cache, similar(), "greedy-cost")[0].stats["from_cache"]

@@ -1,7 +1,6 @@
 """The file of one plan in the cache: a line with its hash, a line of JSON, and the hot ids.
 
-The first line also has the hash of the machine's shape, so that plans of similar problems are
-found without reading all files. One file, so that it is there whole or not at all. Nothing in it is
+One file, so that it is there whole or not at all. Nothing in it is
 ever run.
 """
 
@@ -15,16 +14,14 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from placer.errors import PlacerError, PlanError
-from placer.files import sha256_json
 from placer.plan.file import from_dict, to_dict
 from placer.plan.plan import Plan
 from placer.plan.seal import sealed
 from placer.plan.verify import violations
 from placer.read_files import LimitError, parse_json
-from placer.topology.topology import Topology
 from solvers.result import Limit, SolveResult, Termination
 
-MAGIC = "placer-cached-plan-3"
+MAGIC = "placer-cached-plan-4"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +65,7 @@ def encoded(entry: Entry) -> bytes:
     }
     ids = {n: np.ascontiguousarray(ids, np.int64) for n, ids in result.plan.hot_ids.items()}
     body = json.dumps(document, default=_plain).encode() + b"\n" + save(ids)
-    sha256, shape = hashlib.sha256(body).hexdigest(), shape_of(result.plan.topology)
-    return f"{MAGIC} {sha256} {shape}\n".encode() + body
-
-
-def shape_of(topology: Topology) -> str:
-    """The hash of what GPUs a machine has, and on which hosts, whatever they can do."""
-    return sha256_json([[gpu.id, gpu.host] for gpu in topology.gpus])
+    return f"{MAGIC} {hashlib.sha256(body).hexdigest()}\n".encode() + body
 
 
 def decoded(content: bytes, key: str) -> Entry:
@@ -90,7 +81,7 @@ def decoded(content: bytes, key: str) -> Entry:
     magic, *hashes = first.decode("ascii", "replace").split(" ")
     if magic != MAGIC:
         raise PlacerError("it is no plan of this version's cache")
-    if [hashlib.sha256(body).hexdigest()] != hashes[:1]:
+    if [hashlib.sha256(body).hexdigest()] != hashes:
         raise PlacerError("it is cut short or was altered")
     line, _, ids = body.partition(b"\n")
     try:
@@ -99,9 +90,6 @@ def decoded(content: bytes, key: str) -> Entry:
         raise PlacerError(f"it is damaged: {error!r}") from error
     if entry.key != key:
         raise PlacerError("it holds the plan of another problem")
-    plan = entry.result.plan
-    if plan is None or hashes[1:] != [shape_of(plan.topology)]:
-        raise PlacerError("its first line is of another machine than its plan")
     return entry
 
 

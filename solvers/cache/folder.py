@@ -3,7 +3,6 @@
 import contextlib
 import os
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -11,17 +10,13 @@ from typing import NamedTuple
 from placer.errors import PlacerError
 from placer.files import write_bytes
 from placer.read_files import MOST_JSON_BYTES, LimitError, read_limited
-from placer.topology.topology import Topology
-from solvers.cache.entry import MAGIC, Entry, decoded, encoded, shape_of
+from solvers.cache.entry import Entry, decoded, encoded
 
 FOLDER_VARIABLE = "PLACER_CACHE"
 """The variable that names another folder than the user's own for caches."""
 
 MOST_BYTES = 512 << 20
 """Of all plans together: some 2,000 plans of 400 tables that list no hot ids."""
-
-_LOOKED_AT, _FIRST_LINE = 100, 256
-"""The latest files of which the first line is read, and bytes of it."""
 
 _NAME = re.compile(r"[0-9a-f]{64}\.plan")
 
@@ -64,7 +59,7 @@ class PlanCache:
 
     Attributes
     ----------
-    folder : Path
+    folder : path
     most_bytes : int
         Of all files; beyond, those that were used longest ago are removed.
 
@@ -72,13 +67,16 @@ class PlanCache:
     --------
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     cache = PlanCache(Path(folder))
+    ...     cache = PlanCache(folder)
     ...     print(cache.load("0" * 64), cache.size())
     None CacheSize(plans=0, bytes=0)
     """
 
     folder: Path = field(default_factory=default_folder)
     most_bytes: int = MOST_BYTES
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "folder", Path(self.folder))
 
     def load(self, key: str) -> Entry | None:
         """The entry with a key, or None without one.
@@ -102,26 +100,6 @@ class PlanCache:
         with contextlib.suppress(OSError):  # A folder that others own is read all the same.
             os.utime(path)
         return entry
-
-    def like(self, topology: Topology, most: int) -> Iterator[Entry]:
-        """Entries of machines with the same GPUs and hosts, by name: the latest, at most so many.
-
-        Files that are damaged are left out.
-        """
-        shape = shape_of(topology)
-        for _, _, path in list(reversed(self._files()))[:_LOOKED_AT]:
-            try:
-                with path.open("rb") as file:
-                    first = file.readline(_FIRST_LINE).decode("ascii", "replace")
-                if first.split()[2:] != [shape] or not first.startswith(MAGIC):
-                    continue
-                content = read_limited(path, min(self.most_bytes, MOST_JSON_BYTES))
-                yield decoded(content, path.stem)
-            except (OSError, LimitError, PlacerError):
-                continue
-            most -= 1
-            if not most:
-                return
 
     def save(self, entry: Entry) -> None:
         """Write an entry, atomically, and remove others where all are too large together.

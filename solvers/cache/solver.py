@@ -13,10 +13,8 @@ from solvers.bounds.lagrangian import lagrangian_bound
 from solvers.cache.entry import Entry
 from solvers.cache.folder import PlanCache
 from solvers.cache.key import key_of
-from solvers.cache.nearest import nearest
 from solvers.model.instance import Instance
 from solvers.result import Limits, Solver, SolveResult
-from solvers.strategies._base import Strategy
 
 _EXACT = 1e-6
 """Share by which sums of floats may differ from one processor to another."""
@@ -30,10 +28,6 @@ class CachedSolver:
     Kept is what has a plan and was not stopped by hand. Files that are damaged, altered or of
     something else are left out with a note, and written anew; where nothing can be written, the
     search goes on without.
-
-    Where no plan is kept, a search begins with that of a similar problem, if there is one
-    (`solvers.cache.nearest`). Searches that are limited by steps do not, so that they have the same
-    plan anywhere.
 
     Parameters
     ----------
@@ -92,7 +86,7 @@ class CachedSolver:
             self._note(f"the plan is that of {made}, from the cache in {cache.folder}; --no-cache "
                        "searches anew")  # fmt: skip
             return found
-        result = self._searched(problem, cost_model, limits, cache)
+        result = self._solver.solve(problem, cost_model, limits)
         # Who edits the source while it searches has a plan of neither version.
         keep = result.plan is not None and result.termination.limit != "stop"
         if keep and key_of(problem, cost_model, self._solver, limits) == key:
@@ -100,21 +94,6 @@ class CachedSolver:
                 cache.save(Entry(key, limits.time_limit_s, result))
             except PlacerError as error:
                 self._note(f"the plan is not kept: {error}")
-        return result
-
-    def _searched(
-        self, problem: Problem, cost_model: CostModel, limits: Limits, cache: PlanCache
-    ) -> SolveResult:
-        strategy = self._solver
-        if not isinstance(strategy, Strategy) or not strategy.warm_starts or limits.max_steps:
-            return strategy.solve(problem, cost_model, limits)
-        similar = nearest(cache, problem)
-        result = strategy.solve(problem, cost_model, limits, similar)
-        if similar is not None and result.plan is not None:
-            self._note(
-                f"began with the plan of {similar.provenance.created} for a similar problem, from "
-                f"the cache in {cache.folder}; --no-cache begins without"
-            )
         return result
 
 

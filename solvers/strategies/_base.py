@@ -19,15 +19,10 @@ from solvers.bounds.lagrangian import contended_bound_s
 from solvers.model.assignment import Assignment
 from solvers.model.build_plan import fitted_plan
 from solvers.model.clock import Clock
-from solvers.model.instance import Instance, ShardingOption
+from solvers.model.instance import Instance
 from solvers.result import Limits, SolveResult, Termination
-from solvers.search.moves import improve
-from solvers.search.old_placement import old_assignment, old_tables
 from solvers.strategies._search import Search
 from solvers.strategies._weighing import unreplicated, weighed
-
-_WARM_SHARE = 0.3
-"""Of the time, for improving a warm start."""
 
 _FINISH_BOUNDS, _FINISH_S_PER_TABLE = 0.9, 2e-3
 """Times what the first bound took that is kept for making, checking, writing and showing the plan;
@@ -44,23 +39,13 @@ class Strategy(ABC):
     )
     """What a result without a plan says."""
 
-    warm_starts: ClassVar[bool] = False
-    """Whether a search makes something of another problem's plan."""
-
     def solve(
         self,
         problem: Problem,
         cost_model: CostModel,
         limits: Limits,
-        warm_start: Plan | None = None,
     ) -> SolveResult:
-        """Search to the gap or a limit. See `Solver.solve`.
-
-        Parameters
-        ----------
-        warm_start : Plan, optional
-            Of a similar problem, to begin with: tables and devices are known by their names.
-        """
+        """Search to the gap or a limit. See `Solver.solve`."""
         self.prepare(limits)
         clock = Clock.start(limits)
         instance = Instance(problem, cost_model)
@@ -71,7 +56,6 @@ class Strategy(ABC):
         enough_s = _FINISH_S_PER_TABLE * instance.tables
         clock.reserve(min(_FINISH_BOUNDS * search.bounded_in_s, enough_s))
         search = unreplicated(weighed(search))
-        search.warm_start = warm_start
         search.tell(self.name)
         outcome = self.place(search)
         if isinstance(outcome, Termination):
@@ -111,12 +95,7 @@ class Stage(NamedTuple):
 
 
 class StagedStrategy(Strategy):
-    """A strategy that is a list of stages; the best assignment goes from one to the next.
-
-    A warm start comes before them, so that what the first stage finds may still be better.
-    """
-
-    warm_starts = True
+    """A strategy that is a list of stages; the best assignment goes from one to the next."""
 
     @abstractmethod
     def stages(self, instance: Instance) -> list[Stage]:
@@ -129,10 +108,7 @@ class StagedStrategy(Strategy):
     def assignments(self, search: Search) -> Iterable[Assignment]:
         """Run the stages."""
         first, *others = self.stages(search.instance)
-        if self.warm_starts and search.warm_start is not None:
-            self._run(Stage("warm", _warm), search)
-        if search.best is None or search.is_open:
-            self._run(first, search)
+        self._run(first, search)
         if search.best is None:
             self._run(Stage("room", Search.first_fit), search)
         for stage in others:
@@ -149,24 +125,6 @@ class StagedStrategy(Strategy):
         if assignment is not None:
             search.stats[f"{stage.name}_s"] = assignment.step_time_s
             search.keep(assignment)
-
-
-def _warm(search: Search) -> Assignment | None:
-    """The sharding options and GPUs of the plan to begin with, HBM filled anew, and improved.
-
-    Tables that it does not have get the option that the bound has for them.
-    """
-    instance, bound, plan = search.instance, search.lagrangian, search.warm_start
-
-    def option_of_new(table: int) -> ShardingOption:
-        works = bound.option_for(table, bound.step_time_s)
-        return instance.options_of(table)[0] if works is None else works.option
-
-    assert plan is not None, "the stage is left out without one"
-    assignment = old_assignment(instance, old_tables(instance, plan), option_of_new)
-    if assignment is not None:
-        improve(assignment, search.clock.part(_WARM_SHARE))
-    return assignment
 
 
 def _result(name: str, search: Search, plan: Plan) -> SolveResult:

@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from placer.plan.plan import Plan
 from solvers.bounds.claims import Claim, every_option
 from solvers.bounds.feasibility import nothing_fits, usable_options
 from solvers.bounds.lagrangian import LagrangianBound, lagrangian_bound
@@ -48,8 +47,6 @@ class Search:
         What the strategy is at.
     bounded_in_s : float
         Seconds that the Lagrangian bound took.
-    warm_start : Plan or None
-        Of a similar problem, to begin with.
     first : Assignment or None
         That for the bound's own step time, which weighing chains began with.
     starts : list of Assignment
@@ -72,7 +69,6 @@ class Search:
     stats: dict[str, object] = field(default_factory=dict)
     stage: str = ""
     bounded_in_s: float = 0.0
-    warm_start: Plan | None = None
     first: Assignment | None = None
     starts: list[Assignment] = field(default_factory=list)
     others_s: float = np.inf

@@ -20,7 +20,6 @@ class GreedyCost(StagedStrategy):
     """The strategy of this module's docstring."""
 
     name = "greedy-cost"
-    warm_starts = False  # It is the rule of this module, whatever was found before.
 
     def stages(self, instance: Instance) -> list[Stage]:
         """The greedy alone."""
