@@ -467,8 +467,8 @@ def test_what_a_kept_plan_claims_is_not_believed(
     if is_sealed:
         document["plan"] = sealed(document["plan"])
     body = json.dumps(document).encode() + b"\n" + ids
-    magic, _, shape = first.split()
-    file.write_bytes(b" ".join([magic, sha256(body).hexdigest().encode(), shape]) + b"\n" + body)
+    magic, _ = first.split()
+    file.write_bytes(b" ".join([magic, sha256(body).hexdigest().encode()]) + b"\n" + body)
     found = BASE.solved(cache)
     assert same(found, true)
     assert found.plan is not None
