@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, Literal, TypeVar
 
 from placer.errors import PlacerError
 from placer.file_locks import is_at, locked_folder, take_lock
+from placer.read_files import open_file
 
 StrPath = str | os.PathLike[str]
 T = TypeVar("T")
@@ -384,8 +385,8 @@ class HashedFile(io.IOBase):
 
 
 def sha256_file(path: StrPath) -> str:
-    """Hexadecimal SHA-256 of a file's content."""
-    with Path(path).open("rb") as file:
+    """Hexadecimal SHA-256 of a file's content; an OSError for what is no regular file."""
+    with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -1,12 +1,13 @@
 """Files of others, read within limits: of size, depth, numbers and kinds of files."""
 
+import errno
 import json
 import math
 import os
 import stat
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 MOST_JSON_BYTES = 256 << 20
 """Longest JSON: a plan of 100,000 tables and 100,000 shards takes 60 MB."""
@@ -20,26 +21,38 @@ class LimitError(ValueError):
     """A file that is not read, because of a limit or because it is damaged."""
 
 
+def open_file(path: str | os.PathLike[str]) -> BinaryIO:
+    """A regular file, open for reading.
+
+    Raises
+    ------
+    OSError
+        If it cannot be opened, or is a device, a pipe or a folder.
+    """
+    # A pipe that nobody writes would never be opened else.
+    file = os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb")
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "it is a device, a pipe or a folder, and no file")
+    return file
+
+
 def read_limited(path: Path, most_bytes: int) -> bytes:
     """All of a regular file.
 
     Raises
     ------
     OSError
-        If it cannot be opened.
+        See `open_file`.
     LimitError
-        If it is too large, or a device, a pipe or a folder.
+        If it is too large.
     """
-    # A pipe that nobody writes would never be opened else.
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-    with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise LimitError("it is a device, a pipe or a folder, and no file")
+    with open_file(path) as file:
         content = file.read(most_bytes + 1)
+        size = os.fstat(file.fileno()).st_size
     if len(content) > most_bytes:
         raise LimitError(
-            f"it has {max(status.st_size, len(content))} bytes, and at most {most_bytes} are read"
+            f"it has {max(size, len(content))} bytes, and at most {most_bytes} are read"
         )
     return content
 

@@ -2,17 +2,25 @@
 
 import json
 import os
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from placer import Constraints, Plan, Profile, Topology
 from placer.config_file import MOST_BYTES, MOST_DEPTH
 from placer.errors import PlacerError, PlanError, TopologyError
+from placer.files import sha256_file
+from placer.measurement.dataset import Dataset
 from placer.read_files import LimitError, read_json, read_limited
+from placer.storage.checkpoint.dcp_metadata import Block, read_metadata
+from placer.storage.checkpoint.dcp_reader import _Files
 from placer.storage.manifest import Manifest, read_manifest
+from placer.training.growing import _ids_of
+from placer.training.metric_logs import JsonLines
 from placer.units import parse_bytes
 
 MACHINE = """
@@ -115,6 +123,44 @@ def test_a_pipe_and_a_device_are_no_files(tmp_path: Path, kind: str) -> None:
     for path in (tmp_path / "pipe", Path("/dev/zero")):
         with pytest.raises(PlacerError, match=r"it is a device, a pipe or a folder, and no file"):
             LOADS[kind](path)
+
+
+SAID = {
+    "pipe": "it is a device, a pipe or a folder, and no file",
+    "device": "it is a device, a pipe or a folder, and no file",
+    "socket": "No such device or address",
+    "folder": "Is a directory",
+}
+OTHERS: dict[str, Callable[[Path], object]] = {
+    "sha256": sha256_file,
+    "measurements": Dataset.load,
+    "metadata of a checkpoint": lambda path: read_metadata(path.parent),
+    "part of a checkpoint": lambda path: _Files(path.parent).block(
+        Block((0,), (1,), path.name, 0, 0), "w", torch.float32
+    ),
+    "ids to keep": lambda path: _ids_of(f"table={path}"),
+    "metrics of a run": JsonLines,
+}
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "socket", "folder"])
+@pytest.mark.parametrize("read", OTHERS.values(), ids=OTHERS)
+def test_every_other_input_is_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, read: Callable[[Path], object]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / ".metadata"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as one:
+            one.bind(path.name)
+    else:
+        path.mkdir()
+    with pytest.raises((PlacerError, OSError), match=f"{SAID[kind]}|has no metrics of a run"):
+        read(path)
 
 
 def test_more_bytes_or_values_than_are_read(

@@ -1,5 +1,7 @@
 """Logs, counts, tables and gradients that used to be taken for something else."""
 
+import bz2
+import io
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,11 +12,14 @@ import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 import torch
+import torch.distributed as dist
 from training_cases import plan_for, small_log
 
 from cost_models import Roofline
 from placer import Feature, Plan, Problem, Shard, Table, Topology
 from placer.data import open_log
+from placer.data.files.staging import Staging
+from placer.data.files.unpacking import Unpacked
 from placer.data.formats.parquet import ParquetSource
 from placer.data.keys import bags_from_arrow
 from placer.data.text_keys import MOST_TEXT_BYTES
@@ -26,12 +31,14 @@ from placer.errors import (
     ProblemError,
     ProfileError,
 )
-from placer.executor import BagBatch, PlacedEmbeddings
+from placer.executor import BagBatch, PlacedEmbeddings, ShardedEmbeddings, make_embeddings
+from placer.files import HashedFile
 from placer.plan.origin import profile_of
 from placer.plan.verify import check_shards, violations
 from placer.profile.counts import RowCounts
 from placer.profile.from_counts import profile_counts
 from placer.training.config import TrainConfig
+from placer.training.distributed import ALONE
 from placer.workloads import named_workload
 from solvers.analysis.replan import replan
 
@@ -283,3 +290,47 @@ def test_scaled_gradients_are_refused(kind: type[torch.amp.GradScaler], before: 
     kind("cpu", enabled=False).scale(loss()).backward()
     loss().backward()
     assert not torch.equal(model.state_dict()["t.weight"], weights)
+
+
+# Closing twice ---------------------------------------------------------------------------------
+
+
+def test_closing_twice_is_harmless(tmp_path: Path) -> None:
+    log = written(tmp_path / "log.parquet", a=[1, 2], b=[3, 4])
+    feather.write_feather(pa.table({"a": [1, 2]}), tmp_path / "log.arrow")
+    texts = {
+        "log.csv": "a,b\n1,2\n3,4\n",
+        "log.jsonl": '{"a": 1}\n',
+        "log.txt": "1 2 3\n4 5\n6 7 8 9\n",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    cursors = [open_log(log, ignore=["b"]).source.open()]
+    cursors += [open_log(tmp_path / name).source.open() for name in (*texts, "log.arrow")]
+    cursors.append(open_log(pa.table({"a": [1, 2]})).source.open())
+    for cursor in cursors:
+        cursor.read(1)
+        cursor.close()
+        cursor.close()
+    for closed in (
+        Staging(),
+        HashedFile(tmp_path / "file"),
+        Unpacked(io.BytesIO(b""), "bz2", lambda _: bz2.BZ2Decompressor()),
+        ALONE,
+    ):
+        closed.close()
+        closed.close()
+
+
+def test_closing_embeddings_twice_is_harmless() -> None:
+    plan = plan_for(small_log(64))
+    alone = make_embeddings(plan)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        shared = ShardedEmbeddings(plan)
+        part = shared.part([plan.tables[0].name])
+        for embeddings in (alone, part, shared):
+            embeddings.close()
+            embeddings.close()
+    finally:
+        dist.destroy_process_group()

@@ -451,3 +451,19 @@ def test_csv_has_the_rows_of_all_sections() -> None:
     lines = ["section,name,bytes,time_s", "one,a,1,", "one,b,2,", "two,c,,0.5"]
     assert report.to_csv().splitlines() == lines
     assert report.to_csv("two").splitlines() == ["name,time_s", "c,0.5"]
+
+
+def test_names_of_files_change_neither_a_terminal_nor_a_spreadsheet() -> None:
+    name = "a\x1b[31m\n=cmd()\t[red]b[/]"
+    row = {name: name, "formula": "\t=cmd()", "below": "x\r\n@cmd()", "=key": 1}
+    columns = tuple(Column(key, key) for key in row)
+    report = Report(name, (Section("s", name, columns, (row,)),), headline=(name,))
+    written = r"a\x1b[31m\n=cmd()\t[red]b[/]"
+    text = shown(report, 120)
+    assert not set(text) & set("\x1b\t\r")
+    assert text.count(written) == 5  # title, headline, title of the section, heading and cell
+    assert list(csv.reader(io.StringIO(report.to_csv()))) == [
+        [written, "formula", "below", "'=key"],
+        [written, r"\t=cmd()", r"x\r\n@cmd()", "1"],
+    ]
+    assert json.loads(json.dumps(report.to_json()))["s"] == [row]

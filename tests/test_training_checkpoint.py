@@ -263,7 +263,7 @@ def test_the_newest_complete_checkpoint_is_found(tmp_path: Path, caplog) -> None
     assert latest(tmp_path) == newest
     cut_short(newest / "__0_0.distcp")
     assert latest(tmp_path) == older
-    assert "passing over an incomplete checkpoint" in caplog.text
+    assert "passing over a checkpoint" in caplog.text
     assert load(tmp_path).position.step == 9
     (older / "checkpoint.json").unlink()
     with pytest.raises(CheckpointError, match=r"no checkpoint in .* is complete: .*cut short"):
@@ -335,6 +335,19 @@ def test_a_kill_between_the_renames_of_a_replacement_loses_nothing(tmp_path: Pat
     path.rename(tmp_path / f".{path.name}.replaced")
     save(tmp_path, small(2))
     assert load(path).position.step == 1
+
+
+def test_checkpoints_that_were_renamed_into_each_others_steps_are_noticed(tmp_path: Path) -> None:
+    first, second = save(tmp_path, small(1)), save(tmp_path, small(2))
+    first.rename(tmp_path / "kept")
+    assert load(tmp_path / "kept").position.step == 1  # A name of one's own says no step.
+    second.rename(first)
+    (tmp_path / "kept").rename(second)
+    wrong = r"step-0+1 holds step 2, and is named for step 1: .* name it step-0{11}2 again"
+    with pytest.raises(CheckpointError, match=wrong):
+        load(first)
+    with pytest.raises(CheckpointError, match=r"step-0+2 holds step 1, and is named for step 2"):
+        load(tmp_path)
 
 
 FULL_DISK = """

@@ -21,6 +21,7 @@ from placer.errors import DataError, PlacerError
 from placer.measurement.cases import Case
 from placer.measurement.measure import Measurer
 from placer.measurement.times import QUICK, Effort, Measured, Setting
+from placer.read_files import open_file
 
 FORMAT = "placer-measurements"
 VERSION = 1
@@ -64,7 +65,8 @@ class Dataset:
             If it is none, or of a newer version.
         """
         try:
-            data = Path(path).read_bytes()
+            with open_file(path) as file:
+                data = file.read()
             if Path(path).suffix == ".gz":
                 data = gzip.decompress(data)
             lines = data.decode("utf-8").split("\n")
@@ -243,11 +245,11 @@ def _append(path: Path, data: dict[str, Any]) -> None:
 
 def _drop_partial_line(path: Path) -> None:
     """Take off a last line that an interrupted run did not finish."""
-    text = path.read_bytes()
+    with open_file(path) as file:
+        text = file.read()
     whole = text.rfind(b"\n") + 1
     if whole < len(text):
-        with path.open("r+b") as file:
-            file.truncate(whole)
+        os.truncate(path, whole)
 
 
 def repeated(measurements: Iterable[Measurement]) -> Iterator[tuple[Case, tuple[Measured, ...]]]:

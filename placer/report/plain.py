@@ -6,7 +6,7 @@ MOST_CHARACTERS = 1500
 """Longest message: names and values of files may have any length."""
 _KEPT_AT_END = 400
 # All but tabs and line ends: a terminal takes some for commands, and others turn text around.
-_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 def plain(text: str) -> str:
@@ -16,6 +16,15 @@ def plain(text: str) -> str:
     'C1\\x1b[2J'
     """
     return _CONTROLS.sub(lambda match: ascii(match[0])[1:-1], text)
+
+
+def plain_line(text: str) -> str:
+    r"""Text of one line: its line ends and tabs are written out as well.
+
+    >>> plain_line("C1\x1b\n=cmd()")
+    'C1\\x1b\\n=cmd()'
+    """
+    return plain(text).replace("\t", "\\t").replace("\n", "\\n")
 
 
 def shortened(message: str) -> str:

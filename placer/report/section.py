@@ -25,7 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from placer.errors import PlacerError
-from placer.report.plain import plain
+from placer.report.plain import plain_line
 from placer.units import format_bytes, format_seconds, format_share, significant
 
 Row = Mapping[str, Any]
@@ -35,7 +35,7 @@ _GAP = 2
 
 def text(value: Any) -> str:
     """As it is, but for what a terminal would take for a command."""
-    return plain(str(value))
+    return plain_line(str(value))
 
 
 def size(value: float) -> str:
@@ -105,11 +105,11 @@ class Column:
     def cell(self, row: Row) -> str:
         """The value of a row for people."""
         value = row[self.key]
-        return "–" if value is None else self.show(value)
+        return "–" if value is None else plain_line(self.show(value))
 
     def least_width(self, cells: Sequence[str]) -> int:
         """The narrowest that the column can be shown without cutting a word."""
-        words = [self.title, *cells]
+        words = [plain_line(self.title), *cells]
         if self.wraps:
             words = [part for cell in words for part in cell.split()]
         return max(cell_len(word) for word in words)
@@ -226,9 +226,8 @@ def _table(
     widths = {column.key: column.least_width(cells[column.key]) for column in columns}
     fits = _width(columns, widths) <= most
     table = Table(
-        title=title or None,
+        title=Text(plain_line(title), style="bold") if title else None,
         title_justify="left",
-        title_style="bold",
         box=None,
         padding=(0, _GAP, 0, 0),
         pad_edge=False,
@@ -237,7 +236,8 @@ def _table(
         justify: JustifyMethod = "left" if column.is_text else "right"
         # A name that is wider than the terminal takes several lines, numbers never.
         wraps = column.wraps or (column.is_text and not fits)
-        table.add_column(column.title, justify=justify, no_wrap=not wraps, overflow="fold")
+        heading = Text(plain_line(column.title))
+        table.add_column(heading, justify=justify, no_wrap=not wraps, overflow="fold")
     for line in zip(*(cells[column.key] for column in columns), strict=True):
         table.add_row(*(Text(cell) for cell in line))
     return table
@@ -264,8 +264,8 @@ class Report:
 
     def renderable(self) -> RenderableType:
         """For ``rich.print`` or a Console."""
-        lines: list[RenderableType] = [Text(plain(self.title), style="bold")]
-        lines += [Prose(plain(line)) for line in self.headline]
+        lines: list[RenderableType] = [Text(plain_line(self.title), style="bold")]
+        lines += [Prose(plain_line(line)) for line in self.headline]
         tables: list[RenderableType] = []
         for section in self.sections:
             tables += [Text(""), section]
@@ -308,17 +308,19 @@ def rows_to_csv(rows: Sequence[Row]) -> str:
     """Rows as CSV, with a column for each key of any row; values that are missing are empty.
 
     A text that a spreadsheet would take for a formula has an apostrophe before it, which
-    spreadsheets do not show.
+    spreadsheets do not show. Control characters are written out.
     """
     buffer = io.StringIO()
     if rows:
         keys = list(dict.fromkeys(key for row in rows for key in row))
-        writer = csv.DictWriter(buffer, fieldnames=keys, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({key: _cell(value) for key, value in row.items()} for row in rows)
+        writer = csv.writer(buffer, lineterminator="\n")
+        writer.writerow(map(_cell, keys))
+        writer.writerows([_cell(row.get(key)) for key in keys] for row in rows)
     return buffer.getvalue()
 
 
 def _cell(value: Any) -> Any:
-    is_formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
-    return f"'{value}" if is_formula else value
+    if not isinstance(value, str):
+        return value
+    line = plain_line(value)
+    return f"'{line}" if line.startswith(("=", "+", "-", "@")) else line

@@ -199,7 +199,7 @@ def latest(folder: Path) -> Path | None:
         try:
             _manifest_of(path)
         except CheckpointError as error:
-            _logger.warning("passing over an incomplete checkpoint: %s", error)
+            _logger.warning("passing over a checkpoint: %s", error)
             problems.append(error)
         else:
             return path
@@ -374,6 +374,12 @@ def _manifest_of(path: Path) -> _Manifest:
     unsafe = [name for name in manifest.files if not is_name(name)]
     if unsafe:
         raise CheckpointError(f"{file} names a file outside its folder: {unsafe[0]!r}")
+    named = _NAME.fullmatch(path.name)
+    if named and int(named[1]) != manifest.step:
+        raise CheckpointError(
+            f"{path} holds step {manifest.step}, and is named for step {int(named[1])}: a folder "
+            f"was renamed; name it step-{manifest.step:012d} again"
+        )
     for name, entry in manifest.files.items():
         check_size(path / name, entry.size_bytes, _ADVICE)
     return manifest

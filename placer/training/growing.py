@@ -11,6 +11,7 @@ from placer.plan.order import Int
 from placer.plan.origin import profile_of
 from placer.plan.plan import Plan
 from placer.plan.verify import verify
+from placer.read_files import open_file
 from placer.storage.growing import Grown, checkpoint_of_shards, counts, earlier_rows, grown
 from placer.storage.shards.shard_folder import open_shards, refuse_other_plan
 from placer.storage.shards.writing import write_shards
@@ -72,6 +73,7 @@ def _encoding(plan: Plan, file: Path) -> Encoding | None:
 def _ids_of(word: str) -> tuple[str, Int]:
     table, _, file = word.partition("=")
     try:
-        return table, np.array([int(line) for line in Path(file).read_text().split()], np.int64)
+        with open_file(file) as ids:
+            return table, np.array([int(line) for line in ids.read().split()], np.int64)
     except (OSError, ValueError, OverflowError) as error:
         raise PlacerError(f"--keep {word!r}: {error}; give TABLE=FILE with an id a line") from error

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from placer.errors import PlacerError
 from placer.files import StrPath, replacing
+from placer.read_files import open_file
 
 
 class MetricLog(Protocol):
@@ -54,7 +55,9 @@ class JsonLines:
 
     def _steps(self) -> Iterator[tuple[int, str]]:
         """The lines of steps; a last one that was cut short is none."""
-        for line in self._path.read_text().splitlines(keepends=True):
+        with open_file(self._path) as file:
+            lines = file.read().decode().splitlines(keepends=True)
+        for line in lines:
             record = json.loads(line) if line.endswith("\n") else {"steps": 0}
             if "steps" not in record:
                 yield int(record["step"]), line

@@ -116,6 +116,7 @@ class Communicator:
             use_local_synchronization=group is not dist.group.WORLD,
         )
         self.rank = dist.get_rank(self._group)
+        self._closed = False
         self._members = members
         self.world = len(members)
         self._volumes: dict[Kind, Volume] = defaultdict(Volume)
@@ -127,8 +128,10 @@ class Communicator:
         return group
 
     def close(self) -> None:
-        """Close its connections."""
-        dist.destroy_process_group(self._group)
+        """Close its connections; a second call does nothing."""
+        if not self._closed:
+            self._closed = True
+            dist.destroy_process_group(self._group)
 
     def exchange(
         self, kind: Kind, values: Tensor, sent: Sequence[int], received: Sequence[int]

@@ -11,6 +11,7 @@ from typing import Any
 
 from placer.errors import CheckpointError
 from placer.files import is_name
+from placer.read_files import open_file
 from placer.torch_files.pickled import (
     MOST_BYTES,
     Global,
@@ -99,7 +100,7 @@ def read_metadata(folder: Path) -> tuple[StoredTensor, ...]:
     """
     path = folder / NAME
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             content = file.read(MOST_BYTES + 1)
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from placer.errors import CheckpointError
+from placer.read_files import open_file
 from placer.storage.checkpoint.dcp_metadata import NAME, Block, StoredTensor, read_metadata
 from placer.storage.tensor_rows import TensorRows
 from placer.torch_files.tensors import ELEMENT_BYTES, TensorFileError
@@ -162,7 +163,7 @@ class _Files:
         self._last = None
         path = self.folder / block.file
         try:
-            with path.open("rb") as file:
+            with open_file(path) as file:
                 # A read of more bytes than there are takes memory for all of them.
                 if block.start + block.length > os.fstat(file.fileno()).st_size:
                     raise CheckpointError(f"{path} is cut short: it lacks a part of {name}")
