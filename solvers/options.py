@@ -15,10 +15,11 @@ import placer
 from placer.click_types import Choice, InputPath, LocalPath, Name, Seconds, Suggested
 from placer.data.options import POOLING, poolings_of
 from placer.executor.names import BACKENDS
-from placer.knobs import option
+from placer.knobs import option, options_of
 from placer.pipeline import Pipeline
 from placer.tables import DTYPE_BYTES, OPTIMIZERS
 from placer.topology.kinds import GPU_KINDS, NAMED
+from placer.training.config import TrainConfig
 from placer.units import parse_prices
 from solvers.registry import GONE, SOLVERS, no_solver
 
@@ -289,3 +290,27 @@ class FleetOptions:
             read = read_mapping(text, "prices", PlacerError, ("machines",))
             text = ",".join(f"{name}={value}" for name, value in read.items())
         return prices_of(text, [*machines, *GPU_KINDS])
+
+
+TRAINING = options_of(
+    TrainConfig,
+    {
+        "epochs": "--epochs",
+        "max_steps": "--steps",
+        "lr": "--lr",
+        "embedding_lr": "--embedding-lr",
+        "optimizer": "--dense-optimizer",
+        "rounding": "--rounding",
+        "seed": "--seed",
+        "device": "--device",
+        "threads": "--threads",
+        "cache_policy": "--cache-policy",
+        "amp": "--amp",
+        "timeout_s": "timeout_s --timeout",
+        "other_data": "--other-data",
+    },
+    "Training",
+    batch_size=(int, option(None, "Samples per step and process; by default the plan's.", least=1)),
+    backend=(str, option("auto", "Kernels that read and update rows.", kind=BACKEND)),
+    compile=(bool, option(False, "Compile the MLPs with torch.compile.", "compiles --compile")),
+)
