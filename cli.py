@@ -33,12 +33,11 @@ from placer.click_types import Choice, InputPath, LocalPath, Name, OutputPath
 from placer.data.names import FORMATS
 from placer.data.options import LogOptions, TextOptions, dims_of
 from placer.executor.names import Policy
-from placer.knobs import argument, option, options_of
-from placer.training.config import CheckpointPolicy, TraceRequest, TrainConfig
+from placer.knobs import argument, option
+from placer.training.config import CheckpointPolicy, TraceRequest
 from placer.units import counted, format_bytes, parse_bytes
 from solvers import report as solver_reports
 from solvers.options import (
-    BACKEND,
     DRAM,
     DTYPES,
     MODEL,
@@ -47,6 +46,7 @@ from solvers.options import (
     SOLVER_LIST,
     TABLE_OPTIMIZERS,
     TIME_LIMIT,
+    TRAINING,
     Effort,
     FleetOptions,
     FollowingOptions,
@@ -54,6 +54,7 @@ from solvers.options import (
     ProblemOptions,
     SolverName,
     prices_of,
+    tables_of,
 )
 from solvers.report import page
 
@@ -265,17 +266,7 @@ def estimate_memory(
     placer estimate-memory mlperf-dcnv2
     placer estimate-memory torch.nn:EmbeddingBag --set num_embeddings=9999 --set embedding_dim=64
     """
-    dense = 0
-    if ":" in source and not Path(source).exists():
-        from placer.adapters.pytorch.estimate import tables_of_class
-
-        tables, dense = tables_of_class(source, arguments)
-    else:
-        from placer.workloads import named_workload
-
-        stored = Path(source).exists()
-        found = placer.Profile.load(source) if stored else named_workload(source)
-        tables = [one.table for one in found]
+    tables, dense = tables_of(source, arguments)
     report.print_report(report.estimate_report(source, tables, dense), output)
 
 
@@ -657,30 +648,6 @@ def whatif(
 
 
 # Training and other trainers --------------------------------------------------------------------
-
-
-TRAINING = options_of(
-    TrainConfig,
-    {
-        "epochs": "--epochs",
-        "max_steps": "--steps",
-        "lr": "--lr",
-        "embedding_lr": "--embedding-lr",
-        "optimizer": "--dense-optimizer",
-        "rounding": "--rounding",
-        "seed": "--seed",
-        "device": "--device",
-        "threads": "--threads",
-        "cache_policy": "--cache-policy",
-        "amp": "--amp",
-        "timeout_s": "timeout_s --timeout",
-        "other_data": "--other-data",
-    },
-    "Training",
-    batch_size=(int, option(None, "Samples per step and process; by default the plan's.", least=1)),
-    backend=(str, option("auto", "Kernels that read and update rows.", kind=BACKEND)),
-    compile=(bool, option(False, "Compile the MLPs with torch.compile.", "compiles --compile")),
-)
 
 
 @_command

@@ -110,6 +110,20 @@ class TableShard(NamedTuple):
             return None
         return option.first_gpu + self.column_slice * option.row_slices + self.row_slice
 
+    @property
+    def cost_key(self) -> tuple[object, ...]:
+        """Equal for shards that cost the same on any GPU.
+
+        Of other column slices, a shard's cost depends on their number alone; that of replicas does
+        not depend on how the other rows are divided.
+        """
+        option = self.option
+        if self.is_replica:
+            return self.table, option.replicated_rows
+        widths = option.column_widths
+        width = widths[self.column_slice] if widths else self.column_slice
+        return self.table, self.row_slice, width, len(widths), option._replace(column_widths=())
+
     def rows(self, table_rows: int) -> tuple[int, int, int]:
         """The ranks of the shard as a slice."""
         option = self.option

@@ -143,20 +143,6 @@ class Schedule:
             longer[lane.phase] += added_s
         return longer
 
-    def prolonged_of_gpu(self, phase_s: Float, slowest_s: Float) -> Float:
-        """`prolonged` of one GPU's times, shape (phases,), an order of magnitude faster."""
-        for lane in self.shared:
-            part = phase_s.item(lane.part)
-            if not part:
-                continue
-            waited = sum(slowest_s.item(each) for each in lane.before)
-            times = waited, phase_s.item(lane.phase), part, phase_s.item(lane.beside)
-            added_s = lane.added_s(*times, least=min, most=max)
-            if added_s:
-                phase_s = phase_s.copy()
-                phase_s[lane.phase] += added_s
-        return phase_s
-
     def chain_times_s(self, phase_s: Float) -> Float:
         """Time of each chain, shape (chains,), of phase times of shape (phases, GPUs)."""
         slowest = self.prolonged(phase_s).max(axis=1, initial=0.0)

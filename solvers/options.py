@@ -15,10 +15,11 @@ import placer
 from placer.click_types import Choice, InputPath, LocalPath, Name, Seconds, Suggested
 from placer.data.options import POOLING, poolings_of
 from placer.executor.names import BACKENDS
-from placer.knobs import option
+from placer.knobs import option, options_of
 from placer.pipeline import Pipeline
-from placer.tables import DTYPE_BYTES, OPTIMIZERS
+from placer.tables import DTYPE_BYTES, OPTIMIZERS, Table
 from placer.topology.kinds import GPU_KINDS, NAMED
+from placer.training.config import TrainConfig
 from placer.units import parse_prices
 from solvers.registry import GONE, SOLVERS, no_solver
 
@@ -252,6 +253,19 @@ class MeasureOptions:
         return {"budget_s": self.budget, "fresh": not self.resume}
 
 
+def tables_of(source: str, arguments: Sequence[str]) -> tuple[list[Table], int]:
+    """Tables of a profile, a workload or a model class, and the number of its other parameters."""
+    stored = Path(source).exists()
+    if ":" in source and not stored:
+        from placer.adapters.pytorch.estimate import tables_of_class
+
+        return tables_of_class(source, arguments)
+    from placer.workloads import named_workload
+
+    found = placer.Profile.load(source) if stored else named_workload(source)
+    return [one.table for one in found], 0
+
+
 @dataclass(frozen=True, slots=True)
 class FleetOptions:
     """How long to search on each machine of a fleet, what machines cost, and what is asked."""
@@ -289,3 +303,27 @@ class FleetOptions:
             read = read_mapping(text, "prices", PlacerError, ("machines",))
             text = ",".join(f"{name}={value}" for name, value in read.items())
         return prices_of(text, [*machines, *GPU_KINDS])
+
+
+TRAINING = options_of(
+    TrainConfig,
+    {
+        "epochs": "--epochs",
+        "max_steps": "--steps",
+        "lr": "--lr",
+        "embedding_lr": "--embedding-lr",
+        "optimizer": "--dense-optimizer",
+        "rounding": "--rounding",
+        "seed": "--seed",
+        "device": "--device",
+        "threads": "--threads",
+        "cache_policy": "--cache-policy",
+        "amp": "--amp",
+        "timeout_s": "timeout_s --timeout",
+        "other_data": "--other-data",
+    },
+    "Training",
+    batch_size=(int, option(None, "Samples per step and process; by default the plan's.", least=1)),
+    backend=(str, option("auto", "Kernels that read and update rows.", kind=BACKEND)),
+    compile=(bool, option(False, "Compile the MLPs with torch.compile.", "compiles --compile")),
+)

@@ -165,10 +165,3 @@ def as_array(costs: UnitCosts) -> Float:
     """Unit costs as one array: by lookup kind, resource and rate, then the others."""
     kinds = len(READ_KINDS)
     return np.concatenate((np.ravel(costs[:kinds]), costs[kinds:]))
-
-
-def from_array(values: Float) -> UnitCosts:
-    """The inverse of `as_array`."""
-    reads = values[:READS].reshape(SHAPE).tolist()
-    device, staged, uva, host, hit, miss = (ReadCosts(*map(Rates._make, kind)) for kind in reads)
-    return UnitCosts(device, staged, uva, host, hit, miss, *values[READS:].tolist())

@@ -53,11 +53,6 @@ class Platform:
     network_bytes_per_s: float | None
     sources: dict[str, str]
 
-    @property
-    def is_cpu_only(self) -> bool:
-        """Whether the platform has no GPU."""
-        return self.topology is None
-
 
 def cpu_server() -> Host:
     """The memory of the dual-socket server of Acun et al."""

@@ -134,6 +134,16 @@ class ConstraintRules:
             split_s_of_phases=curve.split_phase_s + (0.0 if cached else np.inf),
         )
 
+    def open_gpus(self, block: Iterable[TableShard], gpus: int) -> npt.NDArray[np.bool_]:
+        """Which GPUs may serve all shards of a block, room aside, shape (gpus,)."""
+        may_serve = np.ones(gpus, dtype=bool)
+        for shard in block:
+            if shard.table in self.gpus_of_table:
+                may_serve &= self.gpus_of_table[shard.table]
+            if shard.home_gpu is not None:
+                may_serve &= np.arange(gpus) == shard.home_gpu
+        return may_serve
+
     def blocks(self, shards: Iterable[TableShard]) -> list[tuple[TableShard, ...]]:
         """Shards by the group of their table; tables without one by themselves."""
         if not self.group_of_table:

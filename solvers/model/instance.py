@@ -27,8 +27,8 @@ from cost_models.arenas import Arena, ArenaCosts
 from placer.problem import Problem
 from solvers.model.arena_times import ArenaTimes
 from solvers.model.constraint_rules import ConstraintRules
+from solvers.model.curves import LatestCurves, at_share
 from solvers.model.delays import Delay
-from solvers.model.fixed_share import at_share
 from solvers.model.knapsack import BYTES, Float, costs_at_price, costs_of, priced_costs
 from solvers.model.objective import Objective
 from solvers.model.option_words import ways_to_shard
@@ -41,21 +41,8 @@ Block = tuple[TableShard, ...]
 _PRICED_TABLES = 500
 """Of more tables than these, an even sample sets the prices."""
 
-_CURVES = 2048
-"""Curves kept at a time; priced costs, which are far smaller, are kept for good."""
-
 _REPLICAS = 16
 """Sets of replicas whose sums are kept at a time."""
-
-
-class _Kept(OrderedDict[tuple[object, ...], CostCurve]):
-    """The latest curves by key."""
-
-    def keep(self, key: tuple[object, ...], curve: CostCurve) -> None:
-        """Keep one more, and let the oldest go where there are too many."""
-        self[key] = curve
-        if len(self) > _CURVES:
-            self.popitem(last=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +124,8 @@ class Instance:
         self.dram_bytes = np.array([h.memory_bytes for h in topology.hosts], dtype=np.float64)
         self._rules = ConstraintRules(problem)
         # As the cost model has them, and as the objective weighs them.
-        self._model_curves: _Kept = _Kept() if like is None else like._model_curves
-        self._curves = _Kept()
+        self._model_curves: LatestCurves = LatestCurves() if like is None else like._model_curves
+        self._curves = LatestCurves()
         self._priced_costs: dict[tuple[object, ...], Float] = {}
         self._options: dict[int, tuple[ShardingOption, ...]] = {}
         if like is not None and like.with_replicas == with_replicas:
@@ -219,19 +206,12 @@ class Instance:
         """Whether a GPU may serve a shard."""
         if shard.home_gpu not in (None, gpu):
             return False
-        allowed = self._rules.gpus_of_table.get(shard.table)
+        allowed = self.allowed(shard.table)
         return allowed is None or bool(allowed[gpu])
 
     def open_gpus(self, block: Iterable[TableShard]) -> npt.NDArray[np.bool_]:
         """Which GPUs may serve all shards of a block, room aside, shape (gpus,)."""
-        may_serve = np.ones(self.gpus, dtype=bool)
-        for shard in block:
-            allowed = self.allowed(shard.table)
-            if allowed is not None:
-                may_serve &= allowed
-            if shard.home_gpu is not None:
-                may_serve &= np.arange(self.gpus) == shard.home_gpu
-        return may_serve
+        return self._rules.open_gpus(block, self.gpus)
 
     def blocks(self, shards: Iterable[TableShard]) -> list[Block]:
         """Shards in blocks that one GPU has to serve: mostly of one shard each."""
@@ -394,23 +374,8 @@ class Instance:
             total = total + self.gpus * costs_of(replica, gpu)[:2]
         return np.asarray(total)
 
-    def cost_key(self, shard: TableShard) -> tuple[object, ...]:
-        """Equal for shards that cost the same on any GPU.
-
-        Of other column slices, a shard's cost depends on their number alone; that of replicas does
-        not depend on how the other rows are divided.
-        """
-        option = shard.option
-        if shard.is_replica:
-            return shard.table, option.replicated_rows
-        width = (
-            option.column_widths[shard.column_slice] if option.column_widths else shard.column_slice
-        )
-        rest = option if not option.column_widths else option._replace(column_widths=())
-        return shard.table, shard.row_slice, width, len(option.column_widths), rest
-
     def _key(self, shard: TableShard, gpu: int) -> tuple[object, ...]:
-        return *self.cost_key(shard), self.kind_of_gpu[gpu]
+        return *shard.cost_key, self.kind_of_gpu[gpu]
 
     @property
     def search_space(self) -> str:

@@ -90,7 +90,7 @@ class Without:
             replica = instance.replica(self.table, option)
             count = len(instance.shards(self.table, option))
             everywhere = option.blocked or count > MOST_SHARDS
-            key = None if replica is None else instance.cost_key(replica)
+            key = None if replica is None else replica.cost_key
             replicas[key] = replica
             groups = alike.setdefault((key, everywhere), {})
             groups.setdefault(count, []).append(at)
@@ -183,7 +183,7 @@ class _Room:
         Not a number where it may not.
         """
         instance = self.instance
-        key = shard if shard.home_gpu is not None else instance.cost_key(shard)
+        key = shard if shard.home_gpu is not None else shard.cost_key
         known = self._after.get(key)
         if known is None:
             kinds = [instance.kind_of_gpu[gpu] for gpu in self.gpus]

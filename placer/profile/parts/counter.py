@@ -170,11 +170,6 @@ class PartitionCounter:
         """The columns of the log that are read; an engine may leave out the others."""
         return [*self.columns.sparse, *([] if self.position is None else [self.position])]
 
-    @property
-    def needs_order(self) -> bool:
-        """Whether the order of the log's samples makes a difference: to vocabularies it does."""
-        return len(self.mappings) < len(self.kinds)
-
     def count(
         self, part: Iterator[pa.RecordBatch] | InMemory, partition: int = 0
     ) -> Iterator[pa.RecordBatch]:

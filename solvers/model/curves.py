@@ -1,9 +1,24 @@
-"""Curves of shards whose share of rows in HBM is fixed."""
+"""Keep the latest cost curves of shards, and take one point of a curve."""
+
+from collections import OrderedDict
 
 import numpy as np
 
 from cost_models import CostCurve
 from solvers.model.knapsack import Float
+
+_CURVES = 2048
+"""Curves kept at a time; priced costs, which are far smaller, are kept for good."""
+
+
+class LatestCurves(OrderedDict[tuple[object, ...], CostCurve]):
+    """The latest curves by key."""
+
+    def keep(self, key: tuple[object, ...], curve: CostCurve) -> None:
+        """Keep one more, and let the oldest go where there are too many."""
+        self[key] = curve
+        if len(self) > _CURVES:
+            self.popitem(last=False)
 
 
 def at_share(curve: CostCurve, share: float) -> CostCurve:
