@@ -6,8 +6,9 @@ import math
 import os
 import stat
 from collections.abc import Iterable
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 MOST_JSON_BYTES = 256 << 20
 """Longest JSON: a plan of 100,000 tables and 100,000 shards takes 60 MB."""
@@ -21,7 +22,7 @@ class LimitError(ValueError):
     """A file that is not read, because of a limit or because it is damaged."""
 
 
-def open_file(path: str | os.PathLike[str]) -> BinaryIO:
+def open_file(path: str | os.PathLike[str]) -> BufferedReader:
     """A regular file, open for reading.
 
     Raises
