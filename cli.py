@@ -33,8 +33,8 @@ from placer.click_types import Choice, InputPath, LocalPath, Name, OutputPath
 from placer.data.names import FORMATS
 from placer.data.options import LogOptions, TextOptions, dims_of
 from placer.executor.names import Policy
-from placer.knobs import argument, option
-from placer.training.config import CheckpointPolicy, TraceRequest
+from placer.knobs import argument, option, options_of
+from placer.training.config import CheckpointPolicy, TraceRequest, TrainConfig
 from placer.units import counted, format_bytes, parse_bytes
 from solvers import report as solver_reports
 from solvers.options import (
