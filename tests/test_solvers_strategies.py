@@ -13,15 +13,12 @@ from plan_cases import machine
 from problem_cases import problem_of, problems, resident_buffers, zipf_table
 from test_solvers import GAP, PROBLEMS, TIME_LIMIT_S, SolverContract, tables, with_hbm
 
-from cost_models import Roofline, ShardingOption, TableShard
+from cost_models import Roofline, ShardingOption
 from placer import Constraints, Problem, TableRule
 from placer.constraints.unmet import unmet
 from placer.plan.verify import verify
 from solvers import Limits, Solver, SolveResult
-from solvers.bounds.lagrangian import lagrangian_bound
 from solvers.model.instance import Instance
-from solvers.search.grid_greedy import assign_many
-from solvers.strategies import beam as beam_module
 from solvers.strategies import dp as dp_module
 from solvers.strategies.beam import Beam
 from solvers.strategies.dp import DynamicProgramming
@@ -249,46 +246,6 @@ def test_the_beam_halves_one_large_table() -> None:
         (0, 16), (16, 32), (32, 48), (48, 64)
     ]  # fmt: skip
     assert result.stats["beam_steps"] >= 3
-
-
-@pytest.mark.parametrize("case", ["roomy", "tight", "unequal gpus", "two hosts"])
-def test_all_assignments_at_once_are_those_made_one_by_one(case: str) -> None:
-    """The grid search of algorithm 2, against the same in plain loops."""
-    instance = Instance(PROBLEMS[case](), Roofline())
-    search = beam_module._BeamSearch(instance, lagrangian_bound(instance), beam_module.BeamParams())
-    items, kinds = search.items, instance.kind_of_gpu
-    halved = beam_module._halved(instance, TableShard(2, search.whole[2]))
-    assert halved is not None
-    strips = [(shard,) for shard in instance.shards(2, halved)]
-    mine = np.concatenate((search.base, items.of(strips)))
-    mine = mine[[items.blocks[item][0] != TableShard(2, search.whole[2]) for item in mine]]
-    table = [0 if items.blocks[item] in strips else -1 for item in mine]
-    # And the first few as if they were pieces of one table, more than there are GPUs.
-    few = mine[: instance.gpus + 1]
-    states = [(mine, table), (few, [0] * few.size)]
-    both = assign_many(instance, items, *map(list, zip(*states, strict=True)), search.limits)
-    for (order, of_table), found in zip(states, both, strict=True):
-        for limit, gpus in zip(search.limits, found, strict=True):
-            load = items.price * (instance.hbm_bytes.max() - instance.hbm_bytes)
-            columns, least = np.zeros((2, instance.gpus))
-            holders: set[int] = set()
-            for at, item in enumerate(order):
-                best, chosen = np.inf, -1
-                for gpu in range(instance.gpus):
-                    apart = of_table[at] < 0 or gpu not in holders
-                    fits = least[gpu] + items.least_bytes[item] <= instance.hbm_bytes[gpu]
-                    after = load[gpu] + items.cost[item, kinds[gpu]]
-                    narrow = columns[gpu] + items.columns[item] <= limit + 1e-6
-                    if apart and fits and narrow and after < best:
-                        best, chosen = after, gpu
-                assert gpus[at] == chosen
-                if chosen >= 0:
-                    load[chosen] = best
-                    columns[chosen] += items.columns[item]
-                    least[chosen] += items.least_bytes[item]
-                    holders |= {chosen} if of_table[at] == 0 else set()
-    assert (both[0][-1] >= 0).all()
-    assert (both[1][-1] < 0).sum() == few.size - instance.gpus
 
 
 # dp

@@ -18,7 +18,7 @@ of one table go to different GPUs, as everywhere in our search space, which is a
 those halvings are made that it has.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,9 +27,8 @@ from cost_models.sharding_options import COLUMN_MULTIPLE
 from solvers.bounds.lagrangian import LagrangianBound
 from solvers.model.assignment import Assignment
 from solvers.model.clock import Clock
-from solvers.model.instance import Instance, ShardingOption, TableShard
-from solvers.model.knapsack import Float, phases_at
-from solvers.search.grid_greedy import Int, Items, assign_many
+from solvers.model.instance import Block, Instance, ShardingOption, TableShard
+from solvers.model.knapsack import BYTES, DRAM_BYTES, GPU_S, OF_GPU, Float, phases_at
 from solvers.strategies._base import Strategy
 from solvers.strategies._search import Search
 
@@ -53,8 +52,6 @@ class BeamParams:
         M limits of a GPU's columns, as shares of the mean.
     finalists : int
         Assignments whose HBM is filled exactly at the end, for the best of them.
-    batch : int
-        Beam states × limits × GPUs that are assigned at once.
     """
 
     width: int = 3
@@ -62,7 +59,6 @@ class BeamParams:
     steps: int = 10
     column_limits: tuple[float, ...] = tuple(np.linspace(1.0, 1.5, 11).tolist())
     finalists: int = 8
-    batch: int = 20_000
 
 
 class Beam(Strategy):
@@ -87,6 +83,47 @@ class Beam(Strategy):
 
 
 @dataclass(frozen=True, slots=True)
+class _Item:
+    """What is placed as one: a shard, or tables that stay together.
+
+    Attributes
+    ----------
+    cost : float64, shape (GPUs,)
+        Time plus price times HBM bytes; infinite where it may not be.
+    priced : float64, shape (kinds of GPUs, 2 + phases, prices)
+        HBM bytes and GPU seconds, all and by phase.
+    least_bytes, dram_bytes, size_bytes, columns : float
+        HBM of the buffers alone; DRAM of the rows that are not worth HBM; all rows; columns.
+    """
+
+    block: Block
+    cost: Float
+    priced: Float
+    least_bytes: float
+    dram_bytes: float
+    size_bytes: float
+    columns: int
+
+    @classmethod
+    def of(cls, instance: Instance, block: Block, price: float) -> "_Item":
+        """Look at a block."""
+        values = np.array(
+            [sum(instance.priced_costs(p, gpu) for p in block) for gpu in instance.kinds]
+        )
+        here = values[..., instance.price_index(price)]
+        cost = (here[:, GPU_S] + price * here[:, BYTES])[np.array(instance.kind_of_gpu)]
+        return cls(
+            block,
+            np.where(instance.open_gpus(block), cost, np.inf),
+            values[:, OF_GPU],
+            float(values[0, BYTES, 0]),
+            float(here[0, DRAM_BYTES]),
+            float(values[0, BYTES, -1] + values[0, DRAM_BYTES, -1]),
+            sum(last - first for first, last in map(instance.columns, block)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class _Rated:
     """An assignment with its approximate step time and the shards that found no GPU.
 
@@ -96,8 +133,8 @@ class _Rated:
     unplaced_bytes: float
     step_time_s: float
     options: Options
-    items: Int
-    gpus: Int
+    items: list[_Item]
+    gpus: list[int]
 
     @property
     def key(self) -> tuple[float, float]:
@@ -108,20 +145,20 @@ class _BeamSearch:
     """The beam, with the costs of all shards seen so far."""
 
     def __init__(self, instance: Instance, bound: LagrangianBound, params: BeamParams) -> None:
-        self.instance, self.params = instance, params
-        self.items = Items(instance, bound.price_s_per_byte)
-        self.whole = [_whole_option(instance, bound, table) for table in range(instance.tables)]
+        self.instance, self.params, self.price = instance, params, bound.price_s_per_byte
+        self.items: dict[Block, _Item] = {}
         self.finalists: list[_Rated] = []
         self.steps = 0
         self.rated = 0
-        shards = [TableShard(table, option) for table, option in enumerate(self.whole)]
-        self.base = self.items.of(instance.blocks(shards))
-        dims = float(self.items.columns[self.base].sum())
+        whole = [_whole_option(instance, bound, table) for table in range(instance.tables)]
+        shards = [TableShard(table, option) for table, option in enumerate(whole)]
+        self.base = [self._item(block) for block in instance.blocks(shards)]
+        dims = sum(item.columns for item in self.base)
         self.limits = np.append(params.column_limits, np.inf) * dims / instance.gpus
 
     def run(self, clock: Clock) -> None:
         """Search until the beam's steps are done, no shard can be halved, or the clock is spent."""
-        beam = self._assign([()])
+        beam = [self._assign(())]
         done: set[Options] = {()}
         # As long as something finds no place, cutting goes on: it is not for speed.
         while self.steps < self.params.steps or beam[0].unplaced_bytes:
@@ -133,14 +170,18 @@ class _BeamSearch:
             fresh = [options for options in wanted if options not in done]
             done.update(fresh)
             next_states: list[_Rated] = []
-            size = max(1, self.params.batch // (self.limits.size * self.instance.gpus))
-            for first in range(0, len(fresh), size):
+            for options in fresh:
                 if next_states and clock.left_s < 0:
                     break
-                next_states += self._assign(fresh[first : first + size])
+                next_states.append(self._assign(options))
             if not next_states:
                 return
             beam = sorted(next_states, key=lambda rated: rated.key)[: self.params.width]
+
+    def _item(self, block: Block) -> _Item:
+        if block not in self.items:
+            self.items[block] = _Item.of(self.instance, block, self.price)
+        return self.items[block]
 
     def assignments(self) -> Iterable[Assignment]:
         """The best assignments with their HBM filled exactly, fastest first."""
@@ -148,8 +189,8 @@ class _BeamSearch:
         for rated in self.finalists:
             pairs = [
                 (shard, gpu)
-                for item, gpu in zip(rated.items.tolist(), rated.gpus.tolist(), strict=True)
-                for shard in self.items.blocks[item]
+                for item, gpu in zip(rated.items, rated.gpus, strict=True)
+                for shard in item.block
             ]
             assignment = Assignment.of(self.instance, pairs)
             if assignment is not None:
@@ -158,16 +199,11 @@ class _BeamSearch:
 
     def _halvings(self, rated: _Rated) -> Iterable[Options]:
         """The options with one shard more halved: of the most costly and the largest shards."""
-        items, now = rated.items, dict(rated.options)
-        tried = [
-            item
-            for by in (self.items.cost[items, 0], self.items.size_bytes[items])
-            for item in items[np.argsort(-by, kind="stable")[: self.params.candidates]].tolist()
-        ]
-        if rated.unplaced_bytes:
-            tried += items[rated.gpus < 0][: self.params.candidates].tolist()
-        for item in dict.fromkeys(tried):
-            block = self.items.blocks[item]
+        now, most = dict(rated.options), self.params.candidates
+        tried = sorted(rated.items, key=lambda item: -item.cost.min())[:most]
+        tried += sorted(rated.items, key=lambda item: -item.size_bytes)[:most]
+        tried += [i for i, gpu in zip(rated.items, rated.gpus, strict=True) if gpu < 0][:most]
+        for block in dict.fromkeys(item.block for item in tried):
             if len(block) > 1:
                 continue  # Tables that stay together stay whole.
             (shard,) = block
@@ -175,52 +211,58 @@ class _BeamSearch:
             if halved is not None:
                 yield tuple(sorted({**now, shard.table: halved}.items()))
 
-    def _assign(self, states: Sequence[Options]) -> list[_Rated]:
-        """The best assignment of each state over the grid of limits."""
-        instance, items = self.instance, self.items
-        orders, tables = [], []
-        for options in states:
-            changed = dict(options)
-            kept = [i for i in self.base.tolist() if items.blocks[i][0].table not in changed]
-            sliced = [
-                (shard,) for table, option in options for shard in instance.shards(table, option)
-            ]
-            mine = np.concatenate((np.array(kept, dtype=np.int64), items.of(sliced)))
-            mine = mine[np.argsort(-items.cost[mine, 0], kind="stable")]
-            orders.append(mine)
-            place = {table: at for at, table in enumerate(changed)}
-            tables.append([place.get(items.blocks[i][0].table, -1) for i in mine.tolist()])
-        gpus = assign_many(instance, items, orders, tables, self.limits)
-        best = []
-        for options, mine, assigned in zip(states, orders, gpus, strict=True):
-            self.rated += len(assigned)
-            unplaced = np.where(assigned < 0, items.size_bytes[mine] + 1.0, 0.0).sum(axis=1)
-            times = self._times(mine, assigned)
-            rated = [
-                _Rated(float(unplaced[at]), float(times[at]), options, mine, assigned[at])
-                for at in range(len(assigned))
-            ]
-            within = min(rated[:-1], key=lambda one: one.key)
-            best.append(min(rated, key=lambda one: one.key) if within.unplaced_bytes else within)
-        fitting = [one for one in best if not one.unplaced_bytes and np.isfinite(one.step_time_s)]
-        self.finalists = sorted([*self.finalists, *fitting], key=lambda one: one.key)[
-            : self.params.finalists
-        ]
+    def _assign(self, options: Options) -> _Rated:
+        """The best assignment of a state over the limits."""
+        changed = dict(options)
+        items = [item for item in self.base if item.block[0].table not in changed]
+        for table, option in options:
+            items += [self._item((shard,)) for shard in self.instance.shards(table, option)]
+        items.sort(key=lambda item: -item.cost.min())
+        rated = [self._within(options, items, limit) for limit in self.limits.tolist()]
+        self.rated += len(rated)
+        within = min(rated[:-1], key=lambda one: one.key)
+        best = min(rated, key=lambda one: one.key) if within.unplaced_bytes else within
+        if not best.unplaced_bytes and np.isfinite(best.step_time_s):
+            several = sorted([*self.finalists, best], key=lambda one: one.key)
+            self.finalists = several[: self.params.finalists]
         return best
 
-    def _times(self, mine: Int, assigned: Int) -> Float:
-        """About the step times of assignments of the same items, shape (assignments,)."""
-        instance = self.instance
-        on = (assigned[:, :, None] == np.arange(instance.gpus)).astype(np.float64)
-        of_kind = np.array(instance.kind_of_gpu)
-        sums = np.empty(
-            (len(assigned), instance.gpus, instance.rows_of_costs - 3, instance.prices.size)
-        )
-        for kind in range(len(instance.kinds)):
-            here = np.flatnonzero(of_kind == kind)
-            priced = self.items.priced[mine, kind]
-            sums[:, here] = np.einsum("apg,pvr->agvr", on[:, :, here], priced, optimize=True)
-        return instance.objective.step_time_s(phases_at(sums, instance.hbm_bytes))
+    def _within(self, options: Options, items: list[_Item], most_columns: float) -> _Rated:
+        """Put items on the GPUs where they cost least, each of at most so many columns."""
+        instance, hbm = self.instance, self.instance.hbm_bytes
+        hosts = np.array(instance.host_of_gpu)
+        # A GPU with more HBM is done sooner: what its HBM is worth counts as time it has already.
+        load = self.price * (hbm.max() - hbm)
+        taken, columns, unworthy, size = np.zeros((4, instance.gpus))
+        cold = np.zeros(len(instance.dram_bytes))
+        sums = np.zeros((1, instance.gpus, instance.rows_of_costs - 3, instance.prices.size))
+        held: dict[int, list[int]] = {}
+        gpus, unplaced = [], 0.0
+        for item in items:
+            # Cold rows of a GPU: those that are not worth HBM, or those for which it has none.
+            colder = np.maximum(unworthy + item.dram_bytes, size + item.size_bytes - hbm)
+            colder -= np.maximum(unworthy, size - hbm)
+            after = load + item.cost
+            after[taken + item.least_bytes > hbm] = np.inf
+            after[columns + item.columns > most_columns + 1e-6] = np.inf
+            after[cold[hosts] + colder > instance.dram_bytes[hosts]] = np.inf
+            after[held.get(item.block[0].table, [])] = np.inf
+            gpu = int(after.argmin())
+            if not np.isfinite(after[gpu]):
+                gpus.append(-1)
+                unplaced += item.size_bytes + 1.0
+                continue
+            gpus.append(gpu)
+            load[gpu] = after[gpu]
+            taken[gpu] += item.least_bytes
+            columns[gpu] += item.columns
+            cold[hosts[gpu]] += colder[gpu]
+            unworthy[gpu] += item.dram_bytes
+            size[gpu] += item.size_bytes
+            held.setdefault(item.block[0].table, []).append(gpu)
+            sums[0, gpu] += item.priced[instance.kind_of_gpu[gpu]]
+        time_s = instance.objective.step_time_s(phases_at(sums, hbm))
+        return _Rated(unplaced, float(time_s[0]), options, items, gpus)
 
 
 def _whole_option(instance: Instance, bound: LagrangianBound, table: int) -> ShardingOption:
