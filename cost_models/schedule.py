@@ -1,6 +1,5 @@
 """How a step's phases follow one another: what waits for what, and what runs beside it."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -37,24 +36,11 @@ class SharedLane(NamedTuple):
     before: tuple[int, ...] = ()
     begin_s: float = 0.0
 
-    def added_s(
-        self,
-        waited: Any,
-        phase: Any,
-        part: Any,
-        beside: Any,
-        *,
-        least: Callable[..., Any] = np.minimum,
-        most: Callable[..., Any] = np.fmax,
-    ) -> Any:
-        """By how much the phase is longer, given the seconds of its rows.
-
-        `waited` are the seconds before the phase; `least` and `most` are those of arrays, or of
-        numbers.
-        """
+    def added_s(self, waited: Any, phase: Any, part: Any, beside: Any) -> Any:
+        """Return by how much the phase is longer; `waited` are the seconds before it."""
         begins = waited + phase - part
-        left = least(self.begin_s + beside - begins, beside)
-        return most(least(part - most(self.begin_s - begins, 0.0), left), 0.0)
+        left = np.minimum(self.begin_s + beside - begins, beside)
+        return np.fmax(np.minimum(part - np.fmax(self.begin_s - begins, 0.0), left), 0.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,6 @@ from placer.report import section as form
 from placer.report.section import Column, Report, Section
 from placer.tables import DTYPE_BYTES, OPTIMIZERS, DType, OptimizerName, Table
 
-_LARGEST = 10
-
 
 def estimate_report(source: str, tables: Sequence[Table], dense_parameters: int = 0) -> Report:
     """Return the bytes of weights and optimizer state for each dtype and optimizer.
@@ -40,7 +38,6 @@ def estimate_report(source: str, tables: Sequence[Table], dense_parameters: int 
                 "total_bytes": weights + state,
             }
         )
-    largest = sorted(tables, key=lambda one: -one.total_bytes)
     dense = f"; beside them {dense_parameters:,} dense parameters" if dense_parameters else ""
     return Report(
         title=f"Memory of {source}",
@@ -66,29 +63,6 @@ def estimate_report(source: str, tables: Sequence[Table], dense_parameters: int 
                     Column("total_bytes", "together", form.size),
                 ),
                 tuple(rows),
-            ),
-            Section(
-                "largest",
-                "Largest tables, as they are",
-                (
-                    Column("table", "table"),
-                    Column("rows", "rows", form.count),
-                    Column("dim", "dim", form.count),
-                    Column("dtype", "dtype"),
-                    Column("total_bytes", "with state", form.size),
-                ),
-                tuple(
-                    {
-                        "table": one.name,
-                        "rows": one.rows,
-                        "dim": one.dim,
-                        "dtype": one.dtype,
-                        "total_bytes": one.total_bytes,
-                    }
-                    for one in largest
-                ),
-                shown=_LARGEST,
-                order="largest first",
             ),
         ),
     )

@@ -24,7 +24,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from cost_models.sharding_options import COLUMN_MULTIPLE
 from solvers.bounds.lagrangian import LagrangianBound
 from solvers.model.assignment import Assignment
 from solvers.model.clock import Clock
@@ -51,8 +50,6 @@ class DpParams:
     ----------
     bins_per_gpu, most_bins : int
         Bins of HBM; TorchRec has 100 for each GPU.
-    replicated_shares : int
-        Numbers of replicated rows, but for all rows, that are tried with a table.
     options : int
         Options kept of a table: more differ too little.
     longest_shares : tuple of float
@@ -65,7 +62,6 @@ class DpParams:
 
     bins_per_gpu: int = 100
     most_bins: int = 1000
-    replicated_shares: int = 3
     options: int = 32
     longest_shares: tuple[float, ...] = (1.0, 0.5, 0.25, 2.0, np.inf)
     proposals: int = 24
@@ -167,7 +163,7 @@ def _proposals(
     """Proposals for each share of the bound, those with the most HBM first."""
     every = []
     for table in range(instance.tables):
-        options = _few_options(instance, table, params)
+        options = list(instance.options_of(table))
         if clock.spent:  # Nothing to choose from: what the bound would do with it.
             work = bound.option_for(table, bound.step_time_s * (1 + _ROUNDING))
             options = options[:1] if work is None else [work.option]
@@ -203,46 +199,6 @@ def _options(instance: Instance, table: int, options: Sequence[ShardingOption]) 
         values[GPU_S].reshape(-1),
         values[2].reshape(-1),
     )
-
-
-def _few_options(instance: Instance, table: int, params: DpParams) -> list[ShardingOption]:
-    """About twenty of a table's sharding options, for the others differ too little from them in
-    total.
-
-    Row slices: powers of two, and all GPUs. Column slices: as even as can be. Replicated rows: all
-    rows, or one of a few shares, the other rows whole or on all GPUs.
-    """
-    options = instance.options_of(table)
-    replicated = sorted(
-        {
-            option.replicated_rows
-            for option in options
-            if 0 < option.replicated_rows < instance.rows(table)
-        }
-    )
-    few = (
-        np.linspace(0, len(replicated) - 1, min(params.replicated_shares, len(replicated)))
-        .round()
-        .astype(int)
-    )
-    kept = {0, instance.rows(table), *(replicated[at] for at in few.tolist())}
-
-    def wanted(option: ShardingOption) -> bool:
-        if option.replicated_rows not in kept or (
-            option.replicated_rows and option.row_slices not in (1, instance.gpus)
-        ):
-            return False
-        if (
-            option.column_widths
-            and max(option.column_widths) - min(option.column_widths) > COLUMN_MULTIPLE
-        ):
-            return False
-        return (
-            option.row_slices == instance.gpus or option.row_slices & (option.row_slices - 1) == 0
-        )
-
-    # A constraint may leave none of these.
-    return [option for option in options if wanted(option)] or list(options)
 
 
 def _of_bins(
