@@ -33,7 +33,7 @@ def test_whatif(workbench: Workbench, tmp_path: Path) -> None:
     )  # fmt: skip
     found = json.loads(result.stdout)
     assert picture.read_bytes().startswith(b"\x89PNG")
-    assert found["effects"][0]["change"] == "+1 GiB of HBM per GPU"
+    assert found["effects"][0]["change"] == "HBM +10%"
     assert [row["hbm_bytes"] for row in found["front"]] == [100 * 2**10, 2**20]
     assert found["front"][0]["step_time_s"] == found["step_time_s"]
 

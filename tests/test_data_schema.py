@@ -252,8 +252,8 @@ def test_a_partitioned_log_on_s3_from_schema_to_resumed_training(
     search = ("--solver", "greedy-cost")
     assert plan in run("plan", "--profile", profile, *machine, *search, "-o", plan)
     assert Plan.load(plan).provenance.profile == profile
-    run("show", plan)
-    train = ("train", "--plan", plan, "--data", log, "--checkpoints", "run")
+    run("show", plan, "--profile", profile)
+    train = ("train", "--plan", plan, "--data", log, "--profile", profile, "--checkpoints", "run")
     run(*train, "--steps", "3")
     run(*train, "--steps", "5", "--resume")
     assert max(path.name for path in Path("run").glob("step-*")).endswith("05")

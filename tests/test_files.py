@@ -1,7 +1,9 @@
 """Files and folders: whole or not there, whoever writes, reads or is killed beside."""
 
 import json
+import lzma
 import os
+import random
 import signal
 import stat
 import subprocess
@@ -10,10 +12,12 @@ import threading
 import time
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from cli_cases import fail
 
 from placer import Plan, Profile
+from placer.data.files.opening import head
 from placer.errors import PlacerError
 from placer.file_locks import locked_folder, one_run
 from placer.files import check_place, read_parts, replacing, replacing_parts, write_text
@@ -289,3 +293,18 @@ def test_bytes_of_a_name_that_are_no_utf8_are_written_as_json_has_them(tmp_path:
     name = os.fsdecode(b"log-\xff")
     write_text(tmp_path / "file", json.dumps({"name": name}, ensure_ascii=False))
     assert json.loads((tmp_path / "file").read_text()) == {"name": name}
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz", ".zst"])
+def test_the_start_of_a_compressed_file_may_be_all_that_is_read(
+    tmp_path: Path, suffix: str
+) -> None:
+    """A reader that has enough asks for no byte more, which is no error of the stream."""
+    content = random.Random(1).randbytes(300_000)
+    file = tmp_path / f"log.csv{suffix}"
+    with pa.output_stream(
+        str(file), compression={".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}.get(suffix)
+    ) as stream:
+        stream.write(lzma.compress(content) if suffix == ".xz" else content)
+    for size in (1, 100_000, 200_000, 300_000, 400_000):
+        assert head(str(file), size) == content[:size]

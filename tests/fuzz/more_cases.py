@@ -172,7 +172,7 @@ def _followed(path: Path) -> None:
         named_workload("random-3@1").save(path.parent / "old-profile")
     command(
         "replan", "--from", path, "--profile", path.parent / "old-profile", "--topology", "1xh100",
-        "--solver", "greedy-cost", "--steps", 0, "-o", path.with_name("new.json"),
+        "--solver", "greedy-cost", "--steps", 0, "--other-data", "-o", path.with_name("new.json"),
     )  # fmt: skip
 
 

@@ -183,7 +183,7 @@ def _read(system: Any, file: str, uri: str) -> bytes:
 
 def _parts(content: bytes) -> list[str]:
     """Names of the parts that a plan or a profile names."""
-    texts = re.findall(rb'"([^"\\]{1,255})"', content)
+    texts = re.findall(rb'"((?:[^"\\]|\\.)*)"', content)
     names = (text.decode("utf-8", "replace") for text in texts)
     return list(dict.fromkeys(name for name in names if _PART.fullmatch(name)))
 

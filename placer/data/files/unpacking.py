@@ -85,6 +85,8 @@ class Unpacked(io.RawIOBase):
             If a stream is cut short or damaged, or something else is behind one; the message
             names the byte.
         """
+        if not len(free):
+            return 0  # A decompressor that may give nothing calls that an error.
         while self._stream is not None or self._begins():
             stream = self._stream
             if stream.needs_input and not self._more():
