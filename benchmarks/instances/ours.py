@@ -29,7 +29,7 @@ def cost_model() -> Roofline:
     assert constants["update_kernels"] == UPDATE_KERNELS, "of another version of the library"
     known = {field.name for field in fields(RooflineConstants)}
     # In version 1 of the instances hosts pool at their memory's bandwidth, and no GPU waits.
-    constants |= {"host_pool_share": 1.0, "host_wait_share": 0.0}
+    constants = constants | {"host_pool_share": 1.0, "host_wait_share": 0.0}
     return Roofline(RooflineConstants(**{k: v for k, v in constants.items() if k in known}))
 
 
