@@ -39,12 +39,7 @@ class Strategy(ABC):
     )
     """What a result without a plan says."""
 
-    def solve(
-        self,
-        problem: Problem,
-        cost_model: CostModel,
-        limits: Limits,
-    ) -> SolveResult:
+    def solve(self, problem: Problem, cost_model: CostModel, limits: Limits) -> SolveResult:
         """Search to the gap or a limit. See `Solver.solve`."""
         self.prepare(limits)
         clock = Clock.start(limits)
