@@ -61,7 +61,7 @@ def answers_of(problem: Problem, plan: Plan) -> Answers:
         problem,
         cost,
         plan_report(plan, lambda _: cost),
-        Binding("work", f"waits for {cost.bottleneck}; half of it is work"),
+        Binding("hbm bandwidth", f"waits for {cost.bottleneck}; half of it is work"),
         bound_holds=False,
     )
 
@@ -374,7 +374,7 @@ def test_a_page_can_be_heard_and_used_by_keyboard(page: Path, tab: Browser) -> N
     assert tab.evaluate("document.getElementById('drawer').open")
     assert tab.evaluate("document.getElementById('drawer-title').textContent") == f"Table {name}"
     words = tab.evaluate("document.getElementById('drawer-body').textContent")
-    assert "A GiB of HBM is worth" in words
+    assert "last byte of HBM" in words
     assert tab.evaluate("!!document.querySelector('#drawer .main-svg')")
     tab.key("Escape")
     assert not tab.evaluate("document.getElementById('drawer').open")

@@ -241,9 +241,9 @@ def _time_section(cost: CostReport) -> Section:
     ]
     rows += [
         {
+            "device": host.device,
             **dict.fromkeys(("hbm_s", "link_s", "communication_s", "launch_s")),
             **dict.fromkeys(("dram_s", "total_s", "of_slowest"), host.dram_s),
-            "device": host.device,
         }
         for host in cost.hosts
     ]
