@@ -28,7 +28,7 @@ from solvers.analysis.whatif import whatif
 from solvers.report import plan_report
 from solvers.report.page import Questions, ask, write_page
 
-TABLES, MACHINE, BATCH = 40, Topology.parse("2x4xh100", hbm="70GiB"), 512
+TABLES, BATCH = 40, 512
 ONCE, MOST = 8, 2.6
 """Calls for each table that may be by chance, and how much more often calls for each may be."""
 
@@ -55,7 +55,8 @@ def problem_of(copies: int) -> Problem:
         for number, one in enumerate(few)
         for copy in range(copies)
     )
-    return Problem(Profile(tables, few.samples), MACHINE, BATCH)
+    machine = Topology.parse("2x4xh100", hbm=f"{35 * copies}GiB")
+    return Problem(Profile(tables, few.samples), machine, BATCH)
 
 
 @pytest.fixture(scope="module")
@@ -123,14 +124,11 @@ def test_searches(name: str, problems: list[tuple[Problem, Plan]]) -> None:
 @pytest.mark.slow
 def test_page(problems: list[tuple[Problem, Plan]], tmp_path: Path) -> None:
     def page(number: int) -> None:
-        answers = ask(
-            tmp_path / f"{number}.json", None, Questions(explained=0), tmp_path / "profile"
-        )
-        write_page(answers, tmp_path / "page.html")
+        files = tmp_path / f"{number}.json", None, Questions(explained=0), tmp_path / f"{number}"
+        write_page(ask(*files), tmp_path / "page.html")
 
-    problem, plan = problems[1]
-    problem.profile.save(tmp_path / "profile")
-    for number, (_, plan) in enumerate(problems):
+    for number, (problem, plan) in enumerate(problems):
+        problem.profile.save(tmp_path / f"{number}")
         plan.save(tmp_path / f"{number}.json")
     check([partial(page, number) for number in range(2)])
 
