@@ -184,10 +184,15 @@ def profile(
     elif log_format == "counts":
         from placer.profile.from_counts import profile_counts
 
-        if samples is None or infer is not None:
-            raise click.UsageError("--log-format counts needs --samples, and has no --infer")
-        dim, tables["pooling"] = dims_of(dims, {}).get("*", 64), options.schema().poolings
-        result = profile_counts(logs, samples=samples, dim=dim, **tables)
+        if samples is None:
+            raise click.UsageError("--log-format counts needs --samples")
+        known = "logs log_format samples schema_path dims rows pooling dtype optimizer output"
+        refuse_others("--log-format counts", f"{known} folder quiet verbose")
+        schema = options.schema()
+        tables |= {"dim": dims_of(dims, schema.dims), "pooling": schema.poolings}
+        result = profile_counts(logs, samples=samples, rows=schema.rows, **tables)
+    elif samples is not None:
+        raise click.UsageError("--samples is for --log-format counts; other logs are counted")
     else:
         from placer.profile.count import profile_log
 

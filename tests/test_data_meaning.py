@@ -420,6 +420,8 @@ def test_poolings_are_of_features(tmp_path: Path) -> None:
     assert poolings == {"user": "mean", "items": "max"}
     with pytest.raises(DataError, match="pooling is given for feature 'item'; there are user"):
         profile_log(known.open(path), pooling={"item": "mean"})
+    with pytest.raises(DataError, match="dim is given for table 'item'; there are user"):
+        profile_log(known.open(path), dim={"item": 8})
     with pytest.raises(ProfileError, match="pooling is given for feature 'item'"):
         profile.with_tables(pooling={"item": "mean"})
 

@@ -7,11 +7,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from cli_cases import invoke, succeed
 from fast_and_full import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from profile_cases import FEATURES, TABLES, assert_same_profile, batches, count
 
+from placer import Profile
 from placer.errors import DataError
 from placer.profile.from_counts import profile_counts
 
@@ -113,3 +115,25 @@ def test_what_cannot_be_used(tmp_path: Path) -> None:
     empty = write(tmp_path / "6.parquet", table=pa.array([], pa.string()), id=[], count=[])
     with pytest.raises(DataError, match="there is no count"):
         profile_counts(empty, samples=1)
+
+
+def test_a_dim_is_of_a_table_that_was_counted(tmp_path: Path) -> None:
+    path = write(tmp_path / "counts.parquet", table=["x", "y"], id=[1, 2], count=[3, 4])
+    profile = profile_counts(path, samples=9, dim={"*": 16, "x": 8}, rows={"*": 7, "y": 5})
+    assert [(one.table.dim, one.table.rows) for one in profile] == [(8, 7), (16, 5)]
+    with pytest.raises(DataError, match="dim is given for table 'z'; there are x, y"):
+        profile_counts(path, samples=9, dim={"z": 8})
+
+
+def test_the_command_obeys_or_refuses_each_option(tmp_path: Path) -> None:
+    path = write(tmp_path / "counts.parquet", table=["x", "y"], id=[1, 2], count=[3, 4])
+    command = ["profile", str(path), "--log-format", "counts", "--samples", "9"]
+    folder = tmp_path / "profile"
+    succeed(*command, "--dim", "x=8", "--rows", "x=7", "-o", folder)
+    said = [(one.name, one.table.dim, one.table.rows) for one in Profile.load(folder)]
+    assert said == [("x", 8, 7), ("y", 64, 3)]
+    for option in ("--headroom=0.2", "--sparse=x", "--sample=0.5", "--header"):
+        refused = invoke(*command, option)
+        assert refused.exit_code == 2 and f"decides {option.split('=')[0]}" in refused.stderr
+    refused = invoke("profile", path, "--samples", "9")
+    assert refused.exit_code == 2 and "--samples is for --log-format counts" in refused.stderr

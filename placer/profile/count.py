@@ -61,20 +61,21 @@ class TableOptions:
             return pooling
         return pooling.get(feature, pooling.get("*", "sum"))
 
-    def check(self, features: Collection[str]) -> None:
-        """Check that poolings are of features that there are.
+    def check(self, features: Collection[str], tables: Collection[str]) -> None:
+        """Check that poolings are of features that there are, and dims of tables.
 
         Raises
         ------
         DataError
             Names the first that is not.
         """
-        named = () if isinstance(self.pooling, str) else self.pooling
-        for name in named:
-            if name != "*" and name not in features:
-                raise DataError(
-                    f"pooling is given for feature {name!r}; there are {listed(list(features))}"
-                )
+        for what, given, known in (
+            ("pooling is given for feature", self.pooling, features),
+            ("dim is given for table", self.dim, tables),
+        ):
+            for name in () if isinstance(given, str | int) else given:
+                if name != "*" and name not in known:
+                    raise DataError(f"{what} {name!r}; there are {listed(list(known))}")
 
 
 class AccessCounter:
@@ -147,7 +148,7 @@ class AccessCounter:
         Counting can go on afterwards.
         """
         options = options or TableOptions()
-        options.check(self._features)
+        options.check(self._features, self._counts)
         tables = []
         by_table: dict[str, dict[str, FeatureCounts]] = {name: {} for name in self._counts}
         for feature, counted in self._features.items():
@@ -270,7 +271,7 @@ def profile_log(
     if sample is not None and not 0 < sample <= 1:
         raise DataError(f"sample must be a share above 0 and at most 1, not {sample}")
     options = TableOptions(dim, dtype, optimizer, pooling)
-    options.check(log.feature_tables)  # Before the work, not after it.
+    options.check(log.feature_tables, log.tables)  # Before the work, not after it.
     counter = AccessCounter(log.tables, log.feature_tables)
     locality = LocalityCounter(log.tables, log.feature_tables)
     done = 0

@@ -29,7 +29,7 @@ def profile_counts(
     samples: int,
     rows: Mapping[str, int] | None = None,
     features: _Path | None = None,
-    dim: int = 64,
+    dim: int | Mapping[str, int] = 64,
     dtype: DType = "float32",
     optimizer: OptimizerName = "rowwise_adagrad",
     pooling: Pooling | Mapping[str, Pooling] = "sum",
@@ -47,7 +47,7 @@ def profile_counts(
     samples : int
         Samples of the log.
     rows : mapping of table name to int, optional
-        By default the largest id of a table + 1.
+        By default the largest id of a table + 1; ``*`` stands for all other tables.
     features : path, optional
         Parquet with columns feature, table, lookups (ids read) and bags (samples with at
         least one). By default each table is read by one feature of its name, in as many
@@ -75,6 +75,7 @@ def profile_counts(
             for name, counts in counted.items()
         }
     options = TableOptions(dim, dtype, optimizer, pooling)
+    options.check([feature for own in by_table.values() for feature in own], counted)
     tables = []
     for name, counts in counted.items():
         _require_few_bags(by_table[name], samples)
@@ -108,13 +109,15 @@ def _read_counts(files: Sequence[str], rows: Mapping[str, int]) -> dict[str, Row
                 parts.setdefault(name, []).append((ids[here], counts[here]))
     if not parts:
         raise DataError(f"{', '.join(files)}: there is no count in it")
-    unknown = sorted(set(rows) - set(parts))
+    unknown = sorted(set(rows) - {"*", *parts})
     if unknown:
         raise DataError(
             f"rows are given for table {unknown[0]!r}, of which nothing was counted; "
             f"tables are {', '.join(parts)}"
         )
-    return {name: _summed(name, parts.pop(name), rows.get(name)) for name in list(parts)}
+    return {
+        name: _summed(name, parts.pop(name), rows.get(name, rows.get("*"))) for name in list(parts)
+    }
 
 
 def _summed(

@@ -280,6 +280,7 @@ class PartitionCounter:
         sums = sums_of(parts)
         self._check(sums)
         tables = TableOptions(**options)
+        tables.check(self.feature_tables, self.kinds)
         mappings: dict[str, IdMapping] = {}
         counted: dict[str, RowCounts] = {}
         for name in self.kinds:
