@@ -129,8 +129,11 @@ def test_where_counts_are_not_known_load_is_said_to_be_assumed_even() -> None:
     assert assumed_even(plan, Profile((counted,))) == ()
     shown = plan_report(plan, even=assumed_even(plan))
     assert "load is assumed even over the slices of t" in shown.headline[-1]
-    published = replace(plan, provenance=Provenance("", "", "", "workload random-1@1: drawn"))
-    assert assumed_even(published) == ()
+    for name in ("workload random-1@1: drawn", "random-1@1", "neuroshard-7", "mlperf-dcnv2"):
+        published = replace(plan, provenance=Provenance("", "", "", name))
+        assert assumed_even(published) == ()
+    for name in ("random-log", "my/random-1@1", "mlperf"):
+        assert assumed_even(replace(plan, provenance=Provenance("", "", "", name))) == ("t",)
     whole = plan_of(drawn.table, in_hbm("t", (0, 4, 1), (0, 16)))
     assert assumed_even(whole) == ()
 

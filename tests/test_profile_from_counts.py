@@ -134,6 +134,8 @@ def test_the_command_obeys_or_refuses_each_option(tmp_path: Path) -> None:
     assert said == [("x", 8, 7), ("y", 64, 3)]
     for option in ("--headroom=0.2", "--sparse=x", "--sample=0.5", "--header"):
         refused = invoke(*command, option)
-        assert refused.exit_code == 2 and f"decides {option.split('=')[0]}" in refused.stderr
+        assert refused.exit_code == 2
+        assert f"decides {option.split('=')[0]}" in refused.stderr
     refused = invoke("profile", path, "--samples", "9")
-    assert refused.exit_code == 2 and "--samples is for --log-format counts" in refused.stderr
+    assert refused.exit_code == 2
+    assert "--samples is for --log-format counts" in refused.stderr

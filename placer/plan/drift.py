@@ -5,6 +5,7 @@ plan that was made for other accesses, or that leaves rows where they are, rank 
 row the plan's row order names.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -15,6 +16,7 @@ from placer.plan.plan import Plan
 from placer.profile.cdf import AccessCdf
 from placer.profile.profile import Profile
 from placer.profile.table_profile import TableProfile
+from placer.workloads import workload_names
 
 SPREAD_EVENLY = 4096
 """So many of the hottest rows, listed first, spread the load of strided slices evenly."""
@@ -119,7 +121,9 @@ def assumed_even(plan: Plan, profile: Profile | None = None) -> tuple[str, ...]:
     >>> assumed_even(solve(problem, "greedy-size").plan)
     ()
     """
-    if (plan.provenance.profile or "").startswith("workload "):
+    name = plan.provenance.profile or ""
+    family = re.sub(r"-\d+(@\d+)?$", "-N[@seed]", name)
+    if name.startswith("workload ") or not {name, family}.isdisjoint(workload_names()):
         return ()
     counted = set() if profile is None else {one.name for one in profile if one.counts is not None}
     strided = dict.fromkeys(shard.table for shard in plan.shards if shard.rows[2] > 1)

@@ -100,7 +100,7 @@ def random_workload(tables: int, seed: int = 0) -> Profile:
     return Profile(
         tuple(drawn),
         source=f"workload random-{tables}@{seed}: drawn with seed {seed}: rows log-uniform in "
-        f"{_ROWS_RANGE[0]:.0e}..{_ROWS_RANGE[1]:.0e}, dims one of {_DIMS}, {_DRAWN}.",
+        f"{_ROWS_RANGE[0]:,.0f}..{_ROWS_RANGE[1]:,.0f}, dims one of {_DIMS}, {_DRAWN}.",
     )
 
 
