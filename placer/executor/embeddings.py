@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -75,7 +76,7 @@ class Embeddings(nn.Module, ABC):
     def backend(self) -> str:
         """Name of the backend in use; empty where a process holds no rows."""
 
-    @property
+    @cached_property
     def counts_updates(self) -> bool:
         """Whether results depend on the number of updates: under Adam and stochastic rounding."""
         return self._stochastic or "adam" in self.optimizers.values()
