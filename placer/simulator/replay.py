@@ -23,13 +23,14 @@ from placer.simulator.counts import (
     RowCacheUse,
     Served,
     StepCounts,
-    Totals,
 )
-from placer.simulator.parts import Arrangement, arrange
+from placer.simulator.parts import arrange
 from placer.simulator.row_caches import ArenaRowCache, OpenSteps
 from placer.simulator.sent_bytes import ReplicaExchange, TableExchange, nothing_sent
 from placer.simulator.table_reads import PartRead, TableRead, TableReader
-from placer.tables import OptimizerName
+
+_THREADS = 2
+"""Tables that are counted at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +46,11 @@ class ReplayOptions:
     look_ahead : bool or None
         Whether a batch's rows are copied to HBM while the batch before it trains; None: as the
         plan's pipeline has it.
-    optimizer : str or None
-        Of all tables; None takes each table's own.
-    threads : int
-        Tables that are counted at a time.
     """
 
     processes: int | None = None
     cache_policy: Policy = "lfu"
     look_ahead: bool | None = None
-    optimizer: OptimizerName | None = None
-    threads: int = 2
 
     def of_plan(self, plan: Plan) -> "ReplayOptions":
         """The same with what is left to a plan."""
@@ -84,10 +79,7 @@ class Simulator:
 
     def __init__(self, plan: Plan, options: ReplayOptions | None = None) -> None:
         self.options = (options or ReplayOptions()).of_plan(plan)
-        self.arrangement: Arrangement = arrange(
-            plan, self.options.processes, self.options.optimizer
-        )
-        arrangement = self.arrangement
+        self.arrangement = arrangement = arrange(plan, self.options.processes)
         self._readers = [TableReader(arrangement, number) for number in range(len(plan.tables))]
         self._exchanges = [TableExchange(arrangement, reader) for reader in self._readers]
         self._replicas = ReplicaExchange(arrangement)
@@ -125,7 +117,7 @@ class Simulator:
         """
         ahead = self.options.look_ahead
         waiting: _Step | None = None
-        with ThreadPoolExecutor(max(1, self.options.threads)) as threads:
+        with ThreadPoolExecutor(_THREADS) as threads:
             for chunk in batches:
                 step = self._begin(chunk, threads)
                 if waiting is not None:
@@ -274,36 +266,6 @@ class _Step:
     served: Served
     sent: dict[ExchangeKind, Int]
     reads: dict[str, TableRead]
-
-
-def replay(
-    plan: Plan, batches: Iterable[Chunk], options: ReplayOptions | None = None
-) -> tuple[Arrangement, Totals]:
-    """The counts of all batches together.
-
-    Parameters
-    ----------
-    plan : Plan
-    batches : iterable of Chunk
-        Samples of all processes; process p of n has the p-th n-th of each batch.
-    options : ReplayOptions, optional
-
-    Returns
-    -------
-    Arrangement, Totals
-        Who holds which part, and what was counted for it.
-
-    Raises
-    ------
-    PlanMismatchError, DataError, PlacerError
-        See `Simulator`.
-    """
-    simulator = Simulator(plan, options)
-    arrangement = simulator.arrangement
-    total = Totals.zeros(len(arrangement.parts), len(arrangement.row_caches), arrangement.processes)
-    for step in simulator.run(batches):
-        total += step
-    return arrangement, total
 
 
 def _bags_of(chunk: Chunk, features: Sequence[str]) -> list[Bags]:
