@@ -892,7 +892,7 @@ def calibrate(
     """
     from cost_models.calibrated import calibrate as fit_constants
     from placer.measurement import Dataset
-    from placer.measurement.run import measure_machine
+    from placer.measurement.designed import measure_machine
 
     measured = file.with_suffix(".measurements.jsonl")
     with report.stoppable() as stop, report.progress_bar("cases") as update:
