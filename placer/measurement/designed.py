@@ -6,11 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from placer.measurement.cases import Case, tier_of
+from placer.measurement.cases import Case
 from placer.measurement.dataset import collect
 from placer.measurement.draw import DIMS, random_cases, times_rows
 from placer.measurement.times import Effort, Setting, resolved
-from placer.plan.buffers import with_buffers
 from placer.plan.shard import Lookup, Shard
 from placer.tables import Feature, OptimizerName, Table
 
@@ -69,21 +68,15 @@ class _Point:
             elif hot:
                 parts.insert(0, ("device", 0, hot))
             for first, (lookup, start, stop) in enumerate(parts):
-                shard = Shard(
-                    table.name,
-                    (start, stop, 1),
-                    (0, table.dim),
-                    (f"gpu:{number % gpus}",),
-                    tier_of(lookup),
-                    lookup,
-                    cache_rows=max(1, hot) if cached else 0,
-                )
                 shards.append(
-                    with_buffers(
-                        bare.profile.tables[number],
-                        shard,
-                        samples=samples * gpus,
-                        returns_bags=first == 0,
+                    bare.shard(
+                        number,
+                        lookup,
+                        (start, stop, 1),
+                        (0, table.dim),
+                        (f"gpu:{number % gpus}",),
+                        is_first=first == 0,
+                        cache_rows=max(1, hot) if cached else 0,
                     )
                 )
         return replace(bare, shards=tuple(shards))
