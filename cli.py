@@ -890,7 +890,7 @@ def calibrate(
     placer calibrate --backend tiered --budget 3min -o machine.json
     placer show plan.json --profile profile --cost-model calibrated:machine.json
     """
-    from cost_models.calibrated import calibrate as fit_constants
+    from cost_models.calibrated.fit import calibrate as fit_constants
     from placer.measurement import Dataset
     from placer.measurement.designed import measure_machine
 
