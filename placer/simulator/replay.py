@@ -17,10 +17,8 @@ from placer.errors import PlacerError, PlanMismatchError
 from placer.executor.names import Policy
 from placer.plan.plan import Plan
 from placer.simulator.counts import (
-    ExchangeKind,
     Int,
     PartCounts,
-    RowCacheUse,
     Served,
     StepCounts,
 )
@@ -170,7 +168,8 @@ class Simulator:
                 self._exchanges[number].add(sent, served, bags[number], chunk.samples, table_read)
         self._replicas.add(sent, served, by_name)
         held = np.array([row_cache.held for row_cache in self._row_caches.values()], dtype=np.int64)
-        return _Step(chunk.samples, counts, tickets, held, needed, served, sent, by_name)
+        step = StepCounts(chunk.samples, counts, held, needed, served, sent)
+        return _Step(step, tickets, by_name)
 
     def _finish(self, step: "_Step") -> StepCounts:
         """Update the rows of a batch, after which they may move."""
@@ -179,8 +178,7 @@ class Simulator:
             self._close(module, ticket)
         if replicated:
             self._update_replicas(step, replicated)
-        row_caches = RowCacheUse(step.held, step.needed)
-        return StepCounts(step.samples, step.counts, row_caches, step.served, step.sent)
+        return step.counts
 
     def _update_replicas(self, step: "_Step", replicated: Sequence[int]) -> None:
         by_part = {
@@ -189,17 +187,17 @@ class Simulator:
             if reader.table.name in step.reads
             for one in reader.updates(step.reads[reader.table.name])
         }
-        own = PartCounts.zeros(len(self.arrangement.parts))
+        parts, own = step.counts.parts, PartCounts.zeros(len(self.arrangement.parts))
         for at, one in by_part.items():
-            step.counts.update_rows[at] += one.rows
+            parts.update_rows[at] += one.rows
             own.lookups[at] = one.rows
         tickets = {module: self._open[module].open() for module in replicated}
-        needed = np.zeros_like(step.needed)
+        needed = np.zeros_like(step.counts.needed)
         with ThreadPoolExecutor(1) as threads:
             self._resolve(by_part, own, tickets, needed, lambda module: True, threads)
-        step.counts.update_hit_rows[:] = own.hit_rows
+        parts.update_hit_rows[:] = own.hit_rows
         for name in ("staged_rows", "in_place_rows", "in_place_lookups", "written_back_rows"):
-            getattr(step.counts, name)[:] += getattr(own, name)
+            getattr(parts, name)[:] += getattr(own, name)
         for module, ticket in tickets.items():
             self._close(module, ticket)
 
@@ -258,13 +256,8 @@ _NONE = np.empty(0, dtype=np.int64)
 class _Step:
     """A batch whose rows are resolved and not updated yet."""
 
-    samples: int
-    counts: PartCounts
+    counts: StepCounts
     tickets: list[int]
-    held: Int
-    needed: Int
-    served: Served
-    sent: dict[ExchangeKind, Int]
     reads: dict[str, TableRead]
 
 
