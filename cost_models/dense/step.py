@@ -101,7 +101,7 @@ def dense_costs(problem: Problem) -> tuple[DenseCost, ...]:
     Raises
     ------
     ProblemError
-        If it is not known how fast a GPU is in these layers; see `cost_models.dense.rates.gpu_rate`.
+        If it is not known how fast a GPU is in these layers; see `rates.gpu_rate`.
 
     Examples
     --------
