@@ -895,9 +895,9 @@ def calibrate(
     placer calibrate --backend tiered --budget 3min -o machine.json
     placer show plan.json --profile profile --cost-model calibrated:machine.json
     """
-    from cost_models.calibrated import calibrate as fit_constants
+    from cost_models.calibrated.fit import calibrate as fit_constants
     from placer.measurement import Dataset
-    from placer.measurement.run import measure_machine
+    from placer.measurement.designed import measure_machine
 
     measured = file.with_suffix(".measurements.jsonl")
     with report.stoppable() as stop, report.progress_bar("cases") as update:

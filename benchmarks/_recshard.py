@@ -19,7 +19,7 @@ from placer import Plan, Problem
 from placer.data.log import Bags, Chunk
 from placer.plan.shard import Shard
 from placer.profile.zipf import ZipfMandelbrot
-from placer.simulator.replay import ReplayOptions, replay
+from placer.simulator.replay import ReplayOptions, Simulator
 from placer.units import format_bytes
 
 Int = npt.NDArray[np.int64]
@@ -132,13 +132,13 @@ def simulated(problem: Problem, plan: Plan) -> dict[str, Any]:
         )
         for name, ranks in ids.items()
     }
-    found, total = replay(
-        plan,
-        [Chunk(samples, bags, np.empty((samples, 0), dtype=np.float32))],
-        ReplayOptions(look_ahead=False),
-    )
+    simulator = Simulator(plan, ReplayOptions(look_ahead=False))
+    chunk = Chunk(samples, bags, np.empty((samples, 0), dtype=np.float32))
+    (total,) = simulator.run([chunk])
     slow = np.zeros(2)
-    for part, lookups, rows in zip(found.parts, total.parts.lookups, total.parts.rows, strict=True):
+    for part, lookups, rows in zip(
+        simulator.arrangement.parts, total.parts.lookups, total.parts.rows, strict=True
+    ):
         if plan.shards[part.shard].memory == "dram":
             width = (part.cols[1] - part.cols[0]) / plan.tables[part.table].dim
             slow += np.array([lookups, rows]) * width

@@ -39,7 +39,7 @@ from _hugectr import hugectr_units
 from _machine import RESULTS, machine, slug, versions
 
 from cost_models import Calibrated, CostModel, Roofline, cost_model
-from cost_models.calibrated import calibrate
+from cost_models.calibrated.fit import calibrate
 from placer.errors import PlacerError
 from placer.files import write_text
 from placer.measurement import Case, Dataset, Measured, Setting, collect, random_cases, repeated

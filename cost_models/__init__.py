@@ -5,71 +5,32 @@ from typing import TYPE_CHECKING
 from placer.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from cost_models.base import (
-        ANY_SHARE,
-        WHOLE_TABLE,
-        Cold,
-        CostCurve,
-        CostModel,
-        ShardingOption,
-        TableShard,
-        shards_of,
-    )
-    from cost_models.calibrated.model import Calibrated
-    from cost_models.cost_report import CostReport, GpuCost, HostCost, PhaseCost
-    from cost_models.registry import (
-        COST_MODELS,
-        FILE_MODELS,
-        cost_model,
-        is_model_name,
-        model_names,
-    )
-    from cost_models.roofline import Roofline
-    from cost_models.schedule import ONE_PHASE, Schedule
-    from cost_models.simulation import Simulated, Stream, drawn_stream, log_stream, simulate
-    from cost_models.torchrec.model import TorchRec
+    from cost_models.base import ANY_SHARE as ANY_SHARE
+    from cost_models.base import WHOLE_TABLE as WHOLE_TABLE
+    from cost_models.base import Cold as Cold
+    from cost_models.base import CostCurve as CostCurve
+    from cost_models.base import CostModel as CostModel
+    from cost_models.base import ShardingOption as ShardingOption
+    from cost_models.base import TableShard as TableShard
+    from cost_models.base import shards_of as shards_of
+    from cost_models.calibrated.model import Calibrated as Calibrated
+    from cost_models.cost_report import CostReport as CostReport
+    from cost_models.cost_report import GpuCost as GpuCost
+    from cost_models.cost_report import HostCost as HostCost
+    from cost_models.cost_report import PhaseCost as PhaseCost
+    from cost_models.registry import COST_MODELS as COST_MODELS
+    from cost_models.registry import FILE_MODELS as FILE_MODELS
+    from cost_models.registry import cost_model as cost_model
+    from cost_models.registry import is_model_name as is_model_name
+    from cost_models.registry import model_names as model_names
+    from cost_models.roofline import Roofline as Roofline
+    from cost_models.schedule import ONE_PHASE as ONE_PHASE
+    from cost_models.schedule import Schedule as Schedule
+    from cost_models.simulation import Simulated as Simulated
+    from cost_models.simulation import Stream as Stream
+    from cost_models.simulation import drawn_stream as drawn_stream
+    from cost_models.simulation import log_stream as log_stream
+    from cost_models.simulation import simulate as simulate
+    from cost_models.torchrec.model import TorchRec as TorchRec
 
-__all__ = [
-    "ANY_SHARE",
-    "COST_MODELS",
-    "FILE_MODELS",
-    "ONE_PHASE",
-    "WHOLE_TABLE",
-    "Calibrated",
-    "Cold",
-    "CostCurve",
-    "CostModel",
-    "CostReport",
-    "GpuCost",
-    "HostCost",
-    "PhaseCost",
-    "Roofline",
-    "Schedule",
-    "ShardingOption",
-    "Simulated",
-    "Stream",
-    "TableShard",
-    "TorchRec",
-    "cost_model",
-    "drawn_stream",
-    "is_model_name",
-    "log_stream",
-    "model_names",
-    "shards_of",
-    "simulate",
-]
-
-__getattr__ = lazy_exports(
-    __name__,
-    {
-        "cost_models.base": "ANY_SHARE WHOLE_TABLE Cold CostCurve CostModel ShardingOption "
-        "TableShard shards_of",
-        "cost_models.cost_report": "CostReport GpuCost HostCost PhaseCost",
-        "cost_models.calibrated.model": "Calibrated",
-        "cost_models.registry": "COST_MODELS FILE_MODELS cost_model is_model_name model_names",
-        "cost_models.roofline": "Roofline",
-        "cost_models.schedule": "ONE_PHASE Schedule",
-        "cost_models.simulation": "Simulated Stream drawn_stream log_stream simulate",
-        "cost_models.torchrec.model": "TorchRec",
-    },
-)
+__getattr__, __all__ = lazy_exports(__name__)

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from cost_models.arenas import ArenaCosts
 from cost_models.cost_report import CostReport
-from cost_models.schedule import Schedule
+from cost_models.schedule import ONE_PHASE, Schedule
 from placer.errors import PlanMismatchError
 from placer.plan.plan import Plan
 from placer.plan.shard import Shard
@@ -220,6 +220,9 @@ class CostCurve:
 class CostModel(Protocol):
     """Time and memory of placements. Stateless: the same question has the same answer.
 
+    A model that inherits this class has one phase, nothing that shards share, and no promise of
+    what dividing a table costs, unless it says otherwise.
+
     Attributes
     ----------
     name : str
@@ -228,7 +231,7 @@ class CostModel(Protocol):
     """
 
     name: str
-    uniform_splits: bool
+    uniform_splits: bool = False
 
     def sharding_options(self, problem: Problem, table: int) -> tuple[ShardingOption, ...]:
         """The options of table number `table` that are searched: the model's search space."""
@@ -250,7 +253,7 @@ class CostModel(Protocol):
         Nothing is promised of the times of ``cached`` options: of their shards one may be read
         through a cache, another in place, and a third be in HBM.
         """
-        ...
+        return None
 
     @property
     def contention(self) -> float:
@@ -258,11 +261,11 @@ class CostModel(Protocol):
 
         `evaluate` has it, and no cost of a shard; see `cost_models.step_equation.contention`.
         """
-        ...
+        return 0.0
 
     def schedule(self, problem: Problem) -> Schedule:
         """The phases of a step, and what they wait for; `ONE_PHASE` if the model has none."""
-        ...
+        return ONE_PHASE
 
     def launches(self, problem: Problem, gpu: int) -> Float:
         """Seconds of each phase that GPU number `gpu` takes for each arena, shape (phases,).
@@ -270,7 +273,7 @@ class CostModel(Protocol):
         An arena has all rows of one element type, width and optimizer that a GPU serves: one
         kernel looks them up, however many shards there are.
         """
-        ...
+        return np.zeros(len(self.schedule(problem).phases))
 
     def arena_costs(self, problem: Problem, gpu: int) -> ArenaCosts | None:
         """What arenas of GPU number `gpu` take besides launches, by how their rows are read.
@@ -278,7 +281,7 @@ class CostModel(Protocol):
         None if nothing. Bounds leave it out, as it is never negative, and searches rate changes
         of a placement without it; whole assignments, and plans, have it.
         """
-        ...
+        return None
 
     def evaluate(self, problem: Problem, plan: Plan) -> CostReport:
         """Cost of a whole plan, as reports and comparisons show it.

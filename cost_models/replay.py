@@ -268,8 +268,8 @@ def replayed(
             step_s = recent[-1 - back].overlapped_s(*recent[len(recent) - back :])
             seen[-back] = replace(seen[-back], step_s=step_s)
         step_s = times.overlapped_s() if ahead else times.sum_s
-        use, by = step.row_caches, served(arrangement, step.parts)
-        held, needed = int(use.held.sum()), int(use.needed.sum())
+        by = served(arrangement, step.parts)
+        held, needed = int(step.held.sum()), int(step.needed.sum())
         seen.append(
             StepRecord(by.lookups, by.hbm_lookups, by.slow_rows, held, needed, step_s, times.sum_s)
         )

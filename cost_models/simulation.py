@@ -1,8 +1,9 @@
 """A log replayed through a plan, and timed: the Python face of `placer simulate`."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 
 from cost_models.base import CostModel, Float
 from cost_models.replay import (
@@ -20,10 +21,12 @@ from placer.plan.plan import Plan
 from placer.profile.profile import Profile
 from placer.simulator.counts import Totals
 from placer.simulator.draws import drawn_batches
-from placer.simulator.logs import log_batches
 from placer.simulator.replay import ReplayOptions, Simulator
 from placer.simulator.summary import DeviceTotals, Served, device_totals, served
 from placer.simulator.windows import Drifted, StepRecord, Window, drifted, equal_windows
+from placer.training.background import in_background
+from placer.training.batches import batches as batches_of
+from placer.training.loop import check_log
 
 Stream = tuple[str, Callable[[], Iterable[Chunk]]]
 """The name of a log, and what reads its batches from the beginning."""
@@ -41,8 +44,23 @@ def log_stream(plan: Plan, log: EncodedLog, batch_size: int, batches: int | None
         Samples of all GPUs together.
     batches : int, optional
         How many are read; by default all.
+
+    Raises
+    ------
+    PlanMismatchError
+        When batches are read, if the log lacks a feature of the plan, or its tables have other
+        sizes.
     """
-    return log.description, partial(log_batches, log, plan, batch_size, batches)
+
+    def read() -> Generator[Chunk]:
+        yield from islice(batches_of(log, batch_size), batches)
+
+    def read_ahead() -> Iterator[Chunk]:
+        # The next batch is read while one is counted.
+        check_log(plan, log)
+        yield from in_background(read)
+
+    return log.description, read_ahead
 
 
 def drawn_stream(profile: Profile, batch_size: int, batches: int, *, seed: int = 0) -> Stream:

@@ -4,29 +4,35 @@
 a plan never imports what only a search needs.
 """
 
+import ast
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 
-def lazy_exports(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-    """The `__getattr__` of a package.
+def lazy_exports(package: str) -> tuple[Callable[[str], Any], list[str]]:
+    """Make the `__getattr__` and the `__all__` of a package.
+
+    It exports what its ``if TYPE_CHECKING:`` block imports for type checkers.
 
     Parameters
     ----------
     package : str
         Its `__name__`.
-    modules : mapping of str to str
-        Modules of the package, and the names that each exports, between spaces.
 
     Examples
     --------
-    >>> get = lazy_exports("placer", {"placer.units": "format_bytes parse_bytes"})
-    >>> get("parse_bytes")("8GiB")
-    8589934592
+    >>> import placer
+    >>> get, names = lazy_exports("placer")
+    >>> "Table" in names, get("Table").__module__
+    (True, 'placer.tables')
     """
-    homes = {name: module for module, names in modules.items() for name in names.split()}
+    spec: Any = sys.modules[package].__spec__
+    source = spec.loader.get_source(package)
+    blocks = (one for one in ast.parse(source).body if isinstance(one, ast.If))
+    imports = (one for block in blocks for one in block.body if isinstance(one, ast.ImportFrom))
+    homes = {name.name: str(one.module) for one in imports for name in one.names}
 
     def get(name: str) -> Any:
         if name not in homes:
@@ -35,4 +41,4 @@ def lazy_exports(package: str, modules: Mapping[str, str]) -> Callable[[str], An
         setattr(sys.modules[package], name, value)  # The next use does not come here.
         return value
 
-    return get
+    return get, sorted(homes)

@@ -5,40 +5,21 @@ from typing import TYPE_CHECKING, Any
 from placer.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from solvers.analysis.compare import CompareRow, compare
-    from solvers.cache.folder import PlanCache
-    from solvers.cache.solver import CachedSolver
-    from solvers.registry import SOLVERS, solve, solver
-    from solvers.result import Limits, Shortage, Solver, SolveResult, Termination
-    from solvers.torchrec_planner import PlacerPlanner
+    from solvers.analysis.compare import CompareRow as CompareRow
+    from solvers.analysis.compare import compare as compare
+    from solvers.cache.folder import PlanCache as PlanCache
+    from solvers.cache.solver import CachedSolver as CachedSolver
+    from solvers.registry import SOLVERS as SOLVERS
+    from solvers.registry import solve as solve
+    from solvers.registry import solver as solver
+    from solvers.result import Limits as Limits
+    from solvers.result import Shortage as Shortage
+    from solvers.result import Solver as Solver
+    from solvers.result import SolveResult as SolveResult
+    from solvers.result import Termination as Termination
+    from solvers.torchrec_planner import PlacerPlanner as PlacerPlanner
 
-__all__ = [
-    "SOLVERS",
-    "CachedSolver",
-    "CompareRow",
-    "Limits",
-    "PlacerPlanner",
-    "PlanCache",
-    "Shortage",
-    "SolveResult",
-    "Solver",
-    "Termination",
-    "compare",
-    "solve",
-    "solver",
-]
-
-_exported = lazy_exports(
-    __name__,
-    {
-        "solvers.analysis.compare": "CompareRow compare",
-        "solvers.cache.folder": "PlanCache",
-        "solvers.cache.solver": "CachedSolver",
-        "solvers.registry": "SOLVERS solve solver",
-        "solvers.result": "Limits Shortage SolveResult Solver Termination",
-        "solvers.torchrec_planner": "PlacerPlanner",
-    },
-)
+_exported, __all__ = lazy_exports(__name__)
 
 
 def __getattr__(name: str) -> Any:

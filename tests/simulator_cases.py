@@ -1,7 +1,7 @@
 """Random batches, and what the executor itself counts, for the simulator's tests."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from placer.executor.memory.row_cache_stats import RowCacheStats
 from placer.plan.plan import Plan
 from placer.simulator.counts import Totals
 from placer.simulator.parts import Arrangement
+from placer.simulator.replay import ReplayOptions, Simulator
 
 
 def random_chunk(
@@ -42,6 +43,16 @@ def one_id_chunk(ids: np.ndarray, feature: str = "f") -> Chunk:
 def chunks(draw: st.DrawFn, plan: Plan, *, most: int = 8) -> list[Chunk]:
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     return [random_chunk(plan, rng) for _ in range(draw(st.integers(1, most)))]
+
+
+def replay(
+    plan: Plan, batches: Iterable[Chunk], options: ReplayOptions | None = None
+) -> tuple[Arrangement, Totals]:
+    """Who holds which part of a plan, and what the simulator counts of all batches together."""
+    simulator = Simulator(plan, options)
+    found = simulator.arrangement
+    total = Totals.zeros(len(found.parts), len(found.row_caches), found.processes)
+    return found, sum(simulator.run(batches), total)
 
 
 def executor_rates(

@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import kendalltau
 
 from cost_models import Calibrated, CostModel
-from cost_models.calibrated import calibrate
+from cost_models.calibrated.fit import calibrate
 from placer import Topology
 from placer.measurement import Case, Dataset
 from placer.measurement.dataset import repeated

@@ -27,7 +27,6 @@ def test_seconds_of_a_step_by_hand() -> None:
     macs = 100 * (6 + 6 + 9 + 3 + 8)
     assert cost.forward_s == pytest.approx(2 * macs / 1e3, rel=1e-4)
     assert cost.backward_s == pytest.approx(2 * (2 * macs - 600) / 1e3, rel=1e-4)
-    assert cost.bottom_s == pytest.approx(2 * 1200 / 1e3, rel=1e-4)
     assert cost.update_s == pytest.approx(33 * 4 * 5 / 1e9)
     assert cost.input_s == pytest.approx(100 * 12 / 1e15)
     assert cost.step_s == pytest.approx(cost.forward_s + cost.backward_s + cost.update_s)

@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from problem_cases import counted_table
-from simulator_cases import executor_rates, one_id_chunk, simulated_rates
+from simulator_cases import executor_rates, one_id_chunk, replay, simulated_rates
 
 from cost_models import Roofline
 from placer import Plan, Problem, Profile, Shard, Topology
 from placer.plan.fields import RowOrder
 from placer.plan.order import listed_ids, warm_members
 from placer.plan.verify import violations
-from placer.simulator.replay import ReplayOptions, replay
+from placer.simulator.replay import ReplayOptions
 from solvers.model.build_plan import _warm_ids
 
 ROWS, HOT = 400, 60

@@ -1,6 +1,7 @@
 """The simulator counts what the executor counts, and what a plain reference counts."""
 
 from collections import defaultdict
+from dataclasses import replace
 
 import pytest
 import simulator_reference
@@ -8,10 +9,10 @@ from fast_and_full import examples
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from plan_cases import plans
-from simulator_cases import chunks, executor_rates, simulated_rates, simulated_shares
+from simulator_cases import chunks, executor_rates, replay, simulated_rates, simulated_shares
 
 from placer.errors import PlanMismatchError
-from placer.simulator.replay import ReplayOptions, replay
+from placer.simulator.replay import ReplayOptions
 from placer.tables import OPTIMIZERS
 
 
@@ -23,8 +24,9 @@ def test_counts_equal_the_executors_own(data: st.DataObject) -> None:
     policy = data.draw(st.sampled_from(["lfu", "rank"]))
     ahead = data.draw(st.booleans())
     optimizer = data.draw(st.sampled_from([None, *OPTIMIZERS]))
-    options = ReplayOptions(1, policy, ahead, optimizer)
-    found, totals = replay(plan, batches, options)
+    tables = tuple(replace(t, optimizer=optimizer or t.optimizer) for t in plan.tables)
+    options = ReplayOptions(1, policy, ahead)
+    found, totals = replay(replace(plan, tables=tables), batches, options)
     expected = executor_rates(plan, batches, policy=policy, ahead=ahead, optimizer=optimizer)
     assert simulated_rates(found, totals) == expected
     assert simulated_shares(found, totals) == pytest.approx(expected.tables)

@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from executor_cases import machine
-from simulator_cases import executor_rates, one_id_chunk, simulated_rates
+from simulator_cases import executor_rates, one_id_chunk, replay, simulated_rates
 
 from placer import Feature, Plan, Shard, Table
 from placer.data.reader import open_log
 from placer.plan.fields import RowOrder
 from placer.profile.count import profile_log
-from placer.simulator.replay import ReplayOptions, replay
+from placer.simulator.replay import ReplayOptions
 from placer.tables import OPTIMIZERS
 from placer.training.batches import batches as batches_of
 

@@ -499,6 +499,7 @@ def test_bad_sweeps_are_refused() -> None:
         platform("5000xcpu")
 
 
-def test_placements_say_what_they_are() -> None:
-    assert all(isinstance(one, Placement) and one.meaning for one in PLACEMENTS.values())
+def test_placements_are_found_by_their_names() -> None:
+    assert all(isinstance(one, Placement) for one in PLACEMENTS.values())
+    assert [one.name for one in PLACEMENTS.values()] == list(PLACEMENTS)
     assert isinstance(sweep([ZION], {"dense": (8,)}, Roofline(), base=SMALL), Sweep)

@@ -3,7 +3,6 @@
 import resource
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -83,8 +82,8 @@ def test_skew_is_that_of_the_law(table: pa.Table) -> None:
 
 def test_text_and_parquet_are_one_log(tmp_path: Path) -> None:
     text, parquet = tmp_path / "log.tsv", tmp_path / "log.parquet"
-    one = write_synthetic_log(text, samples=500, seed=1)
-    two = write_synthetic_log(parquet, samples=500, seed=1, format="parquet")
+    write_synthetic_log(text, samples=500, seed=1)
+    write_synthetic_log(parquet, samples=500, seed=1, format="parquet")
     read = pa.csv.read_csv(
         text,
         read_options=pa.csv.ReadOptions(column_names=COLUMNS),
@@ -94,9 +93,6 @@ def test_text_and_parquet_are_one_log(tmp_path: Path) -> None:
         ),
     )
     assert read.equals(pa.parquet.read_table(parquet))
-    assert replace(one, path=parquet, format="parquet", size_bytes=two.size_bytes) == two
-    assert one.size_bytes == text.stat().st_size
-    assert one.click_share == np.mean(read.column("label").to_numpy())
 
 
 def test_seeds_tell_logs_apart_and_nothing_else_does(tmp_path: Path) -> None:
@@ -109,11 +105,9 @@ def test_seeds_tell_logs_apart_and_nothing_else_does(tmp_path: Path) -> None:
 
 def test_long_logs_are_written_chunk_by_chunk(tmp_path: Path) -> None:
     seen: list[int] = []
-    info = write_synthetic_log(
-        tmp_path / "log", samples=70_000, scale=0.0001, on_samples=seen.append
-    )
+    write_synthetic_log(tmp_path / "log", samples=70_000, scale=0.0001, on_samples=seen.append)
     assert seen == [65_536, 70_000]
-    assert info.samples == sum(1 for _ in (tmp_path / "log").open("rb")) == 70_000
+    assert sum(1 for _ in (tmp_path / "log").open("rb")) == 70_000
 
 
 def test_the_features_explain_the_label(tmp_path: Path) -> None:

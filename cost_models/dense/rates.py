@@ -129,7 +129,7 @@ def gpu_rate(gpu: Gpu, layers: DenseLayers) -> float:
     return known[layers.math].per_s
 
 
-def cpu_rate(sockets: int, cores: int, flops_per_cycle: int, ghz: float, chip: str) -> FlopRate:
+def _cpu(sockets: int, cores: int, flops_per_cycle: int, ghz: float, chip: str) -> FlopRate:
     """Peak of a server's CPUs: sockets × cores × operations per cycle × clock."""
     return FlopRate(
         sockets * cores * flops_per_cycle * ghz * 1e9,
@@ -140,32 +140,32 @@ def cpu_rate(sockets: int, cores: int, flops_per_cycle: int, ghz: float, chip: s
 
 
 _SKYLAKE = "20-core Skylake assumed, at its clock for AVX-512"
-_TWO_SKYLAKES = cpu_rate(2, 20, 64, 1.9, _SKYLAKE)
-_ROME = cpu_rate(2, 64, 32, 2.6, "EPYC 7742")
-_MILAN = cpu_rate(2, 48, 32, 2.65, "EPYC 7R13, all-core clock assumed")
-_TURIN = cpu_rate(2, 64, 64, 3.3, "EPYC 9575F")
-_SAPPHIRE_RAPIDS = cpu_rate(2, 56, 64, 2.6, "Xeon 8480C, clock for AVX-512 assumed")
+_TWO_SKYLAKES = _cpu(2, 20, 64, 1.9, _SKYLAKE)
+_ROME = _cpu(2, 64, 32, 2.6, "EPYC 7742")
+_MILAN = _cpu(2, 48, 32, 2.65, "EPYC 7R13, all-core clock assumed")
+_TURIN = _cpu(2, 64, 64, 3.3, "EPYC 9575F")
+_SAPPHIRE_RAPIDS = _cpu(2, 56, 64, 2.6, "Xeon 8480C, clock for AVX-512 assumed")
 
 CPU_FLOPS: dict[str, FlopRate] = {
     "dual-socket": _TWO_SKYLAKES,
-    "zion": cpu_rate(8, 20, 64, 1.9, _SKYLAKE),
+    "zion": _cpu(8, 20, 64, 1.9, _SKYLAKE),
     "v100-16": _TWO_SKYLAKES,
     "v100-32": _TWO_SKYLAKES,
-    "t4": cpu_rate(2, 24, 64, 2.0, "Xeon 8259CL, clock for AVX-512 assumed"),
+    "t4": _cpu(2, 24, 64, 2.0, "Xeon 8259CL, clock for AVX-512 assumed"),
     "a100-40": _ROME,
     "a100-80": _ROME,
     "h100": _SAPPHIRE_RAPIDS,
     "h200": _SAPPHIRE_RAPIDS,
-    "b200": cpu_rate(2, 56, 64, 2.6, "Xeon 8570, clock for AVX-512 assumed"),
-    "gb200": cpu_rate(4, 72, 32, 3.1, "Grace, clock assumed"),
+    "b200": _cpu(2, 56, 64, 2.6, "Xeon 8570, clock for AVX-512 assumed"),
+    "gb200": _cpu(4, 72, 32, 3.1, "Grace, clock assumed"),
     "l4": _MILAN,
     "l40s": _MILAN,
-    "a10": cpu_rate(4, 32, 64, 2.6, "Xeon 8358 of two servers, clock for AVX-512 assumed"),
+    "a10": _cpu(4, 32, 64, 2.6, "Xeon 8358 of two servers, clock for AVX-512 assumed"),
     "a10g": _MILAN,
     "mi300x": _SAPPHIRE_RAPIDS,
     "mi350x": _TURIN,
     "mi355x": _TURIN,
-    "gaudi2": cpu_rate(2, 40, 64, 2.3, "Xeon 8380, clock for AVX-512 assumed"),
+    "gaudi2": _cpu(2, 40, 64, 2.3, "Xeon 8380, clock for AVX-512 assumed"),
     "gaudi3": _SAPPHIRE_RAPIDS,
 }
 """By server: the CPU server and Zion of Acun et al., or the 8-GPU server of a GPU kind."""

@@ -48,10 +48,8 @@ class DenseCost:
 
     Attributes
     ----------
-    bottom_s : float
-        The bottom MLP forward, which needs no embeddings.
     forward_s : float
-        All of the forward pass, the bottom MLP's included.
+        All of the forward pass, the bottom MLP included.
     backward_s, update_s : float
         The backward pass, and the optimizer.
     allreduce_s : float
@@ -63,7 +61,6 @@ class DenseCost:
         step.
     """
 
-    bottom_s: float
     forward_s: float
     backward_s: float
     update_s: float
@@ -104,7 +101,7 @@ def dense_costs(problem: Problem) -> tuple[DenseCost, ...]:
     Raises
     ------
     ProblemError
-        If it is not known how fast a GPU is in these layers; see `cost_models.dense.gpu_rate`.
+        If it is not known how fast a GPU is in these layers; see `rates.gpu_rate`.
 
     Examples
     --------
@@ -160,9 +157,7 @@ def dense_cost(
     backward_s = sum(seconds for seconds, _ in steps)
     sum_s = topology.allreduce_s(1.0)
     latency_s = _COLLECTIVES * topology.exchange_latency_s if len(topology.gpus) > 1 else 0.0
-    bottom = [s for (s, _), p in zip(layers, network.products, strict=True) if p.part == "bottom"]
     return DenseCost(
-        bottom_s=sum(bottom),
         forward_s=forward_s,
         backward_s=backward_s,
         update_s=network.parameter_bytes

@@ -24,8 +24,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from cost_models.arenas import ArenaCosts
-from cost_models.base import Cold, CostCurve, Float, ShardingOption, TableShard
+from cost_models.base import Cold, CostCurve, CostModel, Float, ShardingOption, TableShard
 from cost_models.cost_report import CostReport, GpuCost, HostCost, TableCost
 from cost_models.dense import dense_costs, dense_phase_s
 from cost_models.schedule import Schedule
@@ -70,11 +69,8 @@ def _with_buffers(profile: TableProfile, shard: Shard, samples: int, returns_bag
     return with_buffers(profile, shard, samples=samples, returns_bags=returns_bags)
 
 
-class StepEquation(ABC):
-    """A cost model (see `cost_models.CostModel`) but for its constants."""
-
-    name: str
-    uniform_splits = False
+class StepEquation(CostModel, ABC):
+    """A cost model but for its constants."""
 
     @property
     def relative_error(self) -> float | None:
@@ -117,25 +113,12 @@ class StepEquation(ABC):
         """The part of each constant of `ReadCosts` that is the lookup's; see `lookup_shares`."""
         return _SHARES
 
-    @property
-    def contention(self) -> float:
-        """None, unless it was measured. See `CostModel.contention`."""
-        return 0.0
-
     def schedule(self, problem: Problem) -> Schedule:
         """See `CostModel.schedule` and `cost_models.step_equation.phases`."""
         costs = dense_costs(problem)
         input_s = max((cost.input_s for cost in costs), default=0.0)
         allreduce_s = max((cost.allreduce_s for cost in costs), default=0.0)
         return schedule_of(problem, max(dense_phase_s(problem)), input_s, allreduce_s)
-
-    def launches(self, problem: Problem, gpu: int) -> Float:
-        """None, unless a model has constants for them. See `CostModel.launches`."""
-        return with_lanes(np.zeros(ROWS), problem.pipeline)
-
-    def arena_costs(self, problem: Problem, gpu: int) -> ArenaCosts | None:
-        """None, unless a model has constants for them. See `CostModel.arena_costs`."""
-        return None
 
     def sharding_options(self, problem: Problem, table: int) -> tuple[ShardingOption, ...]:
         """See `CostModel.sharding_options` and `standard_options`."""

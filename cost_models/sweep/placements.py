@@ -172,8 +172,6 @@ class Placement:
 
     Attributes
     ----------
-    meaning : str
-        For people.
     plan : callable or None
         The plan on GPUs; None where tables are with servers, or there are no GPUs to use.
     copies_ahead : bool
@@ -181,7 +179,6 @@ class Placement:
     """
 
     name: str
-    meaning: str
     plan: PlanOf | None = None
     copies_ahead: bool = True
 
@@ -189,23 +186,15 @@ class Placement:
 PLACEMENTS: dict[str, Placement] = {
     one.name: one
     for one in (
-        Placement("gpu", "each table whole in one GPU's memory", _whole_tables("hbm", "device")),
-        Placement("row-wise", "rows of each table over all GPUs' memories", by_rows),
-        Placement("hot-cold", "hottest rows in HBM, the others staged", hot_and_cold),
-        Placement("cached", "caches in HBM over host memory", behind_caches),
-        Placement(
-            "host-staged",
-            "host memory, a step's rows copied ahead",
-            _whole_tables("dram", "staged"),
-        ),
-        Placement(
-            "host-read",
-            "host memory, read by the GPUs in place",
-            _whole_tables("dram", "uva"),
-            False,
-        ),
-        Placement("host-pooled", "host memory, CPUs pool and send", pooled_by_host),
-        Placement("remote", "memory of CPU servers, which pool and send"),
-        Placement("cpu", "host memory, dense layers on CPUs too"),
+        Placement("gpu", _whole_tables("hbm", "device")),
+        Placement("row-wise", by_rows),
+        Placement("hot-cold", hot_and_cold),
+        Placement("cached", behind_caches),
+        Placement("host-staged", _whole_tables("dram", "staged")),
+        Placement("host-read", _whole_tables("dram", "uva"), copies_ahead=False),
+        Placement("host-pooled", pooled_by_host),
+        Placement("remote"),  # In the memory of CPU servers, which pool and send.
+        Placement("cpu"),  # In host memory, with dense layers on CPUs too.
     )
 }
+"""By name; docs/sweep.md describes each."""

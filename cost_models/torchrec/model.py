@@ -17,11 +17,8 @@ from dataclasses import replace
 from importlib.metadata import distributions
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
-from cost_models.base import CostCurve, Float, ShardingOption, TableShard, require_match
+from cost_models.base import CostCurve, CostModel, ShardingOption, TableShard, require_match
 from cost_models.cost_report import CostReport, GpuCost, HostCost, TableCost
-from cost_models.schedule import ONE_PHASE, Schedule
 from placer.adapters.torchrec.sharding import (
     KERNELS,
     Block,
@@ -49,8 +46,11 @@ INSTALL = "pip install 'embedding-placer[torchrec]' && pip install --no-deps tor
 """TorchRec asks for FBGEMM's CUDA build, which a machine without a GPU should not get."""
 
 
-class TorchRec:
+class TorchRec(CostModel):
     """The cost model of TorchRec's planner; see `cost_models.CostModel`.
+
+    The slowest rank with all its work is the step. Dividing a table may save time, as narrow rows
+    count dearer in a whole table than in row blocks.
 
     Parameters
     ----------
@@ -67,6 +67,8 @@ class TorchRec:
         backward pass to replicas, so only models whose tables the optimizer of the dense layers
         updates can train such plans.
     """
+
+    uniform_splits = True
 
     def __init__(
         self,
@@ -133,27 +135,6 @@ class TorchRec:
         if self._replicate and spec.total_bytes <= min(gpu.memory_bytes for gpu in gpus):
             options.append(ShardingOption(replicated_rows=spec.rows, cold="cached"))
         return tuple(options)
-
-    uniform_splits = True
-
-    def schedule(self, problem: Problem) -> Schedule:
-        """One phase: TorchRec's planner takes the slowest rank with all its work."""
-        return ONE_PHASE
-
-    def launches(self, problem: Problem, gpu: int) -> Float:
-        """None: launches are not in TorchRec's model."""
-        return np.zeros(1)
-
-    @property
-    def contention(self) -> float:
-        """None. See `CostModel.contention`."""
-        return 0.0
-
-    def arena_costs(self, problem: Problem, gpu: int) -> None:
-        """None: nor are arenas."""
-
-    def sharding_overhead_s(self, problem: Problem) -> None:
-        """None: TorchRec counts narrow rows dearer in a whole table than in row blocks."""
 
     def evaluate(self, problem: Problem, plan: Plan) -> CostReport:
         """Cost of a whole plan. See `CostModel.evaluate`."""

@@ -8,33 +8,14 @@ from typing import TYPE_CHECKING
 from placer.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from placer.data.encoded import EncodedLog
-    from placer.data.encoding import Encoding
-    from placer.data.log import Bags, Chunk, Log
-    from placer.data.names import FORMATS, ID_MAPPINGS
-    from placer.data.reader import open_log
-    from placer.data.schema import Schema
+    from placer.data.encoded import EncodedLog as EncodedLog
+    from placer.data.encoding import Encoding as Encoding
+    from placer.data.log import Bags as Bags
+    from placer.data.log import Chunk as Chunk
+    from placer.data.log import Log as Log
+    from placer.data.names import FORMATS as FORMATS
+    from placer.data.names import ID_MAPPINGS as ID_MAPPINGS
+    from placer.data.reader import open_log as open_log
+    from placer.data.schema import Schema as Schema
 
-__all__ = [
-    "FORMATS",
-    "ID_MAPPINGS",
-    "Bags",
-    "Chunk",
-    "EncodedLog",
-    "Encoding",
-    "Log",
-    "Schema",
-    "open_log",
-]
-
-__getattr__ = lazy_exports(
-    __name__,
-    {
-        "placer.data.encoded": "EncodedLog",
-        "placer.data.encoding": "Encoding",
-        "placer.data.log": "Bags Chunk Log",
-        "placer.data.names": "FORMATS ID_MAPPINGS",
-        "placer.data.reader": "open_log",
-        "placer.data.schema": "Schema",
-    },
-)
+__getattr__, __all__ = lazy_exports(__name__)

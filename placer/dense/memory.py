@@ -58,7 +58,9 @@ def dense_memory(network: DenseNetwork, samples: int, gpus: int = 1) -> DenseMem
     weights, copies = network.parameter_bytes, 0
     if network.value_bytes < FLOAT_BYTES:
         copies = network.parameters * network.value_bytes
-    inputs_bytes = network.input_bytes_per_sample + peak_values(network) * network.value_bytes
+    forward, backward = _values(network)
+    most = max(forward, *(values for values, _ in backward))
+    inputs_bytes = network.input_bytes_per_sample + most * network.value_bytes
     return DenseMemory(
         weights + copies,
         weights,
@@ -66,37 +68,6 @@ def dense_memory(network: DenseNetwork, samples: int, gpus: int = 1) -> DenseMem
         weights if gpus > 1 else 0,
         samples * inputs_bytes,
     )
-
-
-def peak_values(network: DenseNetwork) -> int:
-    """Activations and gradients of one sample that exist at once, at most.
-
-    A layer keeps its input for the backward pass, and its activation the output, which is the
-    next one's input. They exist at most
-
-    * in the forward pass, where a layer of the top MLP has its output before and after the
-      activation, beside what the interaction has not let go of yet;
-    * in the backward pass of such a layer, where its output and the gradient before and after the
-      activation exist, or the gradients of its output and of its input;
-    * or in the backward pass of the interaction.
-
-    As PyTorch runs `placer.training.dlrm.Dlrm`; of ``cross``, as TorchRec's low-rank cross net;
-    of ``concat`` with means, as a pooling that keeps its input.
-    """
-    top = [one for one in network.products if one.part == "top"]
-    bottom = sum(one.outputs for one in network.products if one.part == "bottom")
-    kept, passing, backward = _interaction_values(network, top[0].inputs)
-    base, inputs = bottom + kept, list(accumulate(one.inputs for one in top))
-    hidden = [
-        base + kept_inputs + 2 * one.outputs for kept_inputs, one in zip(inputs, top, strict=True)
-    ]
-    return max(
-        max(hidden) + passing,
-        *(values + one.outputs for values, one in zip(hidden[:-1], top[:-1], strict=True)),
-        *(base + kept_inputs + one.outputs + one.inputs
-          for kept_inputs, one in zip(inputs, top, strict=True)),
-        base + top[0].inputs + backward,
-    )  # fmt: skip
 
 
 def pass_bytes(network: DenseNetwork, samples: int) -> tuple[int, int]:
@@ -109,21 +80,50 @@ def pass_bytes(network: DenseNetwork, samples: int) -> tuple[int, int]:
     -------
     Bytes of the forward pass, and of the backward pass.
     """
+    forward, backward = _values(network)
+    top = [one for one in network.products if one.part == "top"]
+    after = [FLOAT_BYTES * sum(one.parameters for one in top[place:]) for place in range(len(top))]
+    each, given = network.value_bytes * samples, samples * network.input_bytes_per_sample
+    gradients = [values * each + after[place] for values, place in backward]
+    return given + forward * each, given + max(gradients)
+
+
+def _values(network: DenseNetwork) -> tuple[int, list[tuple[int, int]]]:
+    """Activations and gradients of one sample that exist at once.
+
+    A layer keeps its input for the backward pass, and its activation the output, which is the
+    next one's input. They exist at most
+
+    * in the forward pass, where a layer of the top MLP has its output before and after the
+      activation, beside what the interaction has not let go of yet;
+    * in the backward pass of such a layer, where its output and the gradient before and after the
+      activation exist, or the gradients of its output and of its input;
+    * or in the backward pass of the interaction.
+
+    As PyTorch runs `placer.training.dlrm.Dlrm`; of ``cross``, as TorchRec's low-rank cross net;
+    of ``concat`` with means, as a pooling that keeps its input.
+
+    Returns
+    -------
+    int
+        The most of the forward pass.
+    list of (int, int)
+        Of points of the backward pass; and the number of the first layer of the top MLP of which
+        parameters have their gradients then.
+    """
     top = [one for one in network.products if one.part == "top"]
     bottom = sum(one.outputs for one in network.products if one.part == "bottom")
-    kept, passing, backward = _interaction_values(network, top[0].inputs)
-    base, inputs = bottom + kept, list(accumulate(one.inputs for one in top))
-    after = [FLOAT_BYTES * sum(one.parameters for one in top[place:]) for place in range(len(top))]
-    each = network.value_bytes * samples
-    forward, gradients = 0, [(base + top[0].inputs + backward) * each + after[0]]
+    kept, passing, interaction = _interaction_values(network, top[0].inputs)
+    base, forward = bottom + kept, 0
+    backward = [(base + top[0].inputs + interaction, 0)]
+    inputs = accumulate(one.inputs for one in top)
     for place, (kept_inputs, one) in enumerate(zip(inputs, top, strict=True)):
         hidden = base + kept_inputs + 2 * one.outputs
-        forward = max(forward, (hidden + passing) * each)
+        forward = max(forward, hidden + passing)
         if one is not top[-1]:
-            gradients.append((hidden + one.outputs) * each + after[place + 1])
-        gradients.append((base + kept_inputs + one.outputs + one.inputs) * each + after[place])
-    given = samples * network.input_bytes_per_sample
-    return given + forward, given + max(gradients)
+            backward.append((hidden + one.outputs, place + 1))
+        backward.append((base + kept_inputs + one.outputs + one.inputs, place))
+    return forward, backward
 
 
 def _interaction_values(network: DenseNetwork, top_inputs: int) -> tuple[int, int, int]:

@@ -5,41 +5,16 @@ from typing import TYPE_CHECKING
 from placer.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from placer.executor.distributed import ShardedEmbeddings, make_embeddings
-    from placer.executor.embeddings import Embeddings
-    from placer.executor.local.hit_rates import HitRates
-    from placer.executor.local.lookahead import look_ahead
-    from placer.executor.local.placed_embeddings import PlacedEmbeddings
-    from placer.executor.local.reference import RowWiseAdagrad, UnplacedEmbeddings
-    from placer.executor.lookups.bag_batch import BagBatch
-    from placer.executor.lookups.batch_reads import PreparedBatch
-    from placer.executor.memory.freed_memory import keep_freed_memory
+    from placer.executor.distributed import ShardedEmbeddings as ShardedEmbeddings
+    from placer.executor.distributed import make_embeddings as make_embeddings
+    from placer.executor.embeddings import Embeddings as Embeddings
+    from placer.executor.local.hit_rates import HitRates as HitRates
+    from placer.executor.local.lookahead import look_ahead as look_ahead
+    from placer.executor.local.placed_embeddings import PlacedEmbeddings as PlacedEmbeddings
+    from placer.executor.local.reference import RowWiseAdagrad as RowWiseAdagrad
+    from placer.executor.local.reference import UnplacedEmbeddings as UnplacedEmbeddings
+    from placer.executor.lookups.bag_batch import BagBatch as BagBatch
+    from placer.executor.lookups.batch_reads import PreparedBatch as PreparedBatch
+    from placer.executor.memory.freed_memory import keep_freed_memory as keep_freed_memory
 
-__all__ = [
-    "BagBatch",
-    "Embeddings",
-    "HitRates",
-    "PlacedEmbeddings",
-    "PreparedBatch",
-    "RowWiseAdagrad",
-    "ShardedEmbeddings",
-    "UnplacedEmbeddings",
-    "keep_freed_memory",
-    "look_ahead",
-    "make_embeddings",
-]
-
-__getattr__ = lazy_exports(
-    __name__,
-    {
-        "placer.executor.distributed": "ShardedEmbeddings make_embeddings",
-        "placer.executor.embeddings": "Embeddings",
-        "placer.executor.local.hit_rates": "HitRates",
-        "placer.executor.local.lookahead": "look_ahead",
-        "placer.executor.local.placed_embeddings": "PlacedEmbeddings",
-        "placer.executor.local.reference": "RowWiseAdagrad UnplacedEmbeddings",
-        "placer.executor.lookups.bag_batch": "BagBatch",
-        "placer.executor.lookups.batch_reads": "PreparedBatch",
-        "placer.executor.memory.freed_memory": "keep_freed_memory",
-    },
-)
+__getattr__, __all__ = lazy_exports(__name__)

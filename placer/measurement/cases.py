@@ -5,8 +5,9 @@ from functools import cached_property
 from typing import Any
 
 from placer.errors import DataError
+from placer.plan.buffers import with_buffers
 from placer.plan.plan import Plan
-from placer.plan.shard import Memory, Shard
+from placer.plan.shard import Lookup, Memory, Shard
 from placer.problem import Problem
 from placer.profile.profile import Profile
 from placer.profile.table_profile import TableProfile
@@ -88,6 +89,24 @@ class Case:
             pipeline="serial",
         )
 
+    def shard(
+        self,
+        table: int,
+        lookup: Lookup,
+        rows: tuple[int, int, int],
+        cols: tuple[int, int],
+        devices: tuple[str, ...],
+        *,
+        is_first: bool,
+        cache_rows: int = 0,
+    ) -> Shard:
+        """A shard of table number `table`, with buffers; the first of its columns returns bags."""
+        profile = self.profile.tables[table]
+        memory: Memory = "hbm" if lookup == "device" else "dram"
+        bare = Shard(profile.name, rows, cols, devices, memory, lookup, cache_rows=cache_rows)
+        samples = self.batch_size * self.gpus // len(devices)
+        return with_buffers(profile, bare, samples=samples, returns_bags=is_first)
+
     def to_json(self) -> dict[str, Any]:
         """The same as JSON."""
         return {
@@ -141,11 +160,6 @@ class Case:
             )
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise DataError(f"this is no case that was measured: {error!r}") from error
-
-
-def tier_of(lookup: str) -> Memory:
-    """Where rows are that are read in this way."""
-    return "hbm" if lookup == "device" else "dram"
 
 
 def _integers(values: Any, count: int) -> tuple[int, ...]:

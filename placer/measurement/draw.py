@@ -7,11 +7,8 @@ from typing import cast
 
 import numpy as np
 
-from placer.measurement.cases import Case, tier_of
-from placer.plan.buffers import with_buffers
+from placer.measurement.cases import Case
 from placer.plan.shard import Lookup, Shard
-from placer.profile.table_profile import TableProfile
-from placer.profile.zipf import zipf_cdf
 from placer.tables import Feature, OptimizerName, Table
 
 DIMS = (4, 8, 16, 32, 64, 128)
@@ -99,24 +96,21 @@ def _tables(rng: np.random.Generator, times: int) -> tuple[tuple[Table, ...], tu
 def _placement(rng: np.random.Generator, case: Case) -> tuple[Shard, ...]:
     style = str(rng.choice(_PLAN_STYLES))
     shards: list[Shard] = []
-    for table, exponent in zip(case.tables, case.exponents, strict=True):
-        profile = TableProfile(table, zipf_cdf(table.rows, exponent), zipf_exponent=exponent)
-        shards += _table_shards(rng, case, profile, style)
+    for number in range(len(case.tables)):
+        shards += _table_shards(rng, case, number, style)
     return tuple(shards)
 
 
-def _table_shards(
-    rng: np.random.Generator, case: Case, profile: TableProfile, style: str
-) -> Iterator[Shard]:
+def _table_shards(rng: np.random.Generator, case: Case, number: int, style: str) -> Iterator[Shard]:
     """Shards of one table: column and row slices on GPUs, each of which is read in some way."""
-    table = profile.table
+    table = case.tables[number]
     gpus = [f"gpu:{number}" for number in range(case.gpus)]
     sharding = str(
         rng.choice(["whole", "columns", "rows", "replicated"], p=[0.7, 0.12, 0.12, 0.06])
     )
     if sharding == "replicated" and case.gpus > 1:
         yield from _hot_cold_shards(
-            rng, case, profile, "device", (0, table.rows, 1), (0, table.dim), tuple(gpus)
+            rng, case, number, "device", (0, table.rows, 1), (0, table.dim), tuple(gpus)
         )
         return
     column_slices, ways = [(0, table.dim)], 1
@@ -125,23 +119,23 @@ def _table_shards(
     elif sharding == "rows":
         ways = int(rng.choice([2, 4]))
     order = rng.permutation(case.gpus)
-    number = 0
+    turn = 0
     for cols in column_slices:
         for offset in range(ways):
-            gpu = gpus[order[number % case.gpus]]
-            number += 1
+            gpu = gpus[order[turn % case.gpus]]
+            turn += 1
             own = style
             if style == "mixed":
                 own = str(rng.choice(["device", "staged", "uva", "host", "cached", "split"]))
             yield from _hot_cold_shards(
-                rng, case, profile, own, (offset, table.rows, ways), cols, (gpu,)
+                rng, case, number, own, (offset, table.rows, ways), cols, (gpu,)
             )
 
 
 def _hot_cold_shards(
     rng: np.random.Generator,
     case: Case,
-    profile: TableProfile,
+    number: int,
     style: str,
     rows: tuple[int, int, int],
     cols: tuple[int, int],
@@ -153,21 +147,14 @@ def _hot_cold_shards(
     share = float(rng.choice(_HOT_SHARES))
     hot = min(members - 1, max(1, round(members * share)))
 
-    def shard(
-        lookup: Lookup, part: tuple[int, int, int], first: bool, cache_rows: int = 0
-    ) -> Shard:
-        bare = Shard(
-            profile.name, part, cols, devices, tier_of(lookup), lookup, cache_rows=cache_rows
-        )
-        samples = case.batch_size * case.gpus // len(devices)
-        return with_buffers(profile, bare, samples=samples, returns_bags=first)
-
     if style == "split":
         colds: tuple[Lookup, ...] = ("staged", "staged", "uva", "host")
         edge = start + hot * step
-        yield shard("device", (start, min(stop, edge), step), True)
-        yield shard(colds[int(rng.integers(len(colds)))], (edge, stop, step), False)
+        hot_rows, cold_rows = (start, min(stop, edge), step), (edge, stop, step)
+        yield case.shard(number, "device", hot_rows, cols, devices, is_first=True)
+        cold = colds[int(rng.integers(len(colds)))]
+        yield case.shard(number, cold, cold_rows, cols, devices, is_first=False)
     elif style == "cached":
-        yield shard("cached", rows, True, hot)
+        yield case.shard(number, "cached", rows, cols, devices, is_first=True, cache_rows=hot)
     else:
-        yield shard(cast(Lookup, style), rows, True)
+        yield case.shard(number, cast(Lookup, style), rows, cols, devices, is_first=True)

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -19,11 +21,14 @@ from placer.executor import (
     keep_freed_memory,
     look_ahead,
 )
-from placer.measurement.batches import drawn_batches
 from placer.measurement.times import Effort, Measured, Setting
+from placer.plan.order import Ranks
 from placer.plan.plan import Plan
+from placer.profile.cdf import AccessCdf
 from placer.profile.profile import Profile
-from placer.tables import OPTIMIZER_STATE
+from placer.tables import OPTIMIZER_STATE, Feature
+
+Int = npt.NDArray[np.int64]
 
 _WARM_UP = 4
 _GPU_BLOCK = 8
@@ -44,19 +49,11 @@ def run(job: Job, setting: Setting, rank: int = 0) -> Measured:
     """This process's times."""
     plan, effort = job.plan, job.effort
     weights = {t.name: torch.full((1, 1), 0.01).expand(t.rows, t.dim) for t in plan.tables}
-    model: Embeddings
-    if setting.ranks == 1:
-        model = PlacedEmbeddings(
-            plan, weights=weights, backend=setting.backend, device=setting.device
-        )
-        _touch_state(model)
-    else:
-        model = ShardedEmbeddings(
-            plan, weights=weights, backend=setting.backend, device=setting.device
-        )
-        for held in model.children():
-            if isinstance(held, PlacedEmbeddings):
-                _touch_state(held)
+    kind = PlacedEmbeddings if setting.ranks == 1 else ShardedEmbeddings
+    model: Embeddings = kind(plan, weights=weights, backend=setting.backend, device=setting.device)
+    for held in (model, *model.children()):
+        if isinstance(held, PlacedEmbeddings):
+            _touch_state(held)
     source = drawn_batches(plan, job.profile, job.samples, job.seed * setting.ranks + rank)
     batches = list(islice(source, effort.batches))
     if setting.device.startswith("cuda"):
@@ -151,3 +148,42 @@ def quiet(setting: Setting, rank: int) -> Iterator[None]:
         torch.set_num_threads(threads)
         if cores:
             os.sched_setaffinity(0, cores)
+
+
+def drawn_batches(plan: Plan, profile: Profile, samples: int, seed: int) -> Iterator[BagBatch]:
+    """Batches without end: independent lookups, each by its table's access CDF.
+
+    Bags of a feature are empty but for its coverage; the others hold one lookup or more, as
+    many as its pooling factor on average. Ranks become ids by the plan's row order.
+    """
+    rng = np.random.default_rng([seed, samples])
+    order = {table.name: Ranks.in_plan(plan, table.name) for table in plan.tables}
+    while True:
+        ids: list[Int] = []
+        lengths: list[Int] = []
+        for table in plan.tables:
+            for feature in table.features:
+                bags = _lengths(rng, feature, table.rows > 0, samples)
+                ranks = _ranks(rng, profile[table.name].cdf, int(bags.sum()))
+                ids.append(order[table.name].ids(ranks))
+                lengths.append(bags)
+        offsets = np.concatenate([[0], *lengths]).cumsum()
+        joined = np.concatenate(ids) if ids else np.zeros(0, np.int64)
+        yield BagBatch(torch.from_numpy(joined), torch.from_numpy(offsets), samples)
+
+
+def _lengths(rng: np.random.Generator, feature: Feature, has_rows: bool, samples: int) -> Int:
+    """Lookups of each sample's bag, shape (samples,); all 0 where there is no row to look up."""
+    if not has_rows:
+        return np.zeros(samples, np.int64)
+    least = int(min(1.0, feature.pooling_factor))
+    drawn = least + rng.poisson(feature.pooling_factor - least, samples)
+    lengths: Int = drawn * (rng.random(samples) < feature.coverage)
+    return lengths
+
+
+def _ranks(rng: np.random.Generator, cdf: AccessCdf, size: int) -> Int:
+    quantiles = rng.random(size) * cdf.shares[-1]
+    ranks: Int = np.interp(quantiles, cdf.shares, cdf.ranks).astype(np.int64)
+    last: Int = np.minimum(ranks, cdf.rows - 1)
+    return last

@@ -9,71 +9,31 @@ from typing import TYPE_CHECKING
 from placer.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from placer.report.console import (
-        Update,
-        draw,
-        print_report,
-        print_seconds,
-        print_stderr,
-        print_title,
-        print_training,
-        print_violations,
-        progress_bar,
-        set_quiet,
-        stoppable,
-        this_command,
-    )
-    from placer.report.diff import diff_report
-    from placer.report.estimate import estimate_report
-    from placer.report.failures import one_line_errors
-    from placer.report.profile import profile_report, unknown_words, workloads_report
-    from placer.report.reshard import grown_report, reshard_report
-    from placer.report.section import Column, Report, Section, rows_to_csv
-    from placer.report.topology import topology_report
-    from placer.report.training import parity_lines
+    from placer.report.console import Update as Update
+    from placer.report.console import draw as draw
+    from placer.report.console import print_report as print_report
+    from placer.report.console import print_seconds as print_seconds
+    from placer.report.console import print_stderr as print_stderr
+    from placer.report.console import print_title as print_title
+    from placer.report.console import print_training as print_training
+    from placer.report.console import print_violations as print_violations
+    from placer.report.console import progress_bar as progress_bar
+    from placer.report.console import set_quiet as set_quiet
+    from placer.report.console import stoppable as stoppable
+    from placer.report.console import this_command as this_command
+    from placer.report.diff import diff_report as diff_report
+    from placer.report.estimate import estimate_report as estimate_report
+    from placer.report.failures import one_line_errors as one_line_errors
+    from placer.report.profile import profile_report as profile_report
+    from placer.report.profile import unknown_words as unknown_words
+    from placer.report.profile import workloads_report as workloads_report
+    from placer.report.reshard import grown_report as grown_report
+    from placer.report.reshard import reshard_report as reshard_report
+    from placer.report.section import Column as Column
+    from placer.report.section import Report as Report
+    from placer.report.section import Section as Section
+    from placer.report.section import rows_to_csv as rows_to_csv
+    from placer.report.topology import topology_report as topology_report
+    from placer.report.training import parity_lines as parity_lines
 
-__all__ = [
-    "Column",
-    "Report",
-    "Section",
-    "Update",
-    "diff_report",
-    "draw",
-    "estimate_report",
-    "grown_report",
-    "one_line_errors",
-    "parity_lines",
-    "print_report",
-    "print_seconds",
-    "print_stderr",
-    "print_title",
-    "print_training",
-    "print_violations",
-    "profile_report",
-    "progress_bar",
-    "reshard_report",
-    "rows_to_csv",
-    "set_quiet",
-    "stoppable",
-    "this_command",
-    "topology_report",
-    "unknown_words",
-    "workloads_report",
-]
-
-__getattr__ = lazy_exports(
-    __name__,
-    {
-        "placer.report.console": "Update draw print_report print_seconds print_stderr print_title "
-        "print_training print_violations progress_bar set_quiet stoppable "
-        "this_command",
-        "placer.report.diff": "diff_report",
-        "placer.report.estimate": "estimate_report",
-        "placer.report.failures": "one_line_errors",
-        "placer.report.profile": "profile_report unknown_words workloads_report",
-        "placer.report.reshard": "grown_report reshard_report",
-        "placer.report.section": "Column Report Section rows_to_csv",
-        "placer.report.topology": "topology_report",
-        "placer.report.training": "parity_lines",
-    },
-)
+__getattr__, __all__ = lazy_exports(__name__)

@@ -66,22 +66,6 @@ class PartCounts:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RowCacheUse:
-    """HBM entries for copies of rows in a step; int64 arrays of shape (row caches,).
-
-    Attributes
-    ----------
-    held : Int
-        Entries that hold a row once the step's rows are there.
-    needed : Int
-        Distinct pooled rows of the steps in flight: with fewer entries, some stay in place.
-    """
-
-    held: Int
-    needed: Int
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Served:
     """What processes return for each table; int64 arrays of shape (tables, processes).
 
@@ -119,8 +103,11 @@ class StepCounts:
     samples : int
         Of all processes together.
     parts : PartCounts
-    row_caches : RowCacheUse
-        In the order of `Arrangement.row_caches`.
+    held : int64, shape (row caches,)
+        HBM entries of each of `Arrangement.row_caches` that hold a row once the step's rows are
+        there.
+    needed : int64, shape (row caches,)
+        Distinct pooled rows of the steps in flight: with fewer entries, some stay in place.
     served : Served
     sent : mapping of kind to int64 array, shape (processes, processes)
         Bytes that each process sends to each, itself included.
@@ -128,7 +115,8 @@ class StepCounts:
 
     samples: int
     parts: PartCounts
-    row_caches: RowCacheUse
+    held: Int
+    needed: Int
     served: Served
     sent: Mapping[ExchangeKind, Int]
 
@@ -161,8 +149,7 @@ class Totals:
 
     def __add__(self, step: StepCounts) -> "Totals":
         """The same with one step more."""
-        use = step.row_caches
-        return self.joined(Totals(1, step.samples, step.parts, use.held, use.needed, step.sent))
+        return self.joined(Totals(1, step.samples, step.parts, step.held, step.needed, step.sent))
 
     def joined(self, other: "Totals") -> "Totals":
         """These steps and others after them."""

@@ -33,7 +33,6 @@ from placer.plan.order import knows_hot_rows, warm_members
 from placer.plan.plan import Plan
 from placer.plan.shard import Lookup
 from placer.plan.verify import violations
-from placer.tables import OptimizerName
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,17 +148,13 @@ class Arrangement:
     row_caches: Mapping[int, tuple[int, ...]]
 
 
-def arrange(
-    plan: Plan, processes: int | None = None, optimizer: OptimizerName | None = None
-) -> Arrangement:
+def arrange(plan: Plan, processes: int | None = None) -> Arrangement:
     """Divide a plan over processes as the executor does, by default one for each GPU.
 
     Parameters
     ----------
     processes : int, optional
         From 1 to the number of GPUs; see `placer.executor.distributed.ShardedEmbeddings`.
-    optimizer : str, optional
-        Of all tables; by default each table's own.
 
     Raises
     ------
@@ -176,7 +171,7 @@ def arrange(
             f"{world} processes cannot share {gpus} GPUs; take from 1 to {gpus} of them"
         )
     ranks = ranks_of_devices(plan.topology, world)
-    optimizers = {table.name: optimizer or table.optimizer for table in plan.tables}
+    optimizers = {table.name: table.optimizer for table in plan.tables}
     column_slices = divide(plan, ranks, optimizers)
     held: dict[tuple[int, tuple[int, ...]], list[Target]] = defaultdict(list)
     for columns in chain.from_iterable(column_slices.values()):
@@ -190,9 +185,8 @@ def arrange(
         sources = tuple(s for s in range(world) if targets[0].holder_for(s) == process)
         module = Module(process, holders, sources)
         if world == 1:  # One process takes the plan as it is.
-            tables = tuple(replace(t, optimizer=optimizers[t.name]) for t in plan.tables)
             origins = [(n, RowSlice(*shard.rows)) for n, shard in enumerate(plan.shards)]
-            builder.add(module, LocalPlan(replace(plan, tables=tables), tuple(origins)))
+            builder.add(module, LocalPlan(plan, tuple(origins)))
             continue
         own_gpus = [gpu for gpu in plan.topology.gpus if ranks[gpu.id] == process]
         local = local_plan(plan, targets, [()] * len(targets), shards, optimizers, own_gpus)

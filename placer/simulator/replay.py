@@ -17,19 +17,18 @@ from placer.errors import PlacerError, PlanMismatchError
 from placer.executor.names import Policy
 from placer.plan.plan import Plan
 from placer.simulator.counts import (
-    ExchangeKind,
     Int,
     PartCounts,
-    RowCacheUse,
     Served,
     StepCounts,
-    Totals,
 )
-from placer.simulator.parts import Arrangement, arrange
+from placer.simulator.parts import arrange
 from placer.simulator.row_caches import ArenaRowCache, OpenSteps
 from placer.simulator.sent_bytes import ReplicaExchange, TableExchange, nothing_sent
 from placer.simulator.table_reads import PartRead, TableRead, TableReader
-from placer.tables import OptimizerName
+
+_THREADS = 2
+"""Tables that are counted at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +44,11 @@ class ReplayOptions:
     look_ahead : bool or None
         Whether a batch's rows are copied to HBM while the batch before it trains; None: as the
         plan's pipeline has it.
-    optimizer : str or None
-        Of all tables; None takes each table's own.
-    threads : int
-        Tables that are counted at a time.
     """
 
     processes: int | None = None
     cache_policy: Policy = "lfu"
     look_ahead: bool | None = None
-    optimizer: OptimizerName | None = None
-    threads: int = 2
 
     def of_plan(self, plan: Plan) -> "ReplayOptions":
         """The same with what is left to a plan."""
@@ -84,10 +77,7 @@ class Simulator:
 
     def __init__(self, plan: Plan, options: ReplayOptions | None = None) -> None:
         self.options = (options or ReplayOptions()).of_plan(plan)
-        self.arrangement: Arrangement = arrange(
-            plan, self.options.processes, self.options.optimizer
-        )
-        arrangement = self.arrangement
+        self.arrangement = arrangement = arrange(plan, self.options.processes)
         self._readers = [TableReader(arrangement, number) for number in range(len(plan.tables))]
         self._exchanges = [TableExchange(arrangement, reader) for reader in self._readers]
         self._replicas = ReplicaExchange(arrangement)
@@ -125,7 +115,7 @@ class Simulator:
         """
         ahead = self.options.look_ahead
         waiting: _Step | None = None
-        with ThreadPoolExecutor(max(1, self.options.threads)) as threads:
+        with ThreadPoolExecutor(_THREADS) as threads:
             for chunk in batches:
                 step = self._begin(chunk, threads)
                 if waiting is not None:
@@ -178,7 +168,8 @@ class Simulator:
                 self._exchanges[number].add(sent, served, bags[number], chunk.samples, table_read)
         self._replicas.add(sent, served, by_name)
         held = np.array([row_cache.held for row_cache in self._row_caches.values()], dtype=np.int64)
-        return _Step(chunk.samples, counts, tickets, held, needed, served, sent, by_name)
+        step = StepCounts(chunk.samples, counts, held, needed, served, sent)
+        return _Step(step, tickets, by_name)
 
     def _finish(self, step: "_Step") -> StepCounts:
         """Update the rows of a batch, after which they may move."""
@@ -187,8 +178,7 @@ class Simulator:
             self._close(module, ticket)
         if replicated:
             self._update_replicas(step, replicated)
-        row_caches = RowCacheUse(step.held, step.needed)
-        return StepCounts(step.samples, step.counts, row_caches, step.served, step.sent)
+        return step.counts
 
     def _update_replicas(self, step: "_Step", replicated: Sequence[int]) -> None:
         by_part = {
@@ -197,17 +187,17 @@ class Simulator:
             if reader.table.name in step.reads
             for one in reader.updates(step.reads[reader.table.name])
         }
-        own = PartCounts.zeros(len(self.arrangement.parts))
+        parts, own = step.counts.parts, PartCounts.zeros(len(self.arrangement.parts))
         for at, one in by_part.items():
-            step.counts.update_rows[at] += one.rows
+            parts.update_rows[at] += one.rows
             own.lookups[at] = one.rows
         tickets = {module: self._open[module].open() for module in replicated}
-        needed = np.zeros_like(step.needed)
+        needed = np.zeros_like(step.counts.needed)
         with ThreadPoolExecutor(1) as threads:
             self._resolve(by_part, own, tickets, needed, lambda module: True, threads)
-        step.counts.update_hit_rows[:] = own.hit_rows
+        parts.update_hit_rows[:] = own.hit_rows
         for name in ("staged_rows", "in_place_rows", "in_place_lookups", "written_back_rows"):
-            getattr(step.counts, name)[:] += getattr(own, name)
+            getattr(parts, name)[:] += getattr(own, name)
         for module, ticket in tickets.items():
             self._close(module, ticket)
 
@@ -266,44 +256,9 @@ _NONE = np.empty(0, dtype=np.int64)
 class _Step:
     """A batch whose rows are resolved and not updated yet."""
 
-    samples: int
-    counts: PartCounts
+    counts: StepCounts
     tickets: list[int]
-    held: Int
-    needed: Int
-    served: Served
-    sent: dict[ExchangeKind, Int]
     reads: dict[str, TableRead]
-
-
-def replay(
-    plan: Plan, batches: Iterable[Chunk], options: ReplayOptions | None = None
-) -> tuple[Arrangement, Totals]:
-    """The counts of all batches together.
-
-    Parameters
-    ----------
-    plan : Plan
-    batches : iterable of Chunk
-        Samples of all processes; process p of n has the p-th n-th of each batch.
-    options : ReplayOptions, optional
-
-    Returns
-    -------
-    Arrangement, Totals
-        Who holds which part, and what was counted for it.
-
-    Raises
-    ------
-    PlanMismatchError, DataError, PlacerError
-        See `Simulator`.
-    """
-    simulator = Simulator(plan, options)
-    arrangement = simulator.arrangement
-    total = Totals.zeros(len(arrangement.parts), len(arrangement.row_caches), arrangement.processes)
-    for step in simulator.run(batches):
-        total += step
-    return arrangement, total
 
 
 def _bags_of(chunk: Chunk, features: Sequence[str]) -> list[Bags]:

@@ -17,7 +17,7 @@ class StepRecord:
     lookups, hbm_lookups, slow_rows : int
         See `placer.simulator.summary.Served`.
     held, needed : int
-        HBM entries for copies of rows, all row caches together; see `RowCacheUse`.
+        HBM entries for copies of rows, all row caches together; see `StepCounts`.
     step_s, sum_s : float
         With copies beside the step before, and one after the other.
     """

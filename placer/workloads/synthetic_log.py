@@ -123,28 +123,6 @@ _SMALL_ROWS = 1000
 _LARGEST_INTEGER = 2**31 - 1
 
 
-@dataclass(frozen=True, slots=True)
-class SyntheticLog:
-    """What `write_synthetic_log` wrote.
-
-    Attributes
-    ----------
-    rows : mapping of column name to int
-        Values that each categorical column draws from; those never drawn are in no line.
-    click_share : float
-        Share of the samples whose label is 1.
-    """
-
-    path: Path
-    format: SyntheticFormat
-    samples: int
-    scale: float
-    seed: int
-    rows: Mapping[str, int]
-    click_share: float
-    size_bytes: int
-
-
 def scaled_rows(scale: float) -> dict[str, int]:
     """Rows of each categorical column at a share of the published cardinalities.
 
@@ -172,7 +150,7 @@ def write_synthetic_log(
     seed: int = 0,
     format: SyntheticFormat = "criteo",
     on_samples: Callable[[int], None] | None = None,
-) -> SyntheticLog:
+) -> None:
     """Generate a click log; the same arguments give the same log.
 
     Every value of a categorical column shifts the log-odds of a click by an amount of its
@@ -204,18 +182,13 @@ def write_synthetic_log(
     if format not in get_args(SyntheticFormat):
         raise DataError(f"format {format!r} is none of {', '.join(get_args(SyntheticFormat))}")
     generator = _Generator(rows, seed)
-    written = clicks = 0
+    written = 0
     with replacing(path) as temporary, _open_writer(temporary, generator.schema, format) as write:
         for table in generator.tables(samples):
             write(table)
             written += table.num_rows
-            clicks += int(np.sum(table.column("label").to_numpy()))
             if on_samples is not None:
                 on_samples(written)
-    target = Path(path)
-    return SyntheticLog(
-        target, format, samples, scale, seed, rows, clicks / samples, target.stat().st_size
-    )
 
 
 class _Generator:

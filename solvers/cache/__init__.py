@@ -9,12 +9,7 @@ from typing import TYPE_CHECKING
 from placer.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from solvers.cache.folder import PlanCache
-    from solvers.cache.solver import CachedSolver
+    from solvers.cache.folder import PlanCache as PlanCache
+    from solvers.cache.solver import CachedSolver as CachedSolver
 
-__all__ = ["CachedSolver", "PlanCache"]
-
-__getattr__ = lazy_exports(
-    __name__,
-    {"solvers.cache.folder": "PlanCache", "solvers.cache.solver": "CachedSolver"},
-)
+__getattr__, __all__ = lazy_exports(__name__)

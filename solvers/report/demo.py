@@ -72,15 +72,15 @@ def log_step(logs: Sequence[str], folder: Path, samples: int, scale: float) -> t
         print(", ".join(map(shown, logs)))
         return tuple(logs)
     with progress_bar("samples") as update:
-        made = write_synthetic_log(
+        write_synthetic_log(
             folder / "generated.tsv",
             samples=samples,
             scale=scale,
             on_samples=lambda done: update(done, samples),
         )
     print(
-        f"This log is GENERATED, not real: {made.samples:,} samples in Criteo's format, the "
-        f"published cardinalities × {made.scale:g}, a skew fitted to a real sample, and a label "
+        f"This log is GENERATED, not real: {samples:,} samples in Criteo's format, the "
+        f"published cardinalities × {scale:g}, a skew fitted to a real sample, and a label "
         f"that the features explain. For a log of your own: make demo DATA=path"
     )
     return (str(folder / "generated.tsv"),)

@@ -12,7 +12,7 @@ pytest.importorskip("torchrec")
 
 import simulator_reference
 import torch
-from simulator_cases import random_chunk
+from simulator_cases import random_chunk, replay
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints
@@ -22,7 +22,7 @@ from torchrec.optim import RowWiseAdagrad
 
 from placer import Plan
 from placer.adapters.torchrec import from_sharding_plan
-from placer.simulator.replay import ReplayOptions, replay
+from placer.simulator.replay import ReplayOptions
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

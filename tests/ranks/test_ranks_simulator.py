@@ -8,7 +8,7 @@ from executor_cases import machine
 from fast_and_full import fewer
 from ranks_cases import every_placement
 from ranks_launcher import run
-from simulator_cases import random_chunk, simulated_rates
+from simulator_cases import random_chunk, replay, simulated_rates
 
 from placer.data.log import Chunk
 from placer.executor import BagBatch, look_ahead
@@ -16,7 +16,7 @@ from placer.executor.distributed import ShardedEmbeddings
 from placer.executor.local.hit_rates import HitRates
 from placer.plan.plan import Plan
 from placer.simulator.counts import EXCHANGE_KINDS
-from placer.simulator.replay import ReplayOptions, replay
+from placer.simulator.replay import ReplayOptions
 from placer.tables import OPTIMIZERS
 from placer.topology.topology import Topology
 from placer.training.batches import slice_chunk

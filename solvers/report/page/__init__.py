@@ -5,17 +5,11 @@ from typing import TYPE_CHECKING
 from placer.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from solvers.report.page.answers import Answers, ask
-    from solvers.report.page.questions import QUESTION_FLAGS, Questions
-    from solvers.report.page.render import page_html, write_page
+    from solvers.report.page.answers import Answers as Answers
+    from solvers.report.page.answers import ask as ask
+    from solvers.report.page.questions import QUESTION_FLAGS as QUESTION_FLAGS
+    from solvers.report.page.questions import Questions as Questions
+    from solvers.report.page.render import page_html as page_html
+    from solvers.report.page.render import write_page as write_page
 
-__all__ = ["QUESTION_FLAGS", "Answers", "Questions", "ask", "page_html", "write_page"]
-
-__getattr__ = lazy_exports(
-    __name__,
-    {
-        "solvers.report.page.answers": "Answers ask",
-        "solvers.report.page.questions": "QUESTION_FLAGS Questions",
-        "solvers.report.page.render": "page_html write_page",
-    },
-)
+__getattr__, __all__ = lazy_exports(__name__)
