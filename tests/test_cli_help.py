@@ -14,7 +14,7 @@ from placer.topology.presets import preset_help
 from solvers.analysis.compare import CLASSIC
 from solvers.analysis.replan import HORIZON_STEPS
 
-HEAVY = ("torch", "ortools", "pyarrow", "scipy", "pydantic", "numpy", "rich")
+HEAVY = ("torch", "ortools", "pyarrow", "scipy", "pydantic", "networkx", "numpy", "rich")
 
 _HELP = f"""
 import sys

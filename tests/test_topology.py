@@ -51,8 +51,17 @@ def test_a_gpu_reaches_its_own_host_only() -> None:
 def test_sockets_may_be_joined() -> None:
     hosts = (HOST, Host("host:1", 1, 1.0))
     topology = replace(SMALL, hosts=hosts, links=(*PCIE, Link("host:0", "host:1", "socket", 5.0)))
-    assert topology.links[-1].bytes_per_s == 5.0
-    assert topology.peer_bytes_per_s("gpu:0") == SMALL.peer_bytes_per_s("gpu:0")
+    assert topology.graph["host:0"]["host:1"]["socket"]["bytes_per_s"] == 5.0
+
+
+def test_the_graph_has_everything() -> None:
+    topology = Topology.parse("2x4xa100-40")
+    graph = topology.graph
+    assert graph.number_of_nodes() == 8 + 2 + 1
+    assert graph.number_of_edges() == len(topology.links) == 8 + 8 + 2
+    assert graph.nodes["gpu:5"]["device"] == topology.gpus_by_id["gpu:5"]
+    assert graph.nodes["host:1"]["device"] == topology.hosts_by_id["host:1"]
+    assert set(graph["gpu:5"]["host:1"]) == {"pcie", "nvlink"}
 
 
 def test_an_exchange_within_a_host_leaves_out_what_stays() -> None:

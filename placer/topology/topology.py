@@ -1,4 +1,4 @@
-"""The machine: GPUs, hosts and the links between them."""
+"""The machine: GPUs, hosts and the links between them, as a graph."""
 
 import os
 from collections import Counter
@@ -6,12 +6,16 @@ from collections.abc import Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from placer.errors import TopologyError, did_you_mean
 from placer.topology.devices import Gpu, Host, Link, LinkKind, TopologyFields
 from placer.topology.kinds import GPU_KINDS, NAMED
 from placer.topology.presets import kinds, preset, preset_help
 from placer.units import format_bytes, parse_bytes
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 _ROUND_NUMBERS = 1.08
 """Cards of 80 GB report 79.6 GiB, those of 24 GB 22.5: people write 80GiB and 24GiB."""
@@ -96,6 +100,29 @@ class Topology(TopologyFields):
                     f"{link.a} has two {link.kind} links; add their bandwidths up in one"
                 )
             joined.add((link.a, link.kind))
+
+    @cached_property
+    def graph(self) -> "nx.Graph":
+        """The same as a networkx graph: devices as nodes, links as edges, all as attributes.
+
+        A multigraph, because a GPU can be joined to its host by PCIe and by NVLink.
+        """
+        import networkx as nx  # A tenth of a second, and few need the graph.
+
+        graph = nx.MultiGraph(name=self.name)
+        for gpu in self.gpus:
+            graph.add_node(gpu.id, kind="gpu", device=gpu)
+        for host in self.hosts:
+            graph.add_node(host.id, kind="host", device=host)
+        for link in self.links:
+            graph.add_edge(
+                link.a,
+                link.b,
+                key=link.kind,
+                bytes_per_s=link.bytes_per_s,
+                latency_s=link.latency_s,
+            )
+        return graph
 
     @cached_property
     def _links_by_end(self) -> dict[tuple[str, str], Link]:
