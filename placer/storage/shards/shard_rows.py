@@ -23,9 +23,7 @@ def ids_at(order: Ranks, shard: Shard, start: int, stop: int) -> Int:
     array([7, 3, 0, 1])
     """
     first, _, step = shard.rows
-    ranks = first + step * np.arange(start, stop, dtype=np.int64)
-    known = int(np.searchsorted(ranks, order.listed.size))
-    return np.concatenate((order.listed[ranks[:known]], order.unlisted_ids(ranks[known:])))
+    return order.ids(first + step * np.arange(start, stop, dtype=np.int64))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
