@@ -4,21 +4,17 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
 from placer.errors import PlanMismatchError, TopologyError
 from placer.plan.diff import (
     Home,
     MoveKind,
     PlanDiff,
-    common_rows,
+    common_parts,
     diff,
     homes_of,
-    shared_columns,
     steps_to,
 )
 from placer.plan.migration import Migration, migration
-from placer.plan.order import Ranks
 from placer.plan.plan import Plan
 from placer.plan.shard import Shard
 
@@ -133,14 +129,9 @@ def schedule(old: Plan, new: Plan) -> Schedule:
     dropped = check_tables(difference)
     totals: dict[tuple[str, TransferKind, Home, Home], int] = defaultdict(int)
     for table in new.tables:
-        sources, targets = old.shards_by_table[table.name], new.shards_by_table[table.name]
-        orders = Ranks.in_plan(old, table.name), Ranks.in_plan(new, table.name)
-        common = common_rows(table.rows, sources, targets, orders)
-        for i, j in zip(*np.nonzero(common), strict=True):
-            width = shared_columns(sources[i], targets[j])
-            size_bytes = int(common[i, j]) * table.bytes_per_row(width)
-            for step in transfers_of(old, new, sources[i], targets[j]):
-                totals[table.name, *step] += size_bytes
+        for source, target, rows, width in common_parts(old, new, table.name):
+            for step in transfers_of(old, new, source, target):
+                totals[table.name, *step] += rows * table.bytes_per_row(width)
     counted = sorted(totals.items(), key=lambda item: (item[0][0], str(item[0])))
     transfers = tuple(Transfer(*key, size_bytes) for key, size_bytes in counted)
     try:
