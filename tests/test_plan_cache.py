@@ -454,7 +454,7 @@ def test_what_a_kept_plan_claims_is_not_believed(
     """With all hashes written anew, as whoever shares the folder can."""
     from hashlib import sha256
 
-    from placer.plan.seal import sealed
+    from placer.seal import sealed
 
     true = BASE.solved(cache)
     (file,) = cache.folder.iterdir()

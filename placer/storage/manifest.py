@@ -9,8 +9,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from placer.errors import CheckpointError
 from placer.files import HashedFile, sha256_file
-from placer.plan.seal import SEAL, sealed
 from placer.read_files import LimitError, read_json
+from placer.seal import SEAL, sealed
 
 
 class Strict(BaseModel):

@@ -1,4 +1,4 @@
-"""Puts the hash of its own content into a plan or a manifest, so that one that was altered shows.
+"""Puts the hash of its own content into a plan, profile or manifest, so that changes show.
 
 It is of the JSON of all other keys, written by Python's `json.dumps` with sorted keys and no other
 option. A plan without one, written by hand or by an earlier version, is read as it is.
