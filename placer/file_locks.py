@@ -1,8 +1,10 @@
 """Locks between processes, which the system takes back when their holder is gone, however it went.
 
 They are advisory (``flock``): placer's own writers respect them. A file system without locks, as
-some network mounts are, has none of this protection; writes are atomic there all the same. The library filelock
-can lock neither a folder nor a file that is open already, and leaves its lock files behind.
+some network mounts are, has none of this protection; writes are atomic there all the same.
+
+The library filelock can lock neither a folder nor a file that is open already, and leaves its lock
+files behind.
 """
 
 import contextlib
