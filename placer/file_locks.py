@@ -2,6 +2,9 @@
 
 They are advisory (``flock``): placer's own writers respect them. A file system without locks, as
 some network mounts are, has none of this protection; writes are atomic there all the same.
+
+The library filelock can lock neither a folder nor a file that is open already, and leaves its lock
+files behind.
 """
 
 import contextlib

@@ -38,8 +38,8 @@ from placer.profile.locality import WindowCounts
 from solvers import CachedSolver, Limits, PlanCache, SolveResult, solve, solver
 from solvers.cache import folder as cache_folder
 from solvers.cache import key as cache_key
-from solvers.cache.entry import Entry
 from solvers.cache.key import key_of
+from solvers.cache.solver import content_of
 
 
 @dataclass(frozen=True)
@@ -327,7 +327,7 @@ def test_a_plan_with_the_key_and_hash_of_another_search_is_not_taken(cache: Plan
     asked = replace(BASE, tier="dram")
     key, notes = asked.key(), list[str]()
     assert key is not None
-    cache.save(Entry(key, 60.0, BASE.solved(None)))
+    cache.save(key, content_of(BASE.solved(None), key, Limits(60.0)))
     found = asked.solved(cache, notes)
     assert "from_cache" not in found.stats
     assert "not taken from the cache" in notes[0]
@@ -455,7 +455,7 @@ def test_what_a_kept_plan_claims_is_not_believed(
     """With all hashes written anew, as whoever shares the folder can."""
     from hashlib import sha256
 
-    from placer.plan.seal import sealed
+    from placer.seal import sealed
 
     true = BASE.solved(cache)
     (file,) = cache.folder.iterdir()

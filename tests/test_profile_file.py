@@ -173,11 +173,11 @@ def test_damage_is_told(saved: Path) -> None:
 
 
 def test_a_profile_that_was_rewritten_by_hand(saved: Path) -> None:
-    from placer.profile.file import _document_hash
+    from placer.seal import sealed
 
     def rewrite(**changes: object) -> None:
         document = json.loads((saved / "profile.json").read_text()) | changes
-        document["sha256"] = _document_hash(document)
+        document = sealed(document)
         (saved / "profile.json").write_text(json.dumps(document))
 
     document = json.loads((saved / "profile.json").read_text())

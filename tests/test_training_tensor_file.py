@@ -5,9 +5,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from placer.storage import safetensors_file
 from placer.storage.row_blocks import READ_ROWS
-from placer.storage.tensor_rows import TensorRows
+from placer.storage.tensor_rows import TensorRows, write_safetensors
 
 
 def test_no_more_than_a_chunk_of_a_table_is_in_memory(tmp_path: Path) -> None:
@@ -19,7 +18,7 @@ def test_no_more_than_a_chunk_of_a_table_is_in_memory(tmp_path: Path) -> None:
         return values[start:stop]
 
     rows = TensorRows((200_000, 3), torch.bfloat16, read)
-    safetensors_file.write(tmp_path / "file", {"big": rows})
+    write_safetensors(tmp_path / "file", {"big": rows})
     assert max(asked) == READ_ROWS < 200_000
     assert sum(asked) == 200_000
     assert torch.equal(load_file(tmp_path / "file")["big"], values.to(torch.bfloat16))
@@ -33,6 +32,6 @@ def test_files_are_those_of_safetensors(tmp_path: Path) -> None:
         "scalar": torch.tensor(7),
         "half": torch.randn(5).to(torch.float16),
     }
-    safetensors_file.write(tmp_path / "ours", given)
+    write_safetensors(tmp_path / "ours", given)
     assert load_file(tmp_path / "ours").keys() == given.keys()
     assert all(torch.equal(load_file(tmp_path / "ours")[name], given[name]) for name in given)

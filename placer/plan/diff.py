@@ -8,7 +8,7 @@ without listing rows (Chinese remainder theorem).
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -158,14 +158,9 @@ def _table_diff(old: Plan, new: Plan, name: str) -> TableDiff:
     ]
     if shape:
         return TableDiff(name, "reshaped", cells, detail=", ".join(shape))
-    old_shards, new_shards = old.shards_by_table[name], new.shards_by_table[name]
-    orders = Ranks.in_plan(old, name), Ranks.in_plan(new, name)
-    common = common_rows(after.rows, old_shards, new_shards, orders)
     covered = changed = 0
     moves: dict[tuple[MoveKind, Home, Home | None], list[int]] = {}
-    for i, j in zip(*np.nonzero(common), strict=True):
-        source, target, rows = old_shards[i], new_shards[j], int(common[i, j])
-        width = shared_columns(source, target)
+    for source, target, rows, width in common_parts(old, new, name):
         covered += rows * width
         was, now = homes_of(source), homes_of(target)
         if set(was) == set(now):
@@ -199,18 +194,23 @@ def shared_bytes(old: Plan, new: Plan, table: str) -> dict[tuple[Home, Home], in
 
     Of replicas, every pair of an older and a newer home counts.
     """
-    spec = new.tables_by_name[table]
-    old_shards, new_shards = old.shards_by_table[table], new.shards_by_table[table]
-    orders = Ranks.in_plan(old, table), Ranks.in_plan(new, table)
-    common = common_rows(spec.rows, old_shards, new_shards, orders)
     shared: dict[tuple[Home, Home], int] = defaultdict(int)
-    for i, j in zip(*np.nonzero(common), strict=True):
-        width = shared_columns(old_shards[i], new_shards[j])
-        size = int(common[i, j]) * spec.bytes_per_row(width)
-        for was in homes_of(old_shards[i]):
-            for now in homes_of(new_shards[j]):
+    for source, target, rows, width in common_parts(old, new, table):
+        size = rows * new.tables_by_name[table].bytes_per_row(width)
+        for was in homes_of(source):
+            for now in homes_of(target):
                 shared[was, now] += size
     return dict(shared)
+
+
+def common_parts(old: Plan, new: Plan, table: str) -> Iterator[tuple[Shard, Shard, int, int]]:
+    """Yield each older and newer shard of a table that share cells, with their rows and columns."""
+    shards = old.shards_by_table[table], new.shards_by_table[table]
+    orders = Ranks.in_plan(old, table), Ranks.in_plan(new, table)
+    common = common_rows(new.tables_by_name[table].rows, *shards, orders)
+    for i, j in zip(*np.nonzero(common), strict=True):
+        source, target = shards[0][i], shards[1][j]
+        yield source, target, int(common[i, j]), shared_columns(source, target)
 
 
 def homes_of(shard: Shard) -> tuple[Home, ...]:

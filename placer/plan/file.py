@@ -27,9 +27,9 @@ from placer.files import (
 )
 from placer.plan import schema
 from placer.plan.fields import SCHEMA_VERSION, PlanFields, Provenance, RowOrder, SolverRecord
-from placer.plan.seal import check_seal, sealed
 from placer.plan.shard import Shard
 from placer.read_files import LimitError, read_json
+from placer.seal import check_seal, sealed
 from placer.tables import Feature, Table
 from placer.topology.devices import Gpu, Host, Link
 from placer.topology.topology import Topology

@@ -149,7 +149,7 @@ class PlanModel(_Strict):
     row_order: dict[str, RowOrderModel] = {}
     solver: SolverModel
     provenance: ProvenanceModel
-    sha256: str = Field("", description="of all other keys, as `placer.plan.seal` has it")
+    sha256: str = Field("", description="of all other keys, as `placer.seal` has it")
 
 
 def json_schema() -> dict[str, Any]:

@@ -40,6 +40,7 @@ from placer.profile.locality import WindowCounts
 from placer.profile.schema import check_document
 from placer.profile.table_profile import FeatureCounts, ProfileFields, TableProfile, UnknownIds
 from placer.read_files import LimitError, read_json, read_limited
+from placer.seal import SEAL, sealed
 from placer.tables import Feature, Table
 
 SCHEMA_VERSION = 1
@@ -79,8 +80,8 @@ def _write_all(profile: ProfileFields, folder: Path) -> set[str]:
         "tables": tables,
         "files": files,
     }
-    document["sha256"] = _document_hash(document)
-    write_text(folder / JSON_NAME, json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+    text = json.dumps(sealed(document), indent=1, ensure_ascii=False) + "\n"
+    write_text(folder / JSON_NAME, text)
     return {file["name"] for file in files.values()}
 
 
@@ -329,12 +330,6 @@ def _read_document(file: Path) -> dict[str, Any]:
             f"{file} has schema_version {version}, this placer reads up to {SCHEMA_VERSION}; "
             "upgrade placer or profile the log again"
         )
-    if document.get("sha256") != _document_hash(document):
+    if document.get(SEAL) != sealed(document)[SEAL]:
         raise ProfileError(f"{file} was altered since it was written; profile the log again")
     return document
-
-
-def _document_hash(document: Mapping[str, Any]) -> str:
-    """Hash of all of the document but the hash itself."""
-    content = {name: value for name, value in document.items() if name != "sha256"}
-    return sha256_json(content)

@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from placer.errors import CheckpointError
-from placer.files import HashedFile, sha256_file, sha256_json
+from placer.files import HashedFile, sha256_file
 from placer.read_files import LimitError, read_json
+from placer.seal import SEAL, sealed
 
 
 class Strict(BaseModel):
@@ -37,7 +38,7 @@ M = TypeVar("M", bound=Manifest)
 
 def write_manifest(path: Path, body: Mapping[str, Any], end: str = "") -> None:
     """Write a manifest: its keys and, last of all, their SHA-256; raises OSError."""
-    text = json.dumps({**body, "sha256": sha256_json(body)}, indent=1)
+    text = json.dumps(sealed(body), indent=1)
     file = HashedFile(path)
     file.write((text + end).encode())
     file.finish()
@@ -82,7 +83,7 @@ def read_manifest(
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the file"
         raise CheckpointError(f"{path} was altered: {where}: {first['msg']}") from error
-    if sha256_json({key: content[key] for key in content if key != "sha256"}) != manifest.sha256:
+    if sealed(content)[SEAL] != manifest.sha256:
         raise CheckpointError(f"{path} was altered: its content is not what its SHA-256 says")
     return manifest
 

@@ -11,7 +11,7 @@ from placer.executor import BagBatch, HitRates, PlacedEmbeddings
 from placer.plan.plan import Plan
 from placer.storage.checkpoint.applied_tables import GROUP
 from placer.storage.checkpoint.dcp_reader import read_tensors
-from placer.storage.checkpoint.table_blocks import NamedTables, check_stored, load_blocks
+from placer.storage.checkpoint.table_blocks import NamedTables, load_stored
 from placer.storage.shards.loading import load_shards
 from placer.storage.shards.shard_folder import MANIFEST
 
@@ -98,9 +98,8 @@ def load_read_only(plan: Plan, folder: str | os.PathLike[str], **options: Any) -
         return ReadOnlyTables(embeddings)
     order = embeddings.id_order()
     named = NamedTables(order, {(GROUP, f"{t.table.name}.{t.name}"): t for t in order.tensors()})
-    expected = {".".join(name): tensor for name, tensor in named.tensors.items()}
     stored = read_tensors(Path(folder))
-    known = {name: rows for name, rows in stored.items() if name in expected}
-    check_stored(f"{folder} does not fit the plan", known, expected)
-    load_blocks([named], known)
+    known = {".".join(name) for name in named.tensors} & stored.keys()
+    weights = {name: stored[name] for name in known}
+    load_stored(f"{folder} does not fit the plan", [named], weights)
     return ReadOnlyTables(embeddings)

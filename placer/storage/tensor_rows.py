@@ -1,13 +1,27 @@
-"""Tensors that are read a number of rows at a time, wherever they are."""
+"""Tensors that are read and written a number of rows at a time, wherever they are."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from placer.storage.row_blocks import row_blocks
+from placer.files import FileRecord, HashedFile
+from placer.storage.row_blocks import READ_ROWS, row_blocks
+from placer.storage.safetensors_layout import lay_out
+
+_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,3 +88,25 @@ AnyTensor = Tensor | TensorRows
 def bytes_of(tensor: Tensor) -> Tensor:
     """A tensor's bytes as a vector: NumPy lacks bfloat16, and bytes are bytes."""
     return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, AnyTensor]) -> FileRecord:
+    """Write tensors to a safetensors file; none of them is in memory whole.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be written.
+    """
+    rows = {name: TensorRows.of(tensor) for name, tensor in tensors.items()}
+    header, stored = lay_out((name, _NAMES[each.dtype], each.shape) for name, each in rows.items())
+    file = HashedFile(path)
+    try:
+        file.write(header)
+        for tensor in stored:
+            for _, block in rows[tensor.name].blocks(READ_ROWS):
+                if block.numel():
+                    file.write(bytes_of(block).numpy().data)
+    finally:
+        file.close()
+    return file.finish()

@@ -10,7 +10,7 @@ from placer.executor.id_order import TableTensor
 from placer.executor.local.hit_rates import HitRates
 from placer.executor.memory.row_cache_stats import RowCacheStats
 from placer.executor.tensor_names import UPDATES
-from placer.storage.checkpoint.table_blocks import Name, NamedTables, check_stored, load_blocks
+from placer.storage.checkpoint.table_blocks import Name, NamedTables, load_stored
 from placer.storage.run_state import STATES, WEIGHTS
 from placer.storage.tensor_rows import AnyTensor, TensorRows
 from placer.training.distributed import Ranks
@@ -44,12 +44,8 @@ def load_tables(embeddings: Embeddings, groups: Mapping[str, Mapping[str, AnyTen
         for group in (WEIGHTS, STATES)
         for name, tensor in groups.get(group, {}).items()
     }
-    expected = {".".join(name): tensor for name, tensor in named.tensors.items()}
-    counts = [f"{STATES}.{UPDATES}"] if named.tables.counts_updates else []
-    check_stored("the checkpoint's tables do not fit the plan", stored, expected, counts)
-    load_blocks([named], stored)
-    for name in counts:
-        named.tables.set_update_count(int(stored[name].whole()))
+    counts = {f"{STATES}.{UPDATES}": named.tables} if named.tables.counts_updates else {}
+    load_stored("the checkpoint's tables do not fit the plan", [named], stored, counts=counts)
 
 
 def hit_rates(embeddings: Embeddings, ranks: Ranks) -> HitRates | None:

@@ -1,11 +1,10 @@
-"""What makes two searches the same: a hash of all that their plan depends on."""
+"""Hashes all that the plan of a search depends on: equal keys, equal searches."""
 
 import hashlib
 import importlib
 import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 import placer
 from cost_models import CostModel
@@ -20,7 +19,7 @@ _LIBRARIES = ("ortools", "numpy", "numba")
 
 
 def key_of(problem: Problem, cost_model: CostModel, solver: Solver, limits: Limits) -> str | None:
-    """The hash of a search, as 64 hexadecimal digits; None where it cannot be known.
+    """Hash a search, as 64 hexadecimal digits; return None where it cannot be known.
 
     It is of the problem's own hash (`Problem.sha256`: tables, access CDFs, locality, machine,
     constraints, batch, pipeline, dense layers; memory that is reserved is taken off the machine),
@@ -43,26 +42,21 @@ def key_of(problem: Problem, cost_model: CostModel, solver: Solver, limits: Limi
     >>> key_of(*search, Limits(seed=1)) == key_of(*search, Limits(seed=2))
     False
     """
-    model = _model_facts(cost_model)
-    if model is None or not _is_ours(solver):
+    identity = getattr(cost_model, "identity", None)
+    if identity is None or not (_is_ours(cost_model) and _is_ours(solver)):
         return None
     facts = {
         "problem": problem.sha256,
         "chips": [gpu.chip for gpu in problem.topology.gpus],
         "counts": [None if one.counts is None else one.counts.sha256 for one in problem.profile],
-        "cost_model": model,
+        "cost_model": [_class_of(cost_model), cost_model.name, identity()],
         "solver": [_class_of(solver), solver.name, repr(sorted(vars(solver).items()))],
         "limits": [limits.gap, limits.seed, limits.threads, limits.max_steps],
-        "versions": versions(),
+        "versions": [placer.__version__, *map(_version, _LIBRARIES)],
+        "python": [platform.python_version(), platform.machine()],
         "source": source_sha256(),
     }
     return sha256_json(facts)
-
-
-def versions() -> dict[str, str]:
-    """Versions of placer, Python and the libraries that search, none of which is imported."""
-    known = {"placer": placer.__version__, "python": platform.python_version()}
-    return known | {name: _version(name) for name in _LIBRARIES} | {"on": platform.machine()}
 
 
 def source_sha256(packages: tuple[str, ...] = PACKAGES) -> str:
@@ -77,16 +71,8 @@ def source_sha256(packages: tuple[str, ...] = PACKAGES) -> str:
     return digest.hexdigest()
 
 
-def _model_facts(cost_model: CostModel) -> Any:
-    """What a cost model's answers depend on besides its source; None where nobody says."""
-    identity = getattr(cost_model, "identity", None)
-    if identity is None or not _is_ours(cost_model):
-        return None
-    return [_class_of(cost_model), cost_model.name, identity()]
-
-
 def _is_ours(one: object) -> bool:
-    """Whether the source of a value's class is part of `source_sha256`."""
+    """Return true if the source of a value's class is part of `source_sha256`."""
     return type(one).__module__.partition(".")[0] in PACKAGES
 
 

@@ -1,20 +1,33 @@
-"""A solver that looks into the cache before it searches."""
+"""A solver that looks for a kept plan before it searches, and keeps what it finds.
 
+A kept plan is one file, so that it is there whole or not at all: a line with the SHA-256 of the
+rest, a line of JSON, and the hot ids as safetensors. Nothing in it is ever run.
+"""
+
+import hashlib
+import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any, get_args
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
 
 from cost_models import CostModel
 from placer.constraints.unmet import unmet
 from placer.errors import PlacerError
+from placer.plan.file import from_dict, to_dict
+from placer.plan.plan import Plan
 from placer.plan.verify import violations
 from placer.problem import Problem
-from solvers.bounds.lagrangian import lagrangian_bound
-from solvers.cache.entry import Entry
+from placer.read_files import LimitError, parse_json
 from solvers.cache.folder import PlanCache
 from solvers.cache.key import key_of
-from solvers.model.instance import Instance
-from solvers.result import Limits, Solver, SolveResult
+from solvers.result import Limit, Limits, Solver, SolveResult, Termination
+
+MAGIC = "placer-cached-plan-4"
 
 _EXACT = 1e-6
 """Share by which sums of floats may differ from one processor to another."""
@@ -64,7 +77,8 @@ class CachedSolver:
         self._solver, self._cache, self._note = solver, cache, note
 
     def solve(self, problem: Problem, cost_model: CostModel, limits: Limits) -> SolveResult:
-        """The kept result, or a new one, which is kept from now on. See `Solver.solve`."""
+        """Return the kept result, or search and keep the new one. See `Solver.solve`."""
+        search = problem, cost_model, limits
         key = key_of(problem, cost_model, self._solver, limits)
         try:
             cache = PlanCache() if self._cache is None else self._cache
@@ -72,76 +86,104 @@ class CachedSolver:
             self._note(f"plans are not kept: {error}")
             key = None
         if key is None:
-            return self._solver.solve(problem, cost_model, limits)
+            return self._solver.solve(*search)
         try:
-            entry = cache.load(key)
-            found = None
-            if entry is not None:
-                found = _taken(entry, self.name, problem, cost_model, limits)
+            content = cache.load(key)
+            kept = None if content is None else kept_result(content, key, *search)
         except PlacerError as error:
-            self._note(f"not taken from the cache: {error}")
-            found = None
-        if found is not None and found.plan is not None:
-            made = found.plan.provenance.created
+            self._note(f"not taken from the cache: {cache.path(key)}: {error}")
+            kept = None
+        if kept is not None and kept.plan is not None:
+            made = kept.plan.provenance.created
             self._note(f"the plan is that of {made}, from the cache in {cache.folder}; --no-cache "
                        "searches anew")  # fmt: skip
-            return found
-        result = self._solver.solve(problem, cost_model, limits)
+            return kept
+        result = self._solver.solve(*search)
         # Who edits the source while it searches has a plan of neither version.
         keep = result.plan is not None and result.termination.limit != "stop"
         if keep and key_of(problem, cost_model, self._solver, limits) == key:
             try:
-                cache.save(Entry(key, limits.time_limit_s, result))
+                cache.save(key, content_of(result, key, limits))
             except PlacerError as error:
                 self._note(f"the plan is not kept: {error}")
         return result
 
 
-def _taken(
-    entry: Entry, solver: str, problem: Problem, cost_model: CostModel, limits: Limits
-) -> SolveResult | None:
-    """The result of an entry, with the words of this problem; None if it needs more time.
+def content_of(result: SolveResult, key: str, limits: Limits) -> bytes:
+    """Write the result of a search, which has a plan, as the content of a file."""
+    assert result.plan is not None, "only plans are kept"
+    document = {
+        "key": key,
+        "time_limit_s": limits.time_limit_s,
+        "plan": to_dict(result.plan),
+        "limit": result.termination.limit,
+        "detail": result.termination.detail,
+        "stats": result.stats,
+    }
+    ids = {n: np.ascontiguousarray(ids, np.int64) for n, ids in result.plan.hot_ids.items()}
+    body = json.dumps(document, default=_plain).encode() + b"\n" + save(ids)
+    return f"{MAGIC} {hashlib.sha256(body).hexdigest()}\n".encode() + body
 
-    Others may have written the entry. What can be computed is computed: the step time, and the
-    bound that every search begins with. A higher bound is believed up to the step time.
+
+def kept_result(
+    content: bytes, key: str, problem: Problem, cost_model: CostModel, limits: Limits
+) -> SolveResult | None:
+    """Read the result of a search from a file's content; None if it needs more time.
+
+    Others may have written the file. What can be computed is computed: names, sizes and the
+    machine are those of the problem, the plan is verified, and its step time is the cost model's.
+    A bound is believed up to the step time.
 
     Raises
     ------
     PlacerError
-        If the plan breaks a rule, or has another step time or a bound than it can have.
+        If it is another file, cut short or altered, or was made for another key; if its plan
+        breaks a rule, or has another step time or a bound than it can have.
     """
-    kept, profile = entry.result, problem.profile
-    has_time = limits.time_limit_s <= entry.time_limit_s
-    if kept.plan is None or not (has_time or kept.termination.reason == "optimal"):
-        return None
+    first, _, body = content.partition(b"\n")
+    magic, *hashes = first.decode("ascii", "replace").split(" ")
+    if magic != MAGIC:
+        raise PlacerError("it is no plan of this version's cache")
+    if [hashlib.sha256(body).hexdigest()] != hashes:
+        raise PlacerError("it is cut short or was altered")
+    line, _, ids = body.partition(b"\n")
+    try:
+        document = parse_json(line)
+        if document["key"] != key:
+            raise PlacerError("it holds the plan of another problem")
+        plan = Plan(**vars(from_dict(document["plan"], load(ids))))
+        had_time = limits.time_limit_s <= float(document["time_limit_s"])
+        limit, detail, stats = document["limit"], str(document["detail"]), dict(document["stats"])
+    except (LimitError, SafetensorError, LookupError, TypeError, ValueError) as error:
+        raise PlacerError(f"it is damaged: {error!r}") from error
+    if limit not in (None, *get_args(Limit)):
+        raise PlacerError(f"it says that its search ended by {limit!r}")
+    profile = problem.profile
     plan = replace(
-        kept.plan,
+        plan,
         tables=tuple(one.table for one in profile),
         topology=problem.topology,
+        batch_size=problem.batch_size,
+        pipeline=problem.pipeline,
         dense=problem.dense,
     )
     for fault in violations(plan) + unmet(plan, problem.constraints):
-        raise PlacerError(f"it is of no plan here: {fault.message}")
-    step_s, bound_s = cost_model.evaluate(problem, plan).step_time_s, kept.bound_s or 0.0
-    if not math.isclose(step_s, kept.step_time_s or 0.0, rel_tol=_EXACT):
-        raise PlacerError(f"it says {kept.step_time_s} s of a plan that takes {step_s} s")
+        raise PlacerError(f"its plan is not sound here: {fault.message}")
+    step_s = cost_model.evaluate(problem, plan).step_time_s
+    said_s, bound_s = plan.solver.step_time_s or 0.0, plan.solver.bound_s or 0.0
+    if not math.isclose(step_s, said_s, rel_tol=_EXACT):
+        raise PlacerError(f"it says {said_s} s of a plan that takes {step_s} s")
     if not 0 < bound_s <= step_s * (1 + _EXACT):
         raise PlacerError(f"it says that no plan takes less than {bound_s} s, and its own does")
-    instance = Instance(problem, cost_model)
-    least_s = lagrangian_bound(instance).step_time_s + instance.fixed_s
-    bound_s = min(step_s, max(bound_s, least_s))
+    bound_s = min(step_s, bound_s)
     is_optimal = step_s <= bound_s * (1 + limits.gap)
-    if not is_optimal and not has_time:
+    if not is_optimal and not had_time:
         return None
     record = replace(
         plan.solver,
-        name=solver,
         status="optimal" if is_optimal else "feasible",
         step_time_s=step_s,
         bound_s=bound_s,
-        seed=limits.seed,
-        cost_model=cost_model.name,
-        search_space=instance.search_space,
     )
     source = replace(
         plan.provenance,
@@ -149,6 +191,11 @@ def _taken(
         profile=profile.reference,
         ids_sha256=profile.ids_sha256,
     )
-    end = replace(kept.termination, reason=record.status)
-    stats = kept.stats | {"from_cache": True, "search_space": record.search_space}
-    return SolveResult(replace(plan, solver=record, provenance=source), end, step_s, bound_s, stats)
+    end = Termination(record.status, limit, detail)
+    plan = replace(plan, solver=record, provenance=source)
+    return SolveResult(plan, end, step_s, bound_s, stats | {"from_cache": True})
+
+
+def _plain(value: Any) -> Any:
+    """Turn what a solver counts into a value of JSON."""
+    return value.item() if isinstance(value, np.generic) else str(value)

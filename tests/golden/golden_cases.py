@@ -38,8 +38,8 @@ from placer import (
 )
 from placer.dense import DenseLayers, DenseNetwork, dense_memory
 from placer.errors import PlacerError
-from placer.plan.seal import sealed
 from placer.profile.counts import RowCounts
+from placer.seal import sealed
 from solvers import SOLVERS, solve
 
 CALIBRATED = f"calibrated:{DATA / 'calibration.json'}"

@@ -8,13 +8,11 @@ import torch
 
 from placer.adapters.pytorch.applied import EPS, LR, AppliedPlan
 from placer.adapters.pytorch.table import PlacedTable
-from placer.errors import CheckpointError
 from placer.executor.id_order import TableTensor
 from placer.executor.tensor_names import UPDATES
-from placer.folders import HiddenFolder
 from placer.storage.checkpoint.dcp_reader import read_tensors
-from placer.storage.checkpoint.dcp_writer import write_folder
-from placer.storage.checkpoint.table_blocks import Name, NamedTables, check_stored, load_blocks
+from placer.storage.checkpoint.dcp_writer import save_folder
+from placer.storage.checkpoint.table_blocks import Name, NamedTables, load_stored
 from placer.storage.tensor_rows import AnyTensor
 
 GROUP = "tables"
@@ -60,7 +58,6 @@ def save_tables(
     ...     save_tables(f"{folder}/tables", applied)
     ...     load_tables(f"{folder}/tables", applied)
     """
-    hidden = HiddenFolder(Path(folder))
     kept: dict[Name, AnyTensor] = {}
     kept |= {(GROUP, name): constant for name, constant in applied.constants().items()}
     for name, table in applied.tables.items():
@@ -68,17 +65,8 @@ def save_tables(
             updates = table.embeddings.id_order().update_count()
             kept[GROUP, f"{name}.{UPDATES}"] = torch.tensor(updates)
 
-    def begin() -> None:
-        if hidden.target.exists() and not replace:
-            raise CheckpointError(
-                f"{folder} is there already; save to another folder, or pass replace=True"
-            )
-        hidden.begin()
-
-    try:
-        write_folder(hidden, _named(applied), kept, begin=begin, finish=hidden.publish)
-    finally:
-        hidden.discard()
+    advice = "" if replace else "save to another folder, or pass replace=True"
+    save_folder(folder, _named(applied), kept, if_there=advice)
     for table in applied.tables.values():
         table.saves.all_saved()
 
@@ -94,20 +82,16 @@ def load_tables(folder: str | os.PathLike[str], applied: AppliedPlan) -> None:
         If the folder is missing or damaged, or lacks a tensor of the tables or has it in another
         shape or type. That is checked before anything is changed.
     """
-    stored, named = read_tensors(Path(folder)), _named(applied)
-    expected = {".".join(name): tensor for each in named for name, tensor in each.tensors.items()}
-    counted = {
-        f"{GROUP}.{name}.{UPDATES}": table
+    stored, names = read_tensors(Path(folder)), applied.tables
+    counts = {
+        f"{GROUP}.{name}.{UPDATES}": table.embeddings.id_order()
         for name, table in applied.tables.items()
         if table.embeddings.counts_updates
     }
-    rates = [f"{GROUP}.{name}.{LR}" for name in applied.tables]
-    terms = [f"{GROUP}.{name}.{EPS}" for name in applied.tables]
-    rates += [name for name in terms if name in stored]
-    check_stored(f"{folder} does not fit the tables", stored, expected, [*counted, *rates])
-    load_blocks(named, stored)
-    for key, table in counted.items():
-        table.embeddings.set_update_count(int(stored[key].whole()))
+    numbers = [f"{GROUP}.{name}.{LR}" for name in names]
+    numbers += [eps for eps in (f"{GROUP}.{name}.{EPS}" for name in names) if eps in stored]
+    what = f"{folder} does not fit the tables"
+    load_stored(what, _named(applied), stored, counts=counts, numbers=numbers)
     for name, table in applied.tables.items():
         table.weight_changes()
         table.set_lr(float(stored[f"{GROUP}.{name}.{LR}"].whole()))

@@ -48,6 +48,40 @@ from placer.storage.row_blocks import block_rows, row_blocks
 from placer.storage.tensor_rows import AnyTensor, TensorRows
 
 
+def save_folder(
+    path: str | os.PathLike[str],
+    named: Sequence[NamedTables],
+    tensors: Mapping[Name, AnyTensor],
+    *,
+    if_there: str,
+) -> None:
+    """Write tables and other tensors to a folder, which appears when it is complete.
+
+    Parameters
+    ----------
+    path, named, tensors
+        See `write_folder`.
+    if_there : str
+        What the error advises if there is a folder already; if empty, that one is replaced.
+
+    Raises
+    ------
+    CheckpointError, BackendError
+        See `write_folder`; or if there is a folder already.
+    """
+    hidden = HiddenFolder(Path(path))
+
+    def begin() -> None:
+        if hidden.target.exists() and if_there:
+            raise CheckpointError(f"{path} is there already; {if_there}")
+        hidden.begin()
+
+    try:
+        write_folder(hidden, named, tensors, begin=begin, finish=hidden.publish)
+    finally:
+        hidden.discard()
+
+
 def write_folder(
     folder: HiddenFolder,
     named: Sequence[NamedTables],

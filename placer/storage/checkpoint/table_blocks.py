@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 from torch import Tensor
@@ -83,46 +84,41 @@ def rounds_of(named: Sequence[NamedTables]) -> list[Round]:
     return rounds
 
 
-def check_stored(
+def load_stored(
     what: str,
+    named: Sequence[NamedTables],
     stored: Mapping[str, TensorRows],
-    expected: Mapping[str, TableTensor | Tensor],
-    counts: Iterable[str] = (),
+    *,
+    counts: Mapping[str, IdOrder] = MappingProxyType({}),
+    tensors: Mapping[str, Tensor] = MappingProxyType({}),
+    numbers: Iterable[str] = (),
 ) -> None:
-    """Check names, shapes and types of what a checkpoint holds, before any of it is loaded.
+    """Overwrite weights, optimizer state and numbers of updates; each process reads its own rows.
+
+    Names, shapes and types of all that a checkpoint holds are checked first.
 
     Parameters
     ----------
     what : str
         How the error begins.
-    stored, expected : mapping of name to tensor
-    counts : iterable of str
-        Names of numbers of updates.
-
-    Raises
-    ------
-    CheckpointError
-        Names all that are missing, of no table, of another shape or of another type.
-    """
-    shapes = {name: tuple(tensor.shape) for name, tensor in expected.items()}
-    dtypes = {name: tensor.dtype for name, tensor in expected.items()}
-    check_shapes(what, stored, shapes | dict.fromkeys(counts, ()), dtypes)
-
-
-def load_blocks(named: Sequence[NamedTables], stored: Mapping[str, TensorRows]) -> None:
-    """Overwrite weights and optimizer state; each process reads the rows that it holds.
-
-    Parameters
-    ----------
     named : sequence of NamedTables
     stored : mapping of name to TensorRows
-        All of the tables' tensors, checked before.
+    counts : mapping of name to IdOrder
+        Tables of which it matters how many updates there have been.
+    tensors, numbers
+        What the checkpoint has besides, which the caller loads.
 
     Raises
     ------
     CheckpointError
-        If a file is damaged; rows before it are changed then.
+        Names all that are missing, of no table, of another shape or of another type. If a file is
+        damaged; rows before it are changed then.
     """
+    expected = {".".join(name): tensor for each in named for name, tensor in each.tensors.items()}
+    described: dict[str, TableTensor | Tensor] = {**expected, **tensors}
+    shapes = {name: tuple(tensor.shape) for name, tensor in described.items()}
+    dtypes = {name: tensor.dtype for name, tensor in described.items()}
+    check_shapes(what, stored, shapes | dict.fromkeys((*counts, *numbers), ()), dtypes)
     for each in named:
         each.tables.synchronize()
         for name, tensor in each.tensors.items():
@@ -130,3 +126,5 @@ def load_blocks(named: Sequence[NamedTables], stored: Mapping[str, TensorRows]) 
             for block in blocks_of(tensor):
                 if each.tables.holds(block):
                     each.tables.write(block, rows.read(block.start, block.stop))
+    for key, tables in counts.items():
+        tables.set_update_count(int(stored[key].whole()))

@@ -13,15 +13,9 @@ from placer.errors import CheckpointError
 from placer.executor.embeddings import Embeddings
 from placer.executor.id_order import IdOrder, TableTensor
 from placer.executor.tensor_names import UPDATES
-from placer.folders import HiddenFolder
 from placer.storage.checkpoint.dcp_reader import read_tensors
-from placer.storage.checkpoint.dcp_writer import write_folder
-from placer.storage.checkpoint.table_blocks import (
-    Name,
-    NamedTables,
-    check_stored,
-    load_blocks,
-)
+from placer.storage.checkpoint.dcp_writer import save_folder
+from placer.storage.checkpoint.table_blocks import Name, NamedTables, load_stored
 from placer.storage.tensor_rows import AnyTensor
 
 MODEL, STATE = "model", "table_optimizer"
@@ -76,7 +70,6 @@ def save_model(
     >>> torch.equal(other.state_dict()["t.weight"], model.state_dict()["t.weight"])
     True
     """
-    hidden = HiddenFolder(Path(folder))
     parts = _parts_of(model)
     kept: dict[Name, AnyTensor] = {
         (MODEL, key): tensor.detach() for key, tensor in parts.dense.items()
@@ -88,15 +81,7 @@ def save_model(
     for prefix, tables in parts.counted.items():
         kept[STATE, f"{prefix}{UPDATES}"] = torch.tensor(tables.update_count())
 
-    def begin() -> None:
-        if hidden.target.exists():
-            raise CheckpointError(f"{folder} is there already; save to another folder")
-        hidden.begin()
-
-    try:
-        write_folder(hidden, parts.named, kept, begin=begin, finish=hidden.publish)
-    finally:
-        hidden.discard()
+    save_folder(folder, parts.named, kept, if_there="save to another folder")
     for module in model.modules():
         if isinstance(module, StandIn):
             module.table.saves.all_saved()
@@ -136,22 +121,18 @@ def load_model(
         for each in parts.named
     ]
     dense = {f"{MODEL}.{key}": tensor for key, tensor in parts.dense.items()}
-    of_tables = {".".join(name): tensor for each in named for name, tensor in each.tensors.items()}
     counts = {f"{STATE}.{prefix}{UPDATES}": tables for prefix, tables in parts.counted.items()}
     if not optimizer_state:
         counts = {}
     known = {key: rows for key, rows in stored.items() if key.split(".")[0] in groups}
-    check_stored(f"{folder} does not fit the model", known, {**of_tables, **dense}, counts)
+    load_stored(f"{folder} does not fit the model", named, known, counts=counts, tensors=dense)
     with torch.no_grad():
         for key, tensor in dense.items():
             tensor.copy_(stored[key].whole())
-    load_blocks(named, known)
     for module in model.modules():
         if isinstance(module, StandIn):
             module.table.weight_changes()
             module.table.saves.all_saved()
-    for key, tables in counts.items():
-        tables.set_update_count(int(stored[key].whole()))
     others = sorted(key for key in stored if key.split(".")[0] not in (MODEL, STATE))
     return {key: stored[key].whole() for key in others}
 

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from placer.files import StrPath, sha256_file
-from placer.plan.diff import diff
 from placer.plan.order import Ranks
 from placer.plan.plan import Plan
 from placer.plan.verify import verify
@@ -21,7 +20,7 @@ from placer.storage.shards.shard_folder import (
     refuse_other_plan,
 )
 from placer.storage.shards.shard_rows import gather, ids_at, same_ids
-from placer.storage.shards.transfers import Tally, Transfers, check_tables, transfers_of
+from placer.storage.shards.transfers import Transfers, schedule, transfers_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +30,7 @@ class Resharded:
     Attributes
     ----------
     transfers : Transfers
-        Rows by device, counted as they were taken.
+        Rows by device, as `schedule` counts them.
     kept_files, written_files : int
         Files that are those of the older folder (or of a replica), and those with rows of several.
     kept_file_bytes, written_file_bytes : int
@@ -91,13 +90,19 @@ def reshard(
         old = shards.plan
     refuse_other_plan(shards, old)
     verify(new)
-    dropped = check_tables(diff(old, new))
+    planned = schedule(old, new)
     with new_shards(path, new) as made:
         work = _Resharding(made, old, shards)
         for copies in (copies for parts in files_by_table(new).values() for copies in parts):
             work.make(copies)
         made.finish(shards.manifest.checkpoint.model_dump(), shards.updates)
-    return work.result(dropped)
+    return Resharded(
+        planned.transfers,
+        work.files["kept"],
+        work.files["written"],
+        work.bytes["kept"],
+        work.bytes["written"],
+    )
 
 
 class _Resharding:
@@ -105,10 +110,9 @@ class _Resharding:
 
     def __init__(self, made: NewShards, old: Plan, shards: ShardFolder) -> None:
         self._made, self._old, self._shards = made, old, shards
-        self._tally = Tally(old, made.plan)
         self._orders: dict[str, tuple[Ranks, bool]] = {}
-        self._files = {"kept": 0, "written": 0}
-        self._bytes = {"kept": 0, "written": 0}
+        self.files = {"kept": 0, "written": 0}
+        self.bytes = {"kept": 0, "written": 0}
 
     def make(self, copies: tuple[ShardFile, ...]) -> None:
         """Make the files of a shard: the first one of what there is, the others of the first."""
@@ -125,25 +129,13 @@ class _Resharding:
             sha256 = self._shards.manifest.files[source.name].sha256
             copied = self._made.link(self._shards.path / source.name, first, sha256)
             self._count("kept", first, written=copied)
-            shard = first.layout.shard
-            self._tally.add(source.layout.shard, shard, shard.row_count)
         for other in others:
             copied = self._made.link(self._made.target(first), other, sha256)
             self._count("kept", other, written=copied)
 
-    def result(self, dropped_tables: tuple[str, ...]) -> Resharded:
-        """What was done so far."""
-        return Resharded(
-            self._tally.total(dropped_tables),
-            self._files["kept"],
-            self._files["written"],
-            self._bytes["kept"],
-            self._bytes["written"],
-        )
-
     def _count(self, kind: str, file: ShardFile, *, written: bool) -> None:
-        self._files[kind] += 1
-        self._bytes["written" if written else "kept"] += file.layout.size_bytes
+        self.files[kind] += 1
+        self.bytes["written" if written else "kept"] += file.layout.size_bytes
 
     def _order(self, table: str) -> tuple[Ranks, bool]:
         """The newer row order of a table, and whether it is the older one."""
@@ -181,7 +173,6 @@ class _Resharding:
                     layout.tensors,
                     ids_at(order, shard, start, stop),
                     lambda sources: self._nearest(sources, file),
-                    lambda source, rows: self._tally.add(source, shard, rows),
                 )
                 positions = np.arange(start, stop, dtype=np.int64)
                 for name, rows in chunk.items():

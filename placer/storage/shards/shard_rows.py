@@ -23,9 +23,7 @@ def ids_at(order: Ranks, shard: Shard, start: int, stop: int) -> Int:
     array([7, 3, 0, 1])
     """
     first, _, step = shard.rows
-    ranks = first + step * np.arange(start, stop, dtype=np.int64)
-    known = int(np.searchsorted(ranks, order.listed.size))
-    return np.concatenate((order.listed[ranks[:known]], order.unlisted_ids(ranks[known:])))
+    return order.ids(first + step * np.arange(start, stop, dtype=np.int64))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,7 +93,6 @@ def gather(
     names: Iterable[str],
     ids: Int,
     choose: Choose,
-    on_shard: Callable[[Shard, int], None] | None = None,
 ) -> dict[str, Bytes]:
     """Rows of tensors, as a shard of other rows and columns has them.
 
@@ -108,8 +105,6 @@ def gather(
         Which of its tensors.
     ids : int64, shape (n,)
     choose : callable
-    on_shard : callable, optional
-        Called with every shard that rows were taken from, and how many.
 
     Returns
     -------
@@ -136,8 +131,6 @@ def gather(
             there = tensor.columns(low - own[0], high - own[0])
             rows[held.where, here] = folder.rows(source, tensor, held.positions)[:, there]
         cells += held.where.size * (high - low)
-        if on_shard is not None:
-            on_shard(held.shard, held.where.size)
     if cells != ids.size * layout.shard.width:
         raise CheckpointError(
             f"the shards in {folder.path} do not hold every row and column of table {table!r} "

@@ -1,24 +1,20 @@
-"""Which rows go from where to where between two plans: counted ahead, or as they are copied."""
+"""Counts which rows go from where to where between two plans."""
 
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import Literal
-
-import numpy as np
 
 from placer.errors import PlanMismatchError, TopologyError
 from placer.plan.diff import (
     Home,
     MoveKind,
     PlanDiff,
-    common_rows,
+    common_parts,
     diff,
     homes_of,
-    shared_columns,
     steps_to,
 )
 from placer.plan.migration import Migration, migration
-from placer.plan.order import Ranks
 from placer.plan.plan import Plan
 from placer.plan.shard import Shard
 
@@ -93,30 +89,6 @@ class Schedule:
     migration: Migration | None
 
 
-class Tally:
-    """Adds up rows × columns that pairs of an older and a newer shard share."""
-
-    def __init__(self, old: Plan, new: Plan) -> None:
-        self._old, self._new = old, new
-        self._bytes: dict[tuple[str, TransferKind, Home, Home], int] = defaultdict(int)
-
-    def add(self, source: Shard, target: Shard, rows: int) -> None:
-        """Count rows that a newer shard, on each of its devices, has from an older one."""
-        if not rows:
-            return
-        width = shared_columns(source, target)
-        size_bytes = rows * self._new.tables_by_name[target.table].bytes_per_row(width)
-        for kind, was, now in transfers_of(self._old, self._new, source, target):
-            self._bytes[target.table, kind, was, now] += size_bytes
-
-    def total(self, dropped_tables: tuple[str, ...] = ()) -> Transfers:
-        """What was counted."""
-        counted = sorted(self._bytes.items(), key=lambda item: (item[0][0], str(item[0])))
-        return Transfers(
-            tuple(Transfer(*key, size_bytes) for key, size_bytes in counted), dropped_tables
-        )
-
-
 def transfers_of(
     old: Plan, new: Plan, source: Shard, target: Shard
 ) -> list[tuple[TransferKind, Home, Home]]:
@@ -155,18 +127,18 @@ def schedule(old: Plan, new: Plan) -> Schedule:
     """
     difference = diff(old, new)
     dropped = check_tables(difference)
-    tally = Tally(old, new)
+    totals: dict[tuple[str, TransferKind, Home, Home], int] = defaultdict(int)
     for table in new.tables:
-        sources, targets = old.shards_by_table[table.name], new.shards_by_table[table.name]
-        orders = Ranks.in_plan(old, table.name), Ranks.in_plan(new, table.name)
-        common = common_rows(table.rows, sources, targets, orders)
-        for i, j in zip(*np.nonzero(common), strict=True):
-            tally.add(sources[i], targets[j], int(common[i, j]))
+        for source, target, rows, width in common_parts(old, new, table.name):
+            for step in transfers_of(old, new, source, target):
+                totals[table.name, *step] += rows * table.bytes_per_row(width)
+    counted = sorted(totals.items(), key=lambda item: (item[0][0], str(item[0])))
+    transfers = tuple(Transfer(*key, size_bytes) for key, size_bytes in counted)
     try:
         duration = migration(difference)
     except TopologyError:
         duration = None
-    return Schedule(tally.total(dropped), duration)
+    return Schedule(Transfers(transfers, dropped), duration)
 
 
 def check_tables(difference: PlanDiff) -> tuple[str, ...]:

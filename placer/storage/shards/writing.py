@@ -100,7 +100,7 @@ def write_tables(
     PlacerError
         If the file cannot be written; what was there before is there still.
     """
-    from placer.storage import safetensors_file
+    from placer.storage.tensor_rows import write_safetensors
 
     named = {
         f"{table}.{name}": rows
@@ -108,7 +108,7 @@ def write_tables(
         for name, rows in tensors.items()
     }
     with replacing(path) as temporary:
-        safetensors_file.write(temporary, named)
+        write_safetensors(temporary, named)
 
 
 def _write_table(

@@ -1,4 +1,4 @@
-"""The hash of a plan's own content, by which a plan that was altered is known.
+"""Puts the hash of its own content into a plan, profile or manifest, so that changes show.
 
 It is of the JSON of all other keys, written by Python's `json.dumps` with sorted keys and no other
 option. A plan without one, written by hand or by an earlier version, is read as it is.
@@ -15,7 +15,7 @@ SEAL = "sha256"
 
 
 def sealed(document: Mapping[str, Any]) -> dict[str, Any]:
-    """A plan's document with the hash of its content.
+    """Add the hash of its content to a document, as its last key.
 
     >>> sealed({"schema_version": 1})["sha256"][:8]
     '04212149'
