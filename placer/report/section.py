@@ -8,7 +8,7 @@ import csv
 import io
 import re
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,19 +38,7 @@ def text(value: Any) -> str:
     return plain_line(str(value))
 
 
-def size(value: float) -> str:
-    """Bytes in binary units."""
-    return format_bytes(value)
-
-
-def seconds(value: float) -> str:
-    """A duration."""
-    return format_seconds(value)
-
-
-def share(value: float) -> str:
-    """A share of 1 as a percentage; see `format_share`."""
-    return format_share(value)
+size, seconds, share, number = format_bytes, format_seconds, format_share, significant
 
 
 def count(value: float) -> str:
@@ -78,24 +66,22 @@ def fraction(value: float) -> str:
     return f"{value:.2f}"
 
 
-def number(value: float) -> str:
-    """Three significant digits."""
-    return significant(value)
-
-
 @dataclass(frozen=True, slots=True)
 class Column:
     """A column of a table: the key of its values, its heading and how values are shown.
 
-    `wraps` marks prose, which may take several lines where the terminal is narrow, and
-    `spare` a column that is left out there, the last one first.
+    Without a heading it is in JSON and CSV alone. `of` takes the value from what a row is about,
+    see `table_of`; by default it is the attribute that the key names. `wraps` marks prose, which
+    may take several lines where the terminal is narrow, and `spare` a column that is left out
+    there, the last one first.
     """
 
     key: str
-    title: str
+    title: str | None = None
     show: Callable[[Any], str] = text
     wraps: bool = False
     spare: bool = False
+    of: Callable[[Any], Any] | None = None
 
     @property
     def is_text(self) -> bool:
@@ -109,7 +95,7 @@ class Column:
 
     def least_width(self, cells: Sequence[str]) -> int:
         """The narrowest that the column can be shown without cutting a word."""
-        words = [plain_line(self.title), *cells]
+        words = [plain_line(self.title or ""), *cells]
         if self.wraps:
             words = [part for cell in words for part in cell.split()]
         return max(cell_len(word) for word in words)
@@ -182,6 +168,31 @@ class Section:
             yield _note("--format json has more columns")
 
 
+def table_of(
+    values: Iterable[Any],
+    name: str,
+    title: str,
+    *columns: Column,
+    shown: int | None = None,
+    order: str = "",
+) -> Section:
+    """Declare a section once: a row for each value, whose keys and headings the columns say.
+
+    Examples
+    --------
+    >>> real, doubled = Column("real", "n"), Column("doubled", of=lambda one: 2 * one)
+    >>> section = table_of([1, 2], "numbers", "Numbers", real, doubled)
+    >>> section.rows, len(section.columns)
+    (({'real': 1, 'doubled': 2}, {'real': 2, 'doubled': 4}), 1)
+    """
+    rows = [
+        {one.key: getattr(value, one.key) if one.of is None else one.of(value) for one in columns}
+        for value in values
+    ]
+    visible = tuple(one for one in columns if one.title is not None)
+    return Section(name, title, visible, tuple(rows), shown, order)
+
+
 def _note(words: str) -> Text:
     return Text(words, style="dim")
 
@@ -236,7 +247,7 @@ def _table(
         justify: JustifyMethod = "left" if column.is_text else "right"
         # A name that is wider than the terminal takes several lines, numbers never.
         wraps = column.wraps or (column.is_text and not fits)
-        heading = Text(plain_line(column.title))
+        heading = Text(plain_line(column.title or ""))
         table.add_column(heading, justify=justify, no_wrap=not wraps, overflow="fold")
     for line in zip(*(cells[column.key] for column in columns), strict=True):
         table.add_row(*(Text(cell) for cell in line))

@@ -10,7 +10,7 @@ from placer.problem import Problem
 from placer.report import section as form
 from placer.report.palette import BOUND, INK, MUTED, STEP
 from placer.report.picture import drawing, grid_behind, image_format, plain_panel
-from placer.report.section import Column, Report, Row, Section, attributes
+from placer.report.section import Column, Report, Row, Section, attributes, table_of
 from placer.units import format_bytes, format_seconds
 from solvers.analysis.whatif import Effect, FrontPoint, WhatIf
 
@@ -89,26 +89,21 @@ def gain(value: float) -> str:
 
 def front_section(points: Sequence[FrontPoint], samples: int) -> Section:
     """Step time over HBM budgets, with so many samples a step."""
-    rows: list[Row] = [
-        {
-            **attributes(point, "hbm_bytes", "step_time_s", "bound_s", "gap"),
-            "samples_per_s": samples / point.step_time_s if point.step_time_s else None,
-            "detail": point.detail,
-        }
-        for point in points
-    ]
-    return Section(
+    return table_of(
+        points,
         "front",
         "Step time by HBM budget",
-        (
-            Column("hbm_bytes", "HBM/GPU", form.size),
-            Column("step_time_s", "step", form.seconds),
-            Column("bound_s", "bound", form.seconds),
-            Column("gap", "gap", form.share),
-            Column("samples_per_s", "samples/s", form.count),
-            Column("detail", "detail", wraps=True),
+        Column("hbm_bytes", "HBM/GPU", form.size),
+        Column("step_time_s", "step", form.seconds),
+        Column("bound_s", "bound", form.seconds),
+        Column("gap", "gap", form.share),
+        Column(
+            "samples_per_s",
+            "samples/s",
+            form.count,
+            of=lambda point: samples / point.step_time_s if point.step_time_s else None,
         ),
-        tuple(rows),
+        Column("detail", "detail", wraps=True),
     )
 
 
