@@ -24,7 +24,6 @@ from rich.console import (
 from rich.table import Table
 from rich.text import Text
 
-from placer.errors import PlacerError
 from placer.report.plain import plain_line
 from placer.units import format_bytes, format_seconds, format_share, significant
 
@@ -147,10 +146,13 @@ class Section:
     shown: int | None = None
     order: str = ""
 
+    def columns_in(self, rows: Sequence[Row]) -> list[Column]:
+        """Leave out columns that say nothing of some rows: zeros and missing values alone."""
+        return [one for one in self.columns if any(row[one.key] for row in rows)]
+
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         visible = self.rows[: self.shown]
-        # A column of nothing but zeros and missing values says nothing.
-        columns = [column for column in self.columns if any(row[column.key] for row in visible)]
+        columns = self.columns_in(visible)
         cells = {column.key: [column.cell(row) for row in visible] for column in columns}
         widths = {column.key: column.least_width(cells[column.key]) for column in columns}
         spare = [column for column in columns if column.spare]
@@ -289,22 +291,18 @@ class Report:
             **{section.name: [dict(row) for row in section.rows] for section in self.sections},
         }
 
-    def to_csv(self, section: str | None = None) -> str:
-        """The rows of one section, or of all, with their keys as header.
+    def section(self, name: str) -> Section | None:
+        """Return the section of a name, None if there is none."""
+        return next((one for one in self.sections if one.name == name), None)
+
+    def to_csv(self) -> str:
+        """The rows of all sections, with their keys as header.
 
         Rows of several sections are one table: its first column, ``section``, names the section of
         a row, and what other sections have is empty.
-
-        Raises
-        ------
-        PlacerError
-            If there is no such section.
         """
-        names = [one.name for one in self.sections]
-        if section is not None and section not in names:
-            raise PlacerError(f"the report has no section {section!r}; it has {', '.join(names)}")
-        if section is not None or len(names) == 1:
-            return rows_to_csv(self.sections[0 if section is None else names.index(section)].rows)
+        if len(self.sections) == 1:
+            return rows_to_csv(self.sections[0].rows)
         return rows_to_csv(
             [{"section": one.name, **row} for one in self.sections for row in one.rows]
         )

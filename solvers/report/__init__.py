@@ -5,16 +5,13 @@ from typing import TYPE_CHECKING
 from placer.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from solvers.report.compare import compare_report
-    from solvers.report.compare_plot import plot_compare
+    from solvers.report.compare import compare_report, plot_compare
     from solvers.report.explain import explain_report
     from solvers.report.fleet import fleet_report, plot_fleet
     from solvers.report.memory import memory_report
-    from solvers.report.outcome import refusal, verdict
-    from solvers.report.plan import plan_report
-    from solvers.report.progress import search_progress
+    from solvers.report.plan import hbm_shares, plan_report
+    from solvers.report.progress import refusal, search_progress, verdict
     from solvers.report.replan import replan_report
-    from solvers.report.training import hbm_shares
     from solvers.report.whatif import plot_front, whatif_report
 
 __all__ = [
@@ -37,16 +34,13 @@ __all__ = [
 __getattr__ = lazy_exports(
     __name__,
     {
-        "solvers.report.compare": "compare_report",
-        "solvers.report.compare_plot": "plot_compare",
+        "solvers.report.compare": "compare_report plot_compare",
         "solvers.report.explain": "explain_report",
         "solvers.report.fleet": "fleet_report plot_fleet",
         "solvers.report.memory": "memory_report",
-        "solvers.report.outcome": "refusal verdict",
-        "solvers.report.plan": "plan_report",
-        "solvers.report.progress": "search_progress",
+        "solvers.report.plan": "hbm_shares plan_report",
+        "solvers.report.progress": "refusal search_progress verdict",
         "solvers.report.replan": "replan_report",
-        "solvers.report.training": "hbm_shares",
         "solvers.report.whatif": "plot_front whatif_report",
     },
 )

@@ -3,12 +3,14 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
-from cost_models import CostReport
+from cost_models import CostReport, Roofline
 from placer.dense import DenseLayers
 from placer.plan.drift import even_words
 from placer.plan.memory import MemoryUse, device_memory
 from placer.plan.plan import Plan
 from placer.plan.shard import Shard
+from placer.problem import Problem
+from placer.profile.profile import Profile
 from placer.report import section as form
 from placer.report.section import Column, Report, Row, Section, attributes, table_of
 from placer.tables import Table
@@ -383,3 +385,18 @@ def _kind_section(tables: list[Row]) -> Section:
         for kind, members in sorted(kinds.items(), key=lambda item: -len(item[1]))
     ]
     return Section("placements", "Tables by placement", columns, tuple(rows))
+
+
+def hbm_shares(plan: Plan, profile: Profile | None) -> dict[str | None, float]:
+    """The shares of lookups from HBM that a plan counts on: of each table, and of all under None.
+
+    They follow from the profile's counts and the rows in HBM alone, whatever the cost model. There
+    are none without a profile.
+    """
+    if profile is None:
+        return {}
+    problem = Problem.of_plan(plan, profile).in_plan_order(plan)
+    cost = Roofline().evaluate(problem, plan)
+    return {None: cost.hbm_lookup_share} | {
+        table: own.hbm_lookup_share for table, own in cost.tables.items()
+    }
