@@ -13,7 +13,6 @@ from cost_models.report import plot_sweep, sweep_report
 from cost_models.report.sweep_plot import _legend
 from cost_models.sweep import AXES, PLACEMENTS, Setting, platform, sweep
 from placer.errors import PlacerError
-from placer.report.picture import drawing
 
 NUMBER_OR_NONE = {"type": ["number", "null"]}
 SCHEMA = {
@@ -117,8 +116,9 @@ def test_table_csv_and_picture(tmp_path: Path) -> None:
 @pytest.mark.parametrize("width", [1.5, 3.7, 9.0])
 def test_no_placement_of_the_legend_lies_outside_of_the_picture(width: float) -> None:
     """A picture of one axis is narrow: all nine names in a line used to be cropped."""
-    _, new_figure = drawing()
-    figure = new_figure(figsize=(width, 3.0), layout="constrained")
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, 3.0), layout="constrained")
     _legend(figure, dict.fromkeys(PLACEMENTS, "#123456"))
     figure.draw_without_rendering()
     [legend] = figure.legends

@@ -2,8 +2,7 @@
 
 from cost_models.calibrated.calibration import Calibration
 from placer.report import section as form
-from placer.report.section import Column, Report, Section, attributes
-from placer.units import format_seconds
+from placer.report.section import Column, Report, attributes, table_of
 
 
 def calibration_warnings(calibration: Calibration) -> list[str]:
@@ -41,19 +40,14 @@ def calibration_report(calibration: Calibration) -> Report:
         },
         headline=tuple(headline),
         sections=(
-            Section(
+            table_of(
+                calibration.constants.items(),
                 "constants",
                 "Constants",
-                (
-                    Column("constant", "constant"),
-                    Column("value_s", "time of a unit", format_seconds),
-                    Column("low_s", "at least", format_seconds),
-                    Column("high_s", "at most", format_seconds),
-                ),
-                tuple(
-                    {"constant": name, **attributes(constant, "value_s", "low_s", "high_s")}
-                    for name, constant in calibration.constants.items()
-                ),
+                Column("constant", "constant", of=lambda item: item[0]),
+                Column("value_s", "time of a unit", form.seconds, of=lambda item: item[1].value_s),
+                Column("low_s", "at least", form.seconds, of=lambda item: item[1].low_s),
+                Column("high_s", "at most", form.seconds, of=lambda item: item[1].high_s),
             ),
         ),
     )

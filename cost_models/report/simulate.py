@@ -1,11 +1,11 @@
 """`placer simulate`: what a replayed log did under a plan, device by device and over time."""
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from placer.report import section as form
-from placer.report.section import Column, Report, Row, Section
+from placer.report.section import Column, Report, Row, Section, table_of
 from placer.units import counted, format_seconds
 
 if TYPE_CHECKING:
@@ -109,95 +109,85 @@ _PER_STEP = (
 
 
 def _exchange(totals: "Totals") -> Section:
-    rows: list[Row] = []
-    for kind, sent in totals.sent.items():
-        kept = int(sent.diagonal().sum())
-        rows.append(
-            {
-                "kind": kind,
-                "to_others_bytes": (int(sent.sum()) - kept) / totals.steps,
-                "to_self_bytes": kept / totals.steps,
-            }
-        )
-    return Section(
+    kept = {kind: int(sent.diagonal().sum()) for kind, sent in totals.sent.items()}
+    return table_of(
+        totals.sent.items(),
         "exchange",
         "Exchanged in a step",
-        (
-            Column("kind", "what"),
-            Column("to_others_bytes", "between GPUs", form.size),
-            Column("to_self_bytes", "within one", form.size),
+        Column("kind", "what", of=lambda item: item[0]),
+        Column(
+            "to_others_bytes",
+            "between GPUs",
+            form.size,
+            of=lambda item: (int(item[1].sum()) - kept[item[0]]) / totals.steps,
         ),
-        tuple(rows),
+        Column(
+            "to_self_bytes", "within one", form.size, of=lambda item: kept[item[0]] / totals.steps
+        ),
     )
 
 
 def _windows(drift: "Sequence[Drifted]") -> Section:
-    rows: list[Row] = []
-    for one in drift:
-        other = one.other
-        rows.append(
-            {
-                "window": one.window.name,
-                "steps": one.window.steps,
-                "hbm_share": one.window.hbm_share,
-                "lost_share": one.lost_share,
-                "slow_lookups": one.window.slow_lookups,
-                "slow_rows": one.window.slow_rows,
-                "step_mean_s": one.window.mean_s,
-                "step_p99_s": one.window.p99_s,
-                "ratio": one.window.mean_s / one.first.mean_s if one.first.mean_s else None,
-                "other_hbm_share": None if other is None else other.hbm_share,
-                "other_step_mean_s": None if other is None else other.mean_s,
-                "migration_s": one.migration_s,
-                "break_even_steps": one.break_even_steps,
-                "break_even": _break_even(one),
-            }
-        )
-    return Section(
+    def of_window(name: str) -> Callable[["Drifted"], Any]:
+        return lambda one: getattr(one.window, name)
+
+    def of_other(name: str) -> Callable[["Drifted"], Any]:
+        return lambda one: getattr(one.other, name, None)
+
+    return table_of(
+        drift,
         "windows",
         "Over time",
-        (
-            Column("window", "window"),
-            Column("steps", "steps", form.count),
-            Column("hbm_share", "in HBM", form.share),
-            Column("lost_share", "lost", form.share),
-            Column("slow_lookups", "slow lookups", form.count),
-            Column("step_mean_s", "step", form.seconds),
-            Column("step_p99_s", "p99", form.seconds),
-            Column("ratio", "vs first", form.times),
-            Column("other_hbm_share", "other: in HBM", form.share),
-            Column("other_step_mean_s", "step", form.seconds),
-            Column("migration_s", "to move", form.seconds),
-            Column("break_even", "pays after"),
+        Column("window", "window", of=of_window("name")),
+        Column("steps", "steps", form.count, of=of_window("steps")),
+        Column("hbm_share", "in HBM", form.share, of=of_window("hbm_share")),
+        Column("lost_share", "lost", form.share),
+        Column("slow_lookups", "slow lookups", form.count, of=of_window("slow_lookups")),
+        Column("slow_rows", of=of_window("slow_rows")),
+        Column("step_mean_s", "step", form.seconds, of=of_window("mean_s")),
+        Column("step_p99_s", "p99", form.seconds, of=of_window("p99_s")),
+        Column(
+            "ratio",
+            "vs first",
+            form.times,
+            of=lambda one: one.window.mean_s / one.first.mean_s if one.first.mean_s else None,
         ),
-        tuple(rows),
+        Column("other_hbm_share", "other: in HBM", form.share, of=of_other("hbm_share")),
+        Column("other_step_mean_s", "step", form.seconds, of=of_other("mean_s")),
+        Column("migration_s", "to move", form.seconds),
+        Column("break_even_steps"),
+        Column("break_even", "pays after", of=_break_even),
     )
 
 
 def _break_even(one: "Drifted") -> str | None:
-    """Break-even in words, as `placer replan` has it."""
-    if one.other is None:
-        return None
-    if one.break_even_steps is None:
+    return None if one.other is None else break_even(one.break_even_steps, one.migration_s)
+
+
+def break_even(steps: float | None, cost: float | None) -> str:
+    """Say after how many steps a move that costs something pays for itself.
+
+    >>> break_even(None, 1.0), break_even(0.0, 0.0), break_even(1.5, 2.0)
+    ('never', 'never needed', '2 steps')
+    """
+    if steps is None:
         return "never"
-    if not one.migration_s:
-        return "never needed"
-    return f"{counted(math.ceil(one.break_even_steps), 'step')}"
+    return counted(math.ceil(steps), "step") if cost else "never needed"
 
 
 def _steps(records: "Sequence[StepRecord]") -> Section:
-    """Each step's numbers; a table shows none of them."""
-    rows: list[Row] = [
-        {
-            "lookups": one.lookups,
-            "hbm_lookups": one.hbm_lookups,
-            "slow_rows": one.slow_rows,
-            "entries_held": one.held,
-            "entries_needed": one.needed,
-            "step_s": one.step_s,
-            "sum_s": one.sum_s,
-        }
-        for one in records
-    ]
-    columns = (Column("step_s", "step", form.seconds), Column("sum_s", "sum", form.seconds))
-    return Section("steps_in_order", "Steps", columns, tuple(rows), shown=3, order="first ones")
+    """Each step's numbers, of which a table shows the times of the first ones."""
+    return table_of(
+        records,
+        "steps_in_order",
+        "Steps",
+        Column("lookups"),
+        Column("hbm_lookups"),
+        Column("slow_rows"),
+        Column("entries_held", of=lambda one: one.held),
+        Column("entries_needed", of=lambda one: one.needed),
+        Column("step_s", "step", form.seconds),
+        Column("sum_s", "sum", form.seconds),
+        shown=3,
+        order="first ones",
+    )

@@ -4,17 +4,16 @@ import itertools
 import math
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cost_models.sweep.run import Sweep
 from placer.errors import PlacerError
-from placer.files import replacing
 from placer.report.palette import INK, MARKERS, MUTED, SERIES
-from placer.report.picture import drawing, grid_behind, image_format, plain_panel
+from placer.report.picture import grid_behind, picture, plain_panel
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _COLOURS, _SHAPES = (*SERIES, INK), (*MARKERS, "p")
 """Of nine placements; the shapes tell lines apart without colour."""
@@ -39,28 +38,28 @@ def plot_sweep(sweep: Sweep, path: str | os.PathLike[str]) -> None:
         If nothing is possible, a grid has other than two axes, the ending is another one, or the
         file cannot be written.
     """
-    suffix = image_format(path)
     if not any(point.samples_per_s for point in sweep.points):
         raise PlacerError("there is nothing to draw: no placement is possible")
     if sweep.grid and len(sweep.axes) != _MOST_GRID_AXES:
         raise PlacerError(
             f"--plot draws a grid of two axes, not of {len(sweep.axes)}; vary two, or leave --grid"
         )
-    matplotlib, new_figure = drawing()
     colours = {
         name: _COLOURS[number % len(_COLOURS)] for number, name in enumerate(sweep.placements)
     }
-    with matplotlib.rc_context({"font.size": 8, "font.family": "DejaVu Sans"}):
-        if sweep.grid:
-            figure = _grid_figure(sweep, new_figure, colours)
-        else:
-            figure = _axes_figure(sweep, new_figure, colours)
+    machines = len(sweep.platforms)
+    if sweep.grid:
+        columns, rows = map(len, sweep.axes.values())
+        inches = max(7.0, 0.8 + machines * (0.8 + 0.45 * columns)), 1.4 + 0.35 * rows
+    else:
+        inches = 1.2 + 2.5 * len(sweep.axes), 1.0 + 2.3 * machines
+    with picture(path, inches, font_size=8, dpi=130) as figure:
+        draw = _draw_grid if sweep.grid else _draw_axes
+        draw(figure, sweep, colours)
         _legend(figure, colours)
-        with replacing(Path(path)) as temporary:
-            figure.savefig(temporary, format=suffix, dpi=130)
 
 
-def _legend(figure: Any, colours: Mapping[str, str]) -> None:
+def _legend(figure: "Figure", colours: Mapping[str, str]) -> None:
     """Names and colours below the panels, in as many lines as the figure's width takes."""
     from matplotlib.lines import Line2D
 
@@ -81,12 +80,8 @@ def _legend(figure: Any, colours: Mapping[str, str]) -> None:
     )
 
 
-def _axes_figure(sweep: Sweep, new_figure: Any, colours: Mapping[str, str]) -> Any:
+def _draw_axes(figure: "Figure", sweep: Sweep, colours: Mapping[str, str]) -> None:
     machines = [one.name for one in sweep.platforms]
-    figure = new_figure(
-        figsize=(1.2 + 2.5 * len(sweep.axes), 1.0 + 2.0 * len(machines) + 0.3 * len(machines)),
-        layout="constrained",
-    )
     panels = figure.subplots(
         len(machines) + 1,
         len(sweep.axes),
@@ -104,17 +99,11 @@ def _axes_figure(sweep: Sweep, new_figure: Any, colours: Mapping[str, str]) -> A
         below.set_xticks(range(len(values)), [_short(v) for v in values], rotation=45)
         below.set_yticks(range(len(machines)), machines if column == 0 else [""] * len(machines))
         below.set_xlabel(f"{axis}: fastest", color=INK)
-    return figure
 
 
-def _grid_figure(sweep: Sweep, new_figure: Any, colours: Mapping[str, str]) -> Any:
+def _draw_grid(figure: "Figure", sweep: Sweep, colours: Mapping[str, str]) -> None:
     machines = [one.name for one in sweep.platforms]
     (across, columns), (down, rows) = sweep.axes.items()
-    figure = new_figure(
-        figsize=(max(7.0, 0.8 + len(machines) * (0.8 + 0.45 * len(columns))),
-                 1.4 + 0.35 * len(rows)),
-        layout="constrained",
-    )  # fmt: skip
     panels = figure.subplots(1, len(machines), squeeze=False)
     for panel, machine in zip(panels[0], machines, strict=True):
         names = [[_winner(sweep, machine, {across: x, down: y}) for x in columns] for y in rows]
@@ -124,7 +113,6 @@ def _grid_figure(sweep: Sweep, new_figure: Any, colours: Mapping[str, str]) -> A
         panel.set_yticks(range(len(rows)), [_short(value) for value in rows])
         panel.set_xlabel(across, color=MUTED)
         panel.set_ylabel(down, color=MUTED)
-    return figure
 
 
 def _winner(sweep: Sweep, machine: str, varied: Mapping[str, float]) -> str | None:

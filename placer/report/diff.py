@@ -7,7 +7,7 @@ from typing import Any
 from placer.plan.diff import Move, PlanDiff, TableDiff
 from placer.plan.plan import Plan
 from placer.report import section as form
-from placer.report.section import Column, Report, Row, Section
+from placer.report.section import Column, Report, Row, Section, table_of
 from placer.units import format_bytes, format_seconds
 
 MOST_ROWS = 20
@@ -57,35 +57,32 @@ def _time(plan: Plan) -> str:
 
 
 def _tables(tables: Iterable[TableDiff]) -> Section:
-    rows: list[Row] = [
-        {
-            "table": table.table,
-            "status": table.status,
-            "cells": table.cells,
-            "changed_cells": table.changed_cells,
-            "changed_share": table.changed_cells / table.cells if table.cells else 0.0,
-            "moved_bytes": table.moved_bytes,
-            "detail": table.detail or "; ".join(_kinds_in_words(table.moves)),
-        }
-        for table in tables
-    ]
     # What cannot be compared first: it is what nobody should overlook.
     first = {"reshaped": 0, "removed": 1, "added": 2}
-    rows.sort(key=lambda row: (first.get(row["status"], 3), -row["moved_bytes"]))
-    return Section(
+    return table_of(
+        sorted(tables, key=lambda table: (first.get(table.status, 3), -table.moved_bytes)),
         "tables",
         "Tables",
-        (
-            Column("table", "table"),
-            Column("status", "status"),
-            Column("changed_share", "changed", form.share),
-            Column("moved_bytes", "to move", form.size),
-            Column("detail", "what", wraps=True),
+        Column("table", "table"),
+        Column("status", "status"),
+        Column("cells"),
+        Column("changed_cells"),
+        Column("changed_share", "changed", form.share, of=changed_share),
+        Column("moved_bytes", "to move", form.size),
+        Column(
+            "detail",
+            "what",
+            wraps=True,
+            of=lambda table: table.detail or "; ".join(_kinds_in_words(table.moves)),
         ),
-        tuple(rows),
         shown=MOST_ROWS,
         order="most bytes first",
     )
+
+
+def changed_share(table: TableDiff) -> float:
+    """Share of a table's rows × columns that get another device or tier."""
+    return table.changed_cells / table.cells if table.cells else 0.0
 
 
 def _kinds_in_words(moves: Iterable[Move]) -> list[str]:
@@ -102,24 +99,19 @@ def _kinds(diff: PlanDiff) -> Section:
     for move in diff.moves:
         totals[move.kind][0] += move.cells
         totals[move.kind][1] += move.moved_bytes
-    rows: list[Row] = [
-        {
-            "kind": kind,
-            "cells": cells,
-            "cells_share": cells / diff.compared_cells,
-            "moved_bytes": moved_bytes,
-        }
-        for kind, (cells, moved_bytes) in sorted(totals.items(), key=lambda item: -item[1][1])
-    ]
-    return Section(
+    return table_of(
+        sorted(totals.items(), key=lambda item: -item[1][1]),
         "kinds",
         "Moves by kind",
-        (
-            Column("kind", "kind"),
-            Column("cells_share", "of all cells", form.share),
-            Column("moved_bytes", "to move", form.size),
+        Column("kind", "kind", of=lambda item: item[0]),
+        Column("cells", of=lambda item: item[1][0]),
+        Column(
+            "cells_share",
+            "of all cells",
+            form.share,
+            of=lambda item: item[1][0] / diff.compared_cells,
         ),
-        tuple(rows),
+        Column("moved_bytes", "to move", form.size, of=lambda item: item[1][1]),
     )
 
 

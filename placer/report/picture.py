@@ -1,11 +1,13 @@
 """What pictures of reports have in common: formats, colours, and how a panel looks."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from placer.errors import BackendError, PlacerError
+from placer.files import replacing
 from placer.report.palette import FAINT, MUTED
 
 if TYPE_CHECKING:
@@ -15,28 +17,28 @@ if TYPE_CHECKING:
 _FORMATS = ("png", "pdf", "svg")
 
 
-def image_format(path: str | os.PathLike[str]) -> str:
-    """The format that a file's ending asks for.
+@contextmanager
+def picture(
+    path: str | os.PathLike[str],
+    inches: tuple[float, float],
+    *,
+    font_size: int = 10,
+    dpi: int = 160,
+) -> "Iterator[Figure]":
+    """Yield a figure to draw, and write it then: png, pdf or svg by the file's ending.
 
-    Raises
-    ------
-    PlacerError
-        If it is none that can be drawn.
-    """
-    suffix = Path(path).suffix.lower().removeprefix(".")
-    if suffix not in _FORMATS:
-        raise PlacerError(f"cannot draw {path}: end its name in one of .{', .'.join(_FORMATS)}")
-    return suffix
-
-
-def drawing() -> "tuple[ModuleType, type[Figure]]":
-    """Matplotlib, and figures of their own canvas: neither a display nor pyplot is touched.
+    The figure has a canvas of its own: neither a display nor pyplot is touched.
 
     Raises
     ------
     BackendError
         If matplotlib is missing.
+    PlacerError
+        If the ending is another one, or the file cannot be written.
     """
+    suffix = Path(path).suffix.lower().removeprefix(".")
+    if suffix not in _FORMATS:
+        raise PlacerError(f"cannot draw {path}: end its name in one of .{', .'.join(_FORMATS)}")
     try:
         import matplotlib
         from matplotlib.figure import Figure
@@ -44,7 +46,11 @@ def drawing() -> "tuple[ModuleType, type[Figure]]":
         raise BackendError(
             "--plot needs matplotlib; install it with: pip install 'embedding-placer[report]'"
         ) from error
-    return matplotlib, Figure
+    with matplotlib.rc_context({"font.size": font_size, "font.family": "DejaVu Sans"}):
+        figure = Figure(figsize=inches, layout="constrained")
+        yield figure
+        with replacing(path) as temporary:
+            figure.savefig(temporary, format=suffix, dpi=dpi)
 
 
 def plain_panel(panel: "Axes", colour: str = MUTED) -> None:

@@ -8,7 +8,7 @@ import csv
 import io
 import re
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +24,6 @@ from rich.console import (
 from rich.table import Table
 from rich.text import Text
 
-from placer.errors import PlacerError
 from placer.report.plain import plain_line
 from placer.units import format_bytes, format_seconds, format_share, significant
 
@@ -38,19 +37,7 @@ def text(value: Any) -> str:
     return plain_line(str(value))
 
 
-def size(value: float) -> str:
-    """Bytes in binary units."""
-    return format_bytes(value)
-
-
-def seconds(value: float) -> str:
-    """A duration."""
-    return format_seconds(value)
-
-
-def share(value: float) -> str:
-    """A share of 1 as a percentage; see `format_share`."""
-    return format_share(value)
+size, seconds, share, number = format_bytes, format_seconds, format_share, significant
 
 
 def count(value: float) -> str:
@@ -78,24 +65,22 @@ def fraction(value: float) -> str:
     return f"{value:.2f}"
 
 
-def number(value: float) -> str:
-    """Three significant digits."""
-    return significant(value)
-
-
 @dataclass(frozen=True, slots=True)
 class Column:
     """A column of a table: the key of its values, its heading and how values are shown.
 
-    `wraps` marks prose, which may take several lines where the terminal is narrow, and
-    `spare` a column that is left out there, the last one first.
+    Without a heading it is in JSON and CSV alone. `of` takes the value from what a row is about,
+    see `table_of`; by default it is the attribute that the key names. `wraps` marks prose, which
+    may take several lines where the terminal is narrow, and `spare` a column that is left out
+    there, the last one first.
     """
 
     key: str
-    title: str
+    title: str | None = None
     show: Callable[[Any], str] = text
     wraps: bool = False
     spare: bool = False
+    of: Callable[[Any], Any] | None = None
 
     @property
     def is_text(self) -> bool:
@@ -109,7 +94,7 @@ class Column:
 
     def least_width(self, cells: Sequence[str]) -> int:
         """The narrowest that the column can be shown without cutting a word."""
-        words = [plain_line(self.title), *cells]
+        words = [plain_line(self.title or ""), *cells]
         if self.wraps:
             words = [part for cell in words for part in cell.split()]
         return max(cell_len(word) for word in words)
@@ -161,10 +146,13 @@ class Section:
     shown: int | None = None
     order: str = ""
 
+    def columns_in(self, rows: Sequence[Row]) -> list[Column]:
+        """Leave out columns that say nothing of some rows: zeros and missing values alone."""
+        return [one for one in self.columns if any(row[one.key] for row in rows)]
+
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         visible = self.rows[: self.shown]
-        # A column of nothing but zeros and missing values says nothing.
-        columns = [column for column in self.columns if any(row[column.key] for row in visible)]
+        columns = self.columns_in(visible)
         cells = {column.key: [column.cell(row) for row in visible] for column in columns}
         widths = {column.key: column.least_width(cells[column.key]) for column in columns}
         spare = [column for column in columns if column.spare]
@@ -180,6 +168,31 @@ class Section:
             yield _note(f"{len(visible)} of {len(self.rows)}{order}; --format json has all")
         if len(fitting) < len(columns):
             yield _note("--format json has more columns")
+
+
+def table_of(
+    values: Iterable[Any],
+    name: str,
+    title: str,
+    *columns: Column,
+    shown: int | None = None,
+    order: str = "",
+) -> Section:
+    """Declare a section once: a row for each value, whose keys and headings the columns say.
+
+    Examples
+    --------
+    >>> real, doubled = Column("real", "n"), Column("doubled", of=lambda one: 2 * one)
+    >>> section = table_of([1, 2], "numbers", "Numbers", real, doubled)
+    >>> section.rows, len(section.columns)
+    (({'real': 1, 'doubled': 2}, {'real': 2, 'doubled': 4}), 1)
+    """
+    rows = [
+        {one.key: getattr(value, one.key) if one.of is None else one.of(value) for one in columns}
+        for value in values
+    ]
+    visible = tuple(one for one in columns if one.title is not None)
+    return Section(name, title, visible, tuple(rows), shown, order)
 
 
 def _note(words: str) -> Text:
@@ -236,7 +249,7 @@ def _table(
         justify: JustifyMethod = "left" if column.is_text else "right"
         # A name that is wider than the terminal takes several lines, numbers never.
         wraps = column.wraps or (column.is_text and not fits)
-        heading = Text(plain_line(column.title))
+        heading = Text(plain_line(column.title or ""))
         table.add_column(heading, justify=justify, no_wrap=not wraps, overflow="fold")
     for line in zip(*(cells[column.key] for column in columns), strict=True):
         table.add_row(*(Text(cell) for cell in line))
@@ -278,22 +291,18 @@ class Report:
             **{section.name: [dict(row) for row in section.rows] for section in self.sections},
         }
 
-    def to_csv(self, section: str | None = None) -> str:
-        """The rows of one section, or of all, with their keys as header.
+    def section(self, name: str) -> Section | None:
+        """Return the section of a name, None if there is none."""
+        return next((one for one in self.sections if one.name == name), None)
+
+    def to_csv(self) -> str:
+        """The rows of all sections, with their keys as header.
 
         Rows of several sections are one table: its first column, ``section``, names the section of
         a row, and what other sections have is empty.
-
-        Raises
-        ------
-        PlacerError
-            If there is no such section.
         """
-        names = [one.name for one in self.sections]
-        if section is not None and section not in names:
-            raise PlacerError(f"the report has no section {section!r}; it has {', '.join(names)}")
-        if section is not None or len(names) == 1:
-            return rows_to_csv(self.sections[0 if section is None else names.index(section)].rows)
+        if len(self.sections) == 1:
+            return rows_to_csv(self.sections[0].rows)
         return rows_to_csv(
             [{"section": one.name, **row} for one in self.sections for row in one.rows]
         )

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from placer.report import section as form
-from placer.report.section import Column, Report, Row, Section
+from placer.report.section import Column, Report, Row, Section, table_of
 from placer.units import format_seconds
 
 if TYPE_CHECKING:  # They import torch, and every command imports this.
@@ -84,15 +84,6 @@ def hit_rate_report(rates: "HitRates", planned: Mapping[str | None, float]) -> R
         "DRAM, staged or cached now": cache.lookups - cache.hit_lookups,
         "DRAM, left there": rates.lookups - rates.home_lookups - cache.lookups,
     }
-    rows: tuple[Row, ...] = tuple(
-        {"from": name, "lookups": count, "share": count / rates.lookups if rates.lookups else 0.0}
-        for name, count in served.items()
-    )
-    columns = (
-        Column("from", "rows in"),
-        Column("lookups", "lookups", form.count),
-        Column("share", "share", form.share),
-    )
     facts: Row = {
         "lookups": rates.lookups,
         "hbm_hit_rate": rates.hbm_hit_rate,
@@ -105,7 +96,20 @@ def hit_rate_report(rates: "HitRates", planned: Mapping[str | None, float]) -> R
     title = f"Lookups: {form.share(rates.hbm_hit_rate)} found their row in HBM"
     if None in planned:
         title += f", the plan counts on {form.share(planned[None])}"
-    sections = [Section("served", "", columns, rows)]
+    served_section = table_of(
+        served.items(),
+        "served",
+        "",
+        Column("from", "rows in", of=lambda item: item[0]),
+        Column("lookups", "lookups", form.count, of=lambda item: item[1]),
+        Column(
+            "share",
+            "share",
+            form.share,
+            of=lambda item: item[1] / rates.lookups if rates.lookups else 0.0,
+        ),
+    )
+    sections = [served_section]
     if rates.tables:
         sections.append(_table_section(rates.tables, planned))
     return Report(title, tuple(sections), facts)
@@ -113,35 +117,32 @@ def hit_rate_report(rates: "HitRates", planned: Mapping[str | None, float]) -> R
 
 def _table_section(shares: Mapping[str, float], planned: Mapping[str | None, float]) -> Section:
     """Tables by how far they are from what the plan counts on, the furthest below first."""
-    rows: list[Row] = [
-        {"table": table, "hbm_share": share, "planned_hbm_share": planned.get(table)}
-        for table, share in shares.items()
-    ]
-    rows.sort(key=lambda row: row["hbm_share"] - (row["planned_hbm_share"] or 0.0))
-    columns = (
-        Column("table", "table"),
-        Column("hbm_share", "from HBM", form.share),
-        Column("planned_hbm_share", "planned", form.share),
+    return table_of(
+        sorted(shares.items(), key=lambda item: item[1] - (planned.get(item[0]) or 0.0)),
+        "tables",
+        "Lookups from HBM by table",
+        Column("table", "table", of=lambda item: item[0]),
+        Column("hbm_share", "from HBM", form.share, of=lambda item: item[1]),
+        Column("planned_hbm_share", "planned", form.share, of=lambda item: planned.get(item[0])),
+        shown=10,
+        order="those furthest below the plan",
     )
-    order = "those furthest below the plan"
-    return Section("tables", "Lookups from HBM by table", columns, tuple(rows), 10, order)
 
 
 def trace_report(summary: "TraceSummary") -> Report:
     """Phases of a traced step."""
-    rows: tuple[Row, ...] = tuple(
-        {
-            "phase": phase.name,
-            "host_s": phase.host_s,
-            "share": phase.host_s / summary.step_s if summary.step_s else 0.0,
-            "device_s": phase.device_s,
-        }
-        for phase in summary.phases
-    )
-    columns = (
-        Column("phase", "phase"),
+    phases = table_of(
+        summary.phases,
+        "phases",
+        "",
+        Column("phase", "phase", of=lambda phase: phase.name),
         Column("host_s", "host", form.seconds),
-        Column("share", "share", form.share),
+        Column(
+            "share",
+            "share",
+            form.share,
+            of=lambda phase: phase.host_s / summary.step_s if summary.step_s else 0.0,
+        ),
         Column("device_s", "GPU", form.seconds),
     )
     facts: Row = {"path": str(summary.path), "steps": summary.steps, "step_s": summary.step_s}
@@ -149,4 +150,4 @@ def trace_report(summary: "TraceSummary") -> Report:
         f"A step under the profiler: {form.seconds(summary.step_s)}, "
         f"the mean of {summary.steps} in {summary.path}"
     )
-    return Report(title, (Section("phases", "", columns, rows),), facts)
+    return Report(title, (phases,), facts)

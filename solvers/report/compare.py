@@ -1,11 +1,22 @@
-"""`placer compare`: machines × budgets × cost models × solvers on one workload."""
+"""`placer compare`: machines × budgets × cost models × solvers on one workload, and a picture."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
+from placer.errors import PlacerError
 from placer.report import section as form
+from placer.report.palette import BOUND, INK, MUTED, SKY, STEP
+from placer.report.picture import grid_behind, picture, plain_panel
 from placer.report.section import Column, Report, Row, Section
+from placer.units import format_bytes, format_seconds
 from solvers.analysis.compare import CompareRow
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_FIGURES = ("step time", "gap", "from HBM", "solved in")
 
 
 def compare_report(rows: Sequence[CompareRow], title: str = "Comparison") -> Report:
@@ -53,3 +64,123 @@ def compare_report(rows: Sequence[CompareRow], title: str = "Comparison") -> Rep
             *(words[known] for known in sorted(kinds)),
         ),
     )
+
+
+def plot_compare(rows: Sequence[CompareRow], path: str | os.PathLike[str]) -> None:
+    """Draw the step time of each solver and its bound, one panel per machine, budget and model.
+
+    The file's ending picks the format: png, pdf or svg.
+
+    Raises
+    ------
+    BackendError
+        If matplotlib is missing.
+    PlacerError
+        If no row has a plan, the ending is another one, or the file cannot be written.
+    """
+    if all(row.step_time_s is None for row in rows):
+        raise PlacerError("there is nothing to draw: no solver found a plan")
+    several = len({row.topology for row in rows}) > 1
+    panels: dict[tuple[str, ...], list[CompareRow]] = {}
+    for row in rows:
+        machine = (row.topology,) if several else ()
+        budget = f"{format_bytes(row.hbm_budget_bytes)} of HBM per GPU"
+        panels.setdefault((*machine, budget, row.cost_model), []).append(row)
+    heights = [len(members) for members in panels.values()]
+    inches = 0.9 + sum(0.42 * height + 0.75 for height in heights)
+    with picture(path, (10, inches)) as figure:
+        axes = figure.subplots(
+            len(panels),
+            2,
+            squeeze=False,
+            sharex="col",
+            sharey="row",
+            height_ratios=[height + 0.6 for height in heights],
+            width_ratios=[1.0, 0.55],
+        )
+        widest = max(row.step_time_s for row in rows if row.step_time_s is not None)
+        scale, unit = _unit(widest)
+        for (bars, figures), (key, members) in zip(axes, panels.items(), strict=True):
+            _draw_bars(bars, key, members, scale)
+            _write_figures(figures, members)
+        axes[-1][0].set_xlabel(f"step time in {unit}, of the slowest GPU", color=MUTED)
+        axes[0][0].set_xlim(0, widest * scale * 1.02)
+        figure.legend(
+            handles=_legend(), loc="outside upper right", ncols=3, frameon=False, labelcolor=INK
+        )
+
+
+def _unit(longest_s: float) -> tuple[float, str]:
+    for scale, unit in ((1.0, "s"), (1e3, "ms")):
+        if longest_s * scale >= 1:
+            return scale, unit
+    return 1e6, "us"
+
+
+def _draw_bars(
+    axis: "Axes", key: tuple[str, ...], members: Sequence[CompareRow], scale: float
+) -> None:
+    reached = [row.step_time_s for row in members if row.step_time_s is not None]
+    best = min(reached, default=None)
+    for place, row in enumerate(members):
+        if row.step_time_s is None:
+            across = axis.get_yaxis_transform()
+            axis.text(
+                0.01,
+                place,
+                row.status.replace("_", " "),
+                va="center",
+                color=MUTED,
+                transform=across,
+            )
+            continue
+        color = STEP if row.step_time_s == best else SKY
+        axis.barh(place, row.step_time_s * scale, height=0.62, color=color)
+        if row.bound_s:
+            axis.plot(
+                [row.bound_s * scale] * 2, [place - 0.38, place + 0.38], color=BOUND, linewidth=2
+            )
+    axis.set_ylim(-0.5, len(members) - 0.5)
+    axis.set_yticks(range(len(members)), [row.solver for row in members], color=INK)
+    axis.invert_yaxis()
+    axis.set_title(
+        " · ".join(key),
+        loc="left",
+        fontsize=11,
+        fontweight="bold",
+        color=INK,
+    )
+    grid_behind(axis, axis="x")
+    plain_panel(axis)
+    axis.tick_params(axis="y", labelcolor=INK)
+
+
+def _write_figures(axis: "Axes", members: Sequence[CompareRow]) -> None:
+    """The figures of each row in columns, beside its bar."""
+    axis.set_axis_off()
+    axis.set_xlim(0, len(_FIGURES))
+    for column, heading in enumerate(_FIGURES):
+        style: dict[str, Any] = {"ha": "right", "va": "center", "fontsize": 9}
+        axis.text(column + 0.95, -0.72, heading, color=MUTED, **style)
+        for place, row in enumerate(members):
+            axis.text(column + 0.95, place, _figures(row)[column], color=INK, **style)
+
+
+def _figures(row: CompareRow) -> tuple[str, ...]:
+    return (
+        "–" if row.step_time_s is None else format_seconds(row.step_time_s),
+        "–" if row.gap is None else form.share(row.gap),
+        "–" if row.hbm_lookup_share is None else form.share(row.hbm_lookup_share),
+        "–" if row.solve_s is None else format_seconds(row.solve_s),
+    )
+
+
+def _legend() -> list[Any]:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    return [
+        Patch(color=STEP, label="best"),
+        Patch(color=SKY, label="others"),
+        Line2D([], [], color=BOUND, linewidth=2, label="proven bound"),
+    ]

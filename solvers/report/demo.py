@@ -30,9 +30,8 @@ from placer.units import format_bytes
 from placer.workloads.synthetic_log import write_synthetic_log
 from solvers.analysis.compare import compare
 from solvers.registry import solver
-from solvers.report.compare import compare_report
-from solvers.report.compare_plot import plot_compare
-from solvers.report.outcome import verdict
+from solvers.report.compare import compare_report, plot_compare
+from solvers.report.progress import verdict
 from solvers.result import Limits, SolveResult
 
 MACHINE, BATCH_SIZE, DIM = "4xt4", 128, 64

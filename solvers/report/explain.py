@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from placer.report import section as form
-from placer.report.section import Column, Report, Row, Section, attributes
+from placer.report.section import Column, Report, Row, Section, table_of
 from placer.units import counted, format_bytes, format_seconds
-from solvers.analysis.explanation import Explanation
+from solvers.analysis.explanation import Alternative, Explanation
 from solvers.report.plan import placement_kind, short_names
 
 MOST_ALTERNATIVES = 12
@@ -43,48 +43,46 @@ def explain_report(explanation: Explanation) -> Report:
 
 
 def _bindings(explanation: Explanation) -> Section:
-    rows: list[Row] = [
-        attributes(one, "constraint", "device", "detail") for one in explanation.bindings
-    ]
-    columns = (
+    return table_of(
+        explanation.bindings,
+        "bindings",
+        "What binds it",
         Column("constraint", "constraint"),
         Column("device", "device"),
         Column("detail", "why", wraps=True),
     )
-    return Section("bindings", "What binds it", columns, tuple(rows))
 
 
 def _margins(explanation: Explanation) -> Section:
     """Slopes beside that of all GPUs' HBM together: none of them holds for many bytes."""
     pooled = explanation.pooled_price_s_per_byte
-    rows: list[Row] = [
-        {
-            **attributes(one, "device", "rows", "hot_rows"),
-            "last_s_per_byte": _finite(one.last_s_per_byte),
-            "next_s_per_byte": _finite(one.next_s_per_byte),
-            "gpu_price_s_per_byte": one.gpu_price_s_per_byte,
-            "pooled_price_s_per_byte": pooled,
-        }
-        for one in explanation.margins
-    ]
 
     def beside(value: float | str) -> str:
         if isinstance(value, str) or not pooled:
             return value if isinstance(value, str) else "more" if value else "0"
         return form.times(value / pooled)
 
-    return Section(
+    return table_of(
+        explanation.margins,
         "margins",
         "What a byte of HBM saves at the split, beside the last one of all GPUs' HBM together",
-        (
-            Column("device", "device"),
-            Column("rows", "rows", form.count),
-            Column("hot_rows", "in HBM", form.count),
-            Column("last_s_per_byte", "coldest in HBM", beside),
-            Column("next_s_per_byte", "hottest in DRAM", beside),
-            Column("gpu_price_s_per_byte", "on this GPU", beside),
+        Column("device", "device"),
+        Column("rows", "rows", form.count),
+        Column("hot_rows", "in HBM", form.count),
+        Column(
+            "last_s_per_byte",
+            "coldest in HBM",
+            beside,
+            of=lambda one: _finite(one.last_s_per_byte),
         ),
-        tuple(rows),
+        Column(
+            "next_s_per_byte",
+            "hottest in DRAM",
+            beside,
+            of=lambda one: _finite(one.next_s_per_byte),
+        ),
+        Column("gpu_price_s_per_byte", "on this GPU", beside),
+        Column("pooled_price_s_per_byte", of=lambda _: pooled),
         shown=MOST_ALTERNATIVES,
     )
 
@@ -106,35 +104,28 @@ def _lacking(short_bytes: Mapping[str, int]) -> str:
 
 def _alternatives(explanation: Explanation) -> Section:
     now = explanation.current
-    rows: list[Row] = [
-        {
-            "placement": one.name,
-            "devices": short_names(
-                device
-                for shard in one.plan.shards_by_table[explanation.table]
-                for device in shard.devices
-            ),
-            "step_time_s": one.step_time_s,
-            "ratio": one.step_time_s / now.step_time_s if now.step_time_s else None,
-            "table_s": one.table_s,
-            "fits": not one.short_bytes,
-            "short_bytes": sum(one.short_bytes.values()),
-            "detail": _lacking(one.short_bytes),
-        }
-        for one in (now, *explanation.alternatives)
-    ]
-    return Section(
+
+    def devices(one: Alternative) -> str:
+        shards = one.plan.shards_by_table[explanation.table]
+        return short_names(device for shard in shards for device in shard.devices)
+
+    return table_of(
+        (now, *explanation.alternatives),
         "alternatives",
         "Alternatives, everything else as it is",
-        (
-            Column("placement", "placement", wraps=True),
-            Column("devices", "devices", spare=True),
-            Column("step_time_s", "step", form.seconds),
-            Column("ratio", "vs planned", form.times),
-            Column("table_s", "GPU time", form.seconds),
-            Column("detail", "does not fit", wraps=True),
+        Column("placement", "placement", wraps=True, of=lambda one: one.name),
+        Column("devices", "devices", spare=True, of=devices),
+        Column("step_time_s", "step", form.seconds),
+        Column(
+            "ratio",
+            "vs planned",
+            form.times,
+            of=lambda one: one.step_time_s / now.step_time_s if now.step_time_s else None,
         ),
-        tuple(rows),
+        Column("table_s", "GPU time", form.seconds),
+        Column("fits", of=lambda one: not one.short_bytes),
+        Column("short_bytes", of=lambda one: sum(one.short_bytes.values())),
+        Column("detail", "does not fit", wraps=True, of=lambda one: _lacking(one.short_bytes)),
         shown=MOST_ALTERNATIVES,
         order="of other GPUs and options the fastest that fit first",
     )

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from placer.errors import PlacerError
-from placer.files import replacing
 from placer.report import section as form
 from placer.report.palette import INK, MUTED, SKY, STEP
-from placer.report.picture import drawing, grid_behind, image_format, plain_panel
+from placer.report.picture import grid_behind, picture, plain_panel
 from placer.report.section import Column, Report, Row, Section
 from placer.units import format_seconds, significant
 from solvers.analysis.fleet import Cheapest, FleetRow
@@ -95,7 +94,6 @@ def plot_fleet(drawn: tuple[Sequence[FleetRow], Cheapest], path: str | os.PathLi
         If no machine has a plan and a price, the ending is another one, or the file cannot be
         written.
     """
-    suffix = image_format(path)
     rows, answer = drawn
     shown = [
         (row, row.train_s, row.cost)
@@ -104,36 +102,38 @@ def plot_fleet(drawn: tuple[Sequence[FleetRow], Cheapest], path: str | os.PathLi
     ]
     if not shown:
         raise PlacerError("there is nothing to draw: no machine has a plan and a price")
-    _, new_figure = drawing()
-    figure = new_figure(figsize=(9, 5.5), layout="constrained")
-    axis = figure.subplots()
-    front = _front(shown)
-    axis.plot(*zip(*front, strict=True), color=STEP, linewidth=1, linestyle="--", zorder=1)
-    for row, seconds, cost in shown:
-        is_best = (seconds, cost) in front
-        is_answer = row is answer.row
-        axis.scatter(
-            seconds,
-            cost,
-            s=140 if is_answer else 36,
-            marker="*" if is_answer else "o" if is_best else "s",
-            color=STEP if is_best or is_answer else SKY,
-            zorder=2,
-        )
-        axis.annotate(
-            row.machine, (seconds, cost), (5, 4), textcoords="offset points", fontsize=8, color=INK
-        )
-    axis.set_xscale("log")
-    axis.set_yscale("log")
-    axis.xaxis.set_major_formatter(lambda seconds, _: _hours(seconds))
-    axis.yaxis.set_major_formatter(lambda dollars, _: form.number(dollars))
-    axis.yaxis.set_minor_formatter(lambda dollars, _: form.number(dollars))
-    axis.set_xlabel("time for a billion samples", color=MUTED)
-    axis.set_ylabel("dollars for a billion samples", color=MUTED)
-    grid_behind(axis, which="both")
-    plain_panel(axis)
-    with replacing(path) as temporary:
-        figure.savefig(temporary, format=suffix, dpi=160)
+    with picture(path, (9, 5.5)) as figure:
+        axis = figure.subplots()
+        front = _front(shown)
+        axis.plot(*zip(*front, strict=True), color=STEP, linewidth=1, linestyle="--", zorder=1)
+        for row, seconds, cost in shown:
+            is_best = (seconds, cost) in front
+            is_answer = row is answer.row
+            axis.scatter(
+                seconds,
+                cost,
+                s=140 if is_answer else 36,
+                marker="*" if is_answer else "o" if is_best else "s",
+                color=STEP if is_best or is_answer else SKY,
+                zorder=2,
+            )
+            axis.annotate(
+                row.machine,
+                (seconds, cost),
+                (5, 4),
+                textcoords="offset points",
+                fontsize=8,
+                color=INK,
+            )
+        axis.set_xscale("log")
+        axis.set_yscale("log")
+        axis.xaxis.set_major_formatter(lambda seconds, _: _hours(seconds))
+        axis.yaxis.set_major_formatter(lambda dollars, _: form.number(dollars))
+        axis.yaxis.set_minor_formatter(lambda dollars, _: form.number(dollars))
+        axis.set_xlabel("time for a billion samples", color=MUTED)
+        axis.set_ylabel("dollars for a billion samples", color=MUTED)
+        grid_behind(axis, which="both")
+        plain_panel(axis)
 
 
 def _front(shown: Sequence[tuple[FleetRow, float, float]]) -> list[tuple[float, float]]:

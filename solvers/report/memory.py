@@ -6,7 +6,7 @@ from placer.plan.peak_memory import DevicePeak, largest_batch, peak_memory
 from placer.plan.plan import Plan
 from placer.profile.profile import Profile
 from placer.report import section as form
-from placer.report.section import Column, Report, Row, Section
+from placer.report.section import Column, Report, Row, Section, table_of
 from placer.topology.kinds import GPU_KINDS
 from placer.units import counted, format_bytes
 from solvers.report.plan import MOST_DEVICES
@@ -99,27 +99,15 @@ def _key(phase: str) -> str:
 
 
 def _device_section(peaks: tuple[DevicePeak, ...]) -> Section:
-    rows: list[Row] = [
-        {
-            "device": peak.device,
-            "phase": peak.fullest.name,
-            "peak_bytes": peak.peak_bytes,
-            "capacity_bytes": peak.capacity_bytes,
-            "free_bytes": peak.free_bytes,
-        }
-        for peak in sorted(peaks, key=lambda peak: peak.free_bytes)
-    ]
-    return Section(
+    return table_of(
+        sorted(peaks, key=lambda peak: peak.free_bytes),
         "devices",
         "Peak of each GPU",
-        (
-            Column("device", "device"),
-            Column("phase", "phase"),
-            Column("peak_bytes", "peak", form.size),
-            Column("capacity_bytes", "of", form.size),
-            Column("free_bytes", "to spare", form.size),
-        ),
-        tuple(rows),
+        Column("device", "device"),
+        Column("phase", "phase", of=lambda peak: peak.fullest.name),
+        Column("peak_bytes", "peak", form.size),
+        Column("capacity_bytes", "of", form.size),
+        Column("free_bytes", "to spare", form.size),
         shown=MOST_DEVICES,
         order="fullest first",
     )

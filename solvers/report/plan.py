@@ -3,14 +3,16 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
-from cost_models import CostReport
+from cost_models import CostReport, Roofline
 from placer.dense import DenseLayers
 from placer.plan.drift import even_words
 from placer.plan.memory import MemoryUse, device_memory
 from placer.plan.plan import Plan
 from placer.plan.shard import Shard
+from placer.problem import Problem
+from placer.profile.profile import Profile
 from placer.report import section as form
-from placer.report.section import Column, Report, Row, Section, attributes
+from placer.report.section import Column, Report, Row, Section, attributes, table_of
 from placer.tables import Table
 from placer.units import counted, format_bytes, format_seconds
 from solvers.bounds.binding import Binding
@@ -50,7 +52,7 @@ def plan_report(
     """
     cost = None if evaluate is None else evaluate(plan)
     memory = device_memory(plan)
-    sections = [_memory_section(plan, memory)]
+    sections = [_memory_section(memory)]
     if cost is not None:
         sections += [_time_section(cost), *([_phase_section(cost)] if cost.phase_s else [])]
     tables, timed = _table_rows(plan, cost), cost is not None
@@ -198,32 +200,26 @@ def _headline(
     return tuple(lines)
 
 
-def _memory_section(plan: Plan, memory: dict[str, MemoryUse]) -> Section:
-    rows: list[Row] = [
-        {
-            **attributes(use, "device", "weight_bytes", "state_bytes", "cache_bytes"),
-            **attributes(use, "row_map_bytes", "buffer_bytes", "total_bytes", "capacity_bytes"),
-            "used_share": use.total_bytes / use.capacity_bytes if use.capacity_bytes else None,
-        }
-        for use in memory.values()
-    ]
-    if len(rows) > MOST_DEVICES:
-        rows.sort(key=lambda row: -(row["used_share"] or 0.0))
-    return Section(
+def _memory_section(memory: dict[str, MemoryUse]) -> Section:
+    def used(use: MemoryUse) -> float | None:
+        return use.total_bytes / use.capacity_bytes if use.capacity_bytes else None
+
+    uses = list(memory.values())
+    if len(uses) > MOST_DEVICES:
+        uses.sort(key=lambda use: -(used(use) or 0.0))
+    return table_of(
+        uses,
         "memory",
         "Memory by device",
-        (
-            Column("device", "device"),
-            Column("weight_bytes", "weights", form.size),
-            Column("state_bytes", "state", form.size, spare=True),
-            Column("cache_bytes", "cache", form.size),
-            Column("row_map_bytes", "maps", form.size),
-            Column("buffer_bytes", "buffers", form.size),
-            Column("total_bytes", "total", form.size),
-            Column("capacity_bytes", "of", form.size),
-            Column("used_share", "used", form.share),
-        ),
-        tuple(rows),
+        Column("device", "device"),
+        Column("weight_bytes", "weights", form.size),
+        Column("state_bytes", "state", form.size, spare=True),
+        Column("cache_bytes", "cache", form.size),
+        Column("row_map_bytes", "maps", form.size),
+        Column("buffer_bytes", "buffers", form.size),
+        Column("total_bytes", "total", form.size),
+        Column("capacity_bytes", "of", form.size),
+        Column("used_share", "used", form.share, of=used),
         shown=MOST_DEVICES,
         order="fullest first",
     )
@@ -370,29 +366,37 @@ def _kind_section(tables: list[Row]) -> Section:
         values = [row[key] for row in rows if row[key] is not None]
         return sum(values) if values else None
 
+    columns = (
+        Column("placement", "placement"),
+        Column("tables", "tables", form.count),
+        Column("size_bytes", "size", form.size),
+        Column("hbm_bytes", "in HBM", form.size),
+        Column("dram_bytes", "in DRAM", form.size),
+        Column("lookups_per_sample", "lookups", form.count),
+        Column("time_s", "GPU time", form.seconds),
+    )
+    summed = [column.key for column in columns[2:]]
     rows: list[Row] = [
         {
             "placement": kind,
             "tables": len(members),
-            "size_bytes": total(members, "size_bytes"),
-            "hbm_bytes": total(members, "hbm_bytes"),
-            "dram_bytes": total(members, "dram_bytes"),
-            "lookups_per_sample": total(members, "lookups_per_sample"),
-            "time_s": total(members, "time_s"),
+            **{key: total(members, key) for key in summed},
         }
         for kind, members in sorted(kinds.items(), key=lambda item: -len(item[1]))
     ]
-    return Section(
-        "placements",
-        "Tables by placement",
-        (
-            Column("placement", "placement"),
-            Column("tables", "tables", form.count),
-            Column("size_bytes", "size", form.size),
-            Column("hbm_bytes", "in HBM", form.size),
-            Column("dram_bytes", "in DRAM", form.size),
-            Column("lookups_per_sample", "lookups", form.count),
-            Column("time_s", "GPU time", form.seconds),
-        ),
-        tuple(rows),
-    )
+    return Section("placements", "Tables by placement", columns, tuple(rows))
+
+
+def hbm_shares(plan: Plan, profile: Profile | None) -> dict[str | None, float]:
+    """The shares of lookups from HBM that a plan counts on: of each table, and of all under None.
+
+    They follow from the profile's counts and the rows in HBM alone, whatever the cost model. There
+    are none without a profile.
+    """
+    if profile is None:
+        return {}
+    problem = Problem.of_plan(plan, profile).in_plan_order(plan)
+    cost = Roofline().evaluate(problem, plan)
+    return {None: cost.hbm_lookup_share} | {
+        table: own.hbm_lookup_share for table, own in cost.tables.items()
+    }

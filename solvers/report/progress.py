@@ -1,4 +1,4 @@
-"""What a search shows while it runs: its time, its stage, its best placement and the gap."""
+"""What a search shows while it runs, and its outcome in one line."""
 
 import math
 import time
@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from placer.report.console import progress_bar
-from placer.units import format_seconds
-from solvers.result import Limits, SearchState
+from placer.units import format_bytes, format_seconds
+from solvers.result import Limits, SearchState, SolveResult
 
 
 @contextmanager
@@ -47,3 +47,23 @@ def state_in_words(state: SearchState) -> str:
         return words
     gap = max(0.0, state.step_time_s / state.bound_s - 1)
     return f"{words}, at most {gap:.2%} above the best possible"
+
+
+def refusal(result: SolveResult) -> str:
+    """Why there is no plan, and what is short on which device."""
+    end = result.termination
+    short = [
+        f"{short.device} short of {format_bytes(short.short_bytes)} ({short.short_bytes} bytes) of "
+        f"{short.resource.upper()} ({short.detail})"
+        for short in end.shortages
+    ]
+    return "; ".join([f"no plan ({end.reason}): {end.detail}", *short])
+
+
+def verdict(result: SolveResult) -> str:
+    """How good a plan is."""
+    seconds = f"found in {format_seconds(result.stats.get('seconds', 0.0))}"
+    step = f"step {format_seconds(result.step_time_s or 0.0)}"
+    if result.gap is None:
+        return f"{step}, no bound was proven, {seconds}"
+    return f"{step}, at most {result.gap:.2%} above the best possible, {seconds}"

@@ -1,10 +1,10 @@
 """`placer replan`: what could follow a plan, what each would cost, and what was chosen."""
 
-import math
-
+from cost_models.report.simulate import break_even
 from placer.plan.diff import PlanDiff
 from placer.report import section as form
-from placer.report.section import Column, Report, Row, Section, attributes
+from placer.report.diff import changed_share
+from placer.report.section import Column, Report, Row, Section, table_of
 from placer.units import counted, format_bytes, format_seconds
 from solvers.analysis.candidates import Candidate, Replanned
 
@@ -64,67 +64,44 @@ def _break_even(replanned: Replanned, one: Candidate) -> str | None:
     """Break-even in words; None where there is no old placement to compare with."""
     if replanned.old_step_time_s is None:
         return None
-    if one.break_even_steps is None:
-        return "never"
-    if not one.moved_bytes:
-        return "never needed"
-    return f"{counted(math.ceil(one.break_even_steps), 'step')}"
+    return break_even(one.break_even_steps, one.moved_bytes)
 
 
 def _candidates(replanned: Replanned) -> Section:
     before = replanned.old_step_time_s
-    rows: list[Row] = [
-        {
-            "chosen": "*" if one is replanned.chosen else "",
-            "candidate": one.name,
-            "step_time_s": one.step_time_s,
-            "ratio": None if not before else one.step_time_s / before,
-            **attributes(one, "moved_bytes", "migration_s", "waits_for", "break_even_steps"),
-            "break_even": _break_even(replanned, one),
-            "cost_s": one.cost_s,
-            "on_front": one.on_front,
-            "front": "yes" if one.on_front else "",
-        }
-        for one in replanned.candidates
-    ]
-    return Section(
+    return table_of(
+        replanned.candidates,
         "candidates",
         "Candidates, fewest bytes first",
-        (
-            Column("chosen", ""),
-            Column("candidate", "candidate"),
-            Column("step_time_s", "step", form.seconds),
-            Column("ratio", "vs old", form.times),
-            Column("moved_bytes", "to move", form.size),
-            Column("migration_s", "in", form.seconds),
-            Column("waits_for", "waits for", spare=True),
-            Column("break_even", "pays after"),
-            Column("cost_s", "over the horizon", form.seconds),
-            Column("front", "on front", spare=True),
+        Column("chosen", "", of=lambda one: "*" if one is replanned.chosen else ""),
+        Column("candidate", "candidate", of=lambda one: one.name),
+        Column("step_time_s", "step", form.seconds),
+        Column(
+            "ratio",
+            "vs old",
+            form.times,
+            of=lambda one: one.step_time_s / before if before else None,
         ),
-        tuple(rows),
+        Column("moved_bytes", "to move", form.size),
+        Column("migration_s", "in", form.seconds),
+        Column("waits_for", "waits for", spare=True),
+        Column("break_even_steps"),
+        Column("break_even", "pays after", of=lambda one: _break_even(replanned, one)),
+        Column("cost_s", "over the horizon", form.seconds),
+        Column("on_front"),
+        Column("front", "on front", spare=True, of=lambda one: "yes" if one.on_front else ""),
     )
 
 
 def _tables(moves: PlanDiff) -> Section:
-    rows: list[Row] = [
-        {
-            "table": table.table,
-            "moved_bytes": table.moved_bytes,
-            "changed_share": table.changed_cells / table.cells if table.cells else 0.0,
-        }
-        for table in sorted(moves.tables, key=lambda table: -table.moved_bytes)
-        if table.moved_bytes
-    ]
-    return Section(
+    moved = [table for table in moves.tables if table.moved_bytes]
+    return table_of(
+        sorted(moved, key=lambda table: -table.moved_bytes),
         "tables",
         "Tables that move",
-        (
-            Column("table", "table"),
-            Column("moved_bytes", "to move", form.size),
-            Column("changed_share", "of its rows × columns", form.share),
-        ),
-        tuple(rows),
+        Column("table", "table"),
+        Column("moved_bytes", "to move", form.size),
+        Column("changed_share", "of its rows × columns", form.share, of=changed_share),
         shown=MOST_TABLES,
         order="most bytes first",
     )

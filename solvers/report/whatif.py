@@ -2,15 +2,13 @@
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
 from placer.errors import PlacerError
-from placer.files import replacing
 from placer.problem import Problem
 from placer.report import section as form
 from placer.report.palette import BOUND, INK, MUTED, STEP
-from placer.report.picture import drawing, grid_behind, image_format, plain_panel
-from placer.report.section import Column, Report, Row, Section, attributes
+from placer.report.picture import grid_behind, picture, plain_panel
+from placer.report.section import Column, Report, Row, Section, attributes, table_of
 from placer.units import format_bytes, format_seconds
 from solvers.analysis.whatif import Effect, FrontPoint, WhatIf
 
@@ -89,26 +87,21 @@ def gain(value: float) -> str:
 
 def front_section(points: Sequence[FrontPoint], samples: int) -> Section:
     """Step time over HBM budgets, with so many samples a step."""
-    rows: list[Row] = [
-        {
-            **attributes(point, "hbm_bytes", "step_time_s", "bound_s", "gap"),
-            "samples_per_s": samples / point.step_time_s if point.step_time_s else None,
-            "detail": point.detail,
-        }
-        for point in points
-    ]
-    return Section(
+    return table_of(
+        points,
         "front",
         "Step time by HBM budget",
-        (
-            Column("hbm_bytes", "HBM/GPU", form.size),
-            Column("step_time_s", "step", form.seconds),
-            Column("bound_s", "bound", form.seconds),
-            Column("gap", "gap", form.share),
-            Column("samples_per_s", "samples/s", form.count),
-            Column("detail", "detail", wraps=True),
+        Column("hbm_bytes", "HBM/GPU", form.size),
+        Column("step_time_s", "step", form.seconds),
+        Column("bound_s", "bound", form.seconds),
+        Column("gap", "gap", form.share),
+        Column(
+            "samples_per_s",
+            "samples/s",
+            form.count,
+            of=lambda point: samples / point.step_time_s if point.step_time_s else None,
         ),
-        tuple(rows),
+        Column("detail", "detail", wraps=True),
     )
 
 
@@ -122,7 +115,6 @@ def plot_front(points: Sequence[FrontPoint], path: str | os.PathLike[str]) -> No
     PlacerError
         If no budget has a plan, the ending is another one, or the file cannot be written.
     """
-    suffix = image_format(path)
     solved = [
         (p.hbm_bytes / 2**30, p.step_time_s * 1e3, p.bound_s * 1e3)
         for p in points
@@ -130,21 +122,20 @@ def plot_front(points: Sequence[FrontPoint], path: str | os.PathLike[str]) -> No
     ]
     if not solved:
         raise PlacerError("there is nothing to draw: no budget has a plan")
-    _, new_figure = drawing()
-    figure = new_figure(figsize=(8, 4.5), layout="constrained")
-    axis = figure.subplots()
-    budgets, times, bounds = zip(*solved, strict=True)
-    axis.fill_between(budgets, bounds, times, color=BOUND, alpha=0.15, linewidth=0)
-    axis.plot(budgets, bounds, color=BOUND, linewidth=1.5, linestyle="--", label="proven bound")
-    axis.plot(budgets, times, color=STEP, linewidth=2, marker="o", markersize=5, label="step time")
-    axis.set_xscale("log", base=2)
-    axis.set_xticks(budgets, [format_bytes(budget * 2**30) for budget in budgets])
-    axis.minorticks_off()
-    axis.set_ylim(0, max(times) * 1.05)
-    axis.set_xlabel("HBM per GPU", color=MUTED)
-    axis.set_ylabel("step time in ms", color=MUTED)
-    grid_behind(axis)
-    plain_panel(axis)
-    axis.legend(frameon=False, labelcolor=INK)
-    with replacing(Path(path)) as temporary:
-        figure.savefig(temporary, format=suffix, dpi=160)
+    with picture(path, (8, 4.5)) as figure:
+        axis = figure.subplots()
+        budgets, times, bounds = zip(*solved, strict=True)
+        axis.fill_between(budgets, bounds, times, color=BOUND, alpha=0.15, linewidth=0)
+        axis.plot(budgets, bounds, color=BOUND, linewidth=1.5, linestyle="--", label="proven bound")
+        axis.plot(
+            budgets, times, color=STEP, linewidth=2, marker="o", markersize=5, label="step time"
+        )
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(budgets, [format_bytes(budget * 2**30) for budget in budgets])
+        axis.minorticks_off()
+        axis.set_ylim(0, max(times) * 1.05)
+        axis.set_xlabel("HBM per GPU", color=MUTED)
+        axis.set_ylabel("step time in ms", color=MUTED)
+        grid_behind(axis)
+        plain_panel(axis)
+        axis.legend(frameon=False, labelcolor=INK)

@@ -16,20 +16,22 @@ from placer.plan.plan import Plan
 from placer.plan.verify import check_shards
 from placer.problem import Problem
 from placer.profile.profile import Profile
+from placer.report import section as form
 from placer.report.diff import diff_report
-from placer.report.section import Report, Section
+from placer.report.section import Report
 from placer.units import parse_bytes
 from solvers.analysis.compare import compare
-from solvers.analysis.explain import explain
+from solvers.analysis.explain import explain, split_margin
+from solvers.analysis.explanation import ShardMargin
 from solvers.analysis.whatif import FrontPoint, front, whatif
 from solvers.bounds.binding import Binding, binding
-from solvers.bounds.lagrangian import lagrangian_bound
+from solvers.bounds.lagrangian import LagrangianBound, lagrangian_bound
 from solvers.model.instance import Instance
+from solvers.model.read_plan import placements_of
 from solvers.registry import solver as solver_called
 from solvers.report.compare import compare_report
 from solvers.report.explain import explain_report
 from solvers.report.page.questions import Questions
-from solvers.report.page.reasons import reasons
 from solvers.report.plan import plan_report
 from solvers.report.whatif import whatif_report
 from solvers.result import Limits, SolveResult
@@ -157,7 +159,7 @@ def ask(
         None if other is None else diff_report(diff(plan, other)),
         other,
         searches.explanations(asked, shown),
-        reasons(instance, plan, bound),
+        _reasons(instance, plan, bound),
     )
 
 
@@ -218,7 +220,7 @@ class _Searches:
         tables, gpus = len(self.plan.tables), len(self.plan.topology.gpus)
         few = EXPLAINED if tables * gpus <= MOST_EXPLAINED else 0
         most = few if asked.explained is None else asked.explained
-        slowest = sorted(_section(shown, "tables").rows, key=lambda row: -(row["time_s"] or 0.0))
+        slowest = sorted(shown.to_json()["tables"], key=lambda row: -(row["time_s"] or 0.0))
         reports = {}
         for number, row in enumerate(slowest[:most]):
             self.on_progress(number, min(most, tables), "explanations")
@@ -228,10 +230,6 @@ class _Searches:
                 continue
             reports[row["table"]] = explain_report(told)
         return reports
-
-
-def _section(report: Report, name: str) -> Section:
-    return next(one for one in report.sections if one.name == name)
 
 
 def _simulated(
@@ -252,3 +250,46 @@ def _simulated(
     return simulate_report(
         cost_models.simulate(plan, [stream], model, profile, other=other, windows=asked.windows)
     )
+
+
+def _reasons(instance: Instance, plan: Plan, bound: LagrangianBound) -> dict[str, str]:
+    """Say in a sentence why each table that solvers place so is split where it is.
+
+    Of a table with several shards, it is about the one with the most to gain. The bound's price is
+    what HBM is worth if GPUs shared all of it.
+    """
+    told: dict[str, str] = {}
+    for table in plan.tables:
+        try:
+            placed = placements_of(instance, plan, table.name)
+        except PlacerError:
+            continue
+        if placed is None or not placed.placements:
+            continue
+        margins = [split_margin(instance, one) for one in placed.placements]
+        most = max(margins, key=lambda margin: margin.next_s_per_byte or 0.0)
+        told[table.name] = _sentence(most, bound.price_s_per_byte)
+    return told
+
+
+def _sentence(margin: ShardMargin, price: float) -> str:
+    """Slopes beside one another: a slope times a GiB would be a saving that nobody has solved."""
+    if not price:
+        return "Another byte of HBM is worth nothing to this plan's tables."
+    last, after = (_times(one, price) for one in (margin.last_s_per_byte, margin.next_s_per_byte))
+    beside = "what the last byte of HBM saves this plan's tables"
+    if margin.hot_rows == 0:
+        return f"A byte of HBM would save its hottest rows {after} {beside}."
+    if margin.hot_rows == margin.rows:
+        return f"A byte of HBM saves its coldest rows {last} {beside}."
+    return (
+        f"At its split, a byte of HBM saves the coldest rows there {last}, and would save the "
+        f"hottest rows in DRAM {after} {beside}."
+    )
+
+
+def _times(value: float | None, price: float) -> str:
+    """Seconds per byte beside a price; rows that take no HBM save theirs for free."""
+    if value is None:
+        return "0 times"
+    return "any number of times" if value == float("inf") else f"{form.number(value / price)} times"

@@ -15,14 +15,15 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from placer import __version__
 from placer.errors import BackendError
 from placer.files import write_text
 from placer.report.plain import plain
-from placer.report.section import Column, Report, Row, Section
+from placer.report.section import Column, Row, Section
+from placer.units import format_seconds
 from solvers.report.page import figures, more_figures
 from solvers.report.page.answers import Answers
 from solvers.report.page.figures import Chart
-from solvers.report.page.provenance import provenance
 from solvers.report.page.table_map import table_map
 from solvers.report.page.verdict import verdict
 from solvers.report.whatif import front_section
@@ -97,7 +98,7 @@ def page_html(answers: Answers, *, command: str = "") -> str:
         answers=answers,
         command=command,
         explanations={explained[name]: one for name, one in answers.explanations.items()},
-        provenance=provenance(answers),
+        provenance=_provenance(answers),
     )
 
 
@@ -118,10 +119,10 @@ def charts_of(
         charts["front"] = [figures.front_chart(section)]
     if answers.comparison is not None:
         charts["comparison"] = [more_figures.comparison_chart(answers.comparison.sections[0])]
-    windows = _section(answers.simulated, "windows")
+    windows = None if answers.simulated is None else answers.simulated.section("windows")
     if windows is not None:
         charts["drift"] = [more_figures.drift_chart(windows)]
-    moves = _section(answers.moves, "moves")
+    moves = None if answers.moves is None else answers.moves.section("moves")
     if moves is not None and answers.other is not None:
         charts["moves"] = [more_figures.moves_chart(moves, answers.plan, answers.other)]
     return charts
@@ -139,6 +140,38 @@ def script_json(value: Any) -> str:
     return text
 
 
+def _provenance(answers: Answers) -> list[tuple[str, str]]:
+    """Where the figures come from: names and values, for people."""
+    plan, facts = answers.plan, answers.shown.facts
+    known = [
+        ("Machine", plan.topology.name + (" (emulated)" if plan.topology.emulated else "")),
+        ("Profile", plan.provenance.profile or "not named"),
+        ("Samples per GPU and step", f"{plan.batch_size:,}"),
+        ("Pipeline", plan.pipeline),
+        (
+            "Solver",
+            f"{plan.solver.name}, seed {plan.solver.seed}, "
+            f"{format_seconds(plan.solver.seconds)}, {plan.solver.status}",
+        ),
+        ("Cost model of the plan", plan.solver.cost_model or "not named"),
+        ("Cost model of this page", str(facts["cost_model"])),
+        ("Searched", plan.solver.search_space or "not named"),
+        ("Plan made", plan.provenance.created or "not dated"),
+        ("Made by placer", plan.provenance.placer_version or "not named"),
+        ("This page by placer", __version__),
+        ("Hash of the problem", plan.provenance.problem_sha256 or "none"),
+    ]
+    if not answers.bound_holds:
+        known.append(
+            (
+                "Bound",
+                "left out: profile, machine, constraints or cost model are not those that the "
+                "plan was made for",
+            )
+        )
+    return [(name, plain(value)) for name, value in known]
+
+
 def _finite(value: Any) -> Any:
     """The same with null for numbers that JSON lacks; such as a gap above a bound of 1e-300."""
     if isinstance(value, dict):
@@ -146,11 +179,6 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(one) for one in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _section(report: Report | None, name: str) -> Section | None:
-    sections = () if report is None else report.sections
-    return next((one for one in sections if one.name == name), None)
 
 
 def _environment() -> "Environment":
@@ -167,7 +195,6 @@ def _environment() -> "Environment":
     )
     environment.filters["plain"] = lambda text: plain(str(text))
     environment.filters["raw_value"] = raw_value
-    environment.globals["columns_of"] = columns_of
     return environment
 
 
@@ -175,11 +202,6 @@ def raw_value(row: Row, column: Column) -> str:
     """A number as JSON has it, for who reads the page by program; nothing of a text."""
     value = row[column.key]
     return "" if value is None or isinstance(value, str) else json.dumps(value)
-
-
-def columns_of(section: Section) -> list[Column]:
-    """Columns that say something: not only zeros and missing values."""
-    return [one for one in section.columns if any(row[one.key] for row in section.rows)]
 
 
 def _file(name: str) -> str:
