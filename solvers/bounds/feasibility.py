@@ -25,9 +25,12 @@ def impossible(instance: Instance) -> Termination | None:
     whole_is_least = instance.sharding_overhead_s is not None
     needs = []
     for table in range(instance.tables):
-        needs.append(_least_bytes(instance, table, whole_is_least))
+        needs.append(_least_of(instance, table, instance.options_of(table)[0]))
         # Bounds ask for these next: of many tables, the curve would have to be made again.
         instance.priced_costs(instance.whole(table), instance.kinds[0])
+    if math.fsum(n for n, _ in needs) <= hbm and math.fsum(n for _, n in needs) <= hbm + dram:
+        return None  # The least of all options is no more.
+    needs = [_least_bytes(instance, table, whole_is_least) for table in range(instance.tables)]
     least_hbm = math.fsum(need for need, _ in needs)
     if least_hbm > hbm:
         short = math.ceil(least_hbm - hbm)
