@@ -84,8 +84,9 @@ def calls_of(work: Callable[[], object]) -> Calls:
 
 
 def check(works: Sequence[Callable[[], object]]) -> None:
-    """Work for the tables once and twice; at first it is done for once, for what is kept."""
-    works[0]()
+    """Compare work for the tables once and twice, when what is kept of either is there."""
+    for work in works:
+        work()
     few, many = map(calls_of, works)
     enough = ONCE * TABLES
     grown = {f: (few.get(f, 0), n) for f, n in many.items() if n > MOST * few.get(f, 0) + enough}
