@@ -220,8 +220,8 @@ class CostCurve:
 class CostModel(Protocol):
     """Time and memory of placements. Stateless: the same question has the same answer.
 
-    A model that inherits this class has one phase, nothing that shards share, and no promise of
-    what dividing a table costs, unless it says otherwise.
+    Inherit this class and override what your model knows. By default a step is one phase, GPUs do
+    not slow each other, launches and arenas cost nothing, and dividing a table may cost anything.
 
     Attributes
     ----------

@@ -277,7 +277,7 @@ def _set_notes(context: click.Context, is_quiet: bool, is_verbose: bool, began_s
 
 
 def refuse_others(option: str, allowed: str) -> None:
-    """Refuse what an option decides by itself, where it is given beside it.
+    """Refuse options on the command line that would have no effect beside another one.
 
     Parameters
     ----------
@@ -288,14 +288,16 @@ def refuse_others(option: str, allowed: str) -> None:
     Raises
     ------
     click.UsageError
-        Names the first option that does not.
+        Names the first option that does not go with it.
     """
     context = click.get_current_context()
     for parameter in context.command.params:
         name = str(parameter.name)
         given = context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
         if given and name not in allowed.split():
-            raise click.UsageError(f"{option} decides {parameter.opts[-1]}: leave one of them out")
+            raise click.UsageError(
+                f"{parameter.opts[-1]} does not go with {option}; leave one of them out"
+            )
 
 
 def _say_sources(context: click.Context, options: Mapping[str, Any]) -> None:

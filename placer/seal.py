@@ -1,7 +1,8 @@
-"""Puts the hash of its own content into a plan, profile or manifest, so that changes show.
+"""Hashes that plans, profiles, manifests and calibrations carry, so that changes show.
 
-It is of the JSON of all other keys, written by Python's `json.dumps` with sorted keys and no other
-option. A plan without one, written by hand or by an earlier version, is read as it is.
+The hash is of the JSON of all other keys, written by `json.dumps` with sorted keys and no other
+option. A plan or calibration without one was written by hand or by an earlier version, and is
+read as it is.
 """
 
 from collections.abc import Mapping
@@ -25,7 +26,7 @@ def sealed(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_seal(document: Mapping[str, Any], source: Path) -> None:
-    """Check that a plan is as it was written.
+    """Check that a plan was not altered since it was written.
 
     Raises
     ------

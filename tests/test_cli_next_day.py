@@ -100,7 +100,7 @@ def test_what_like_decides_is_not_given_beside_it(workbench: Workbench, tmp_path
     for option in (("--dim", "4"), ("--id-mapping", "hash"), ("--rows", "10")):
         wrong = invoke("profile", log, *like, *option)
         assert wrong.exit_code == 2
-        assert f"--like decides {option[0]}" in wrong.stderr
+        assert f"{option[0]} does not go with --like" in wrong.stderr
     with pytest.raises(ProfileError, match="does not say how ids become rows"):
         profile_like(named_workload("random-2@1"), log)
 

@@ -84,7 +84,7 @@ def calls_of(work: Callable[[], object]) -> Calls:
 
 
 def check(works: Sequence[Callable[[], object]]) -> None:
-    """Compare work for the tables once and twice, when what is kept of either is there."""
+    """Count the calls of work for the tables and for twice as many, after both filled caches."""
     for work in works:
         work()
     few, many = map(calls_of, works)

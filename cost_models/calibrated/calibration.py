@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from placer.errors import PlacerError
-from placer.files import sha256_json, write_text
+from placer.files import write_text
 from placer.read_files import LimitError, read_json
+from placer.seal import SEAL, sealed
 from placer.tables import OPTIMIZERS
 
 FORMAT = "placer-calibration"
@@ -143,7 +144,7 @@ class Calibration:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the calibration as JSON, atomically."""
         content = self.to_json()
-        text = json.dumps(content | {"sha256": sha256_json(content)}, indent=1)
+        text = json.dumps(sealed(content), indent=1)
         write_text(path, text + "\n")
 
     def to_json(self) -> dict[str, Any]:
@@ -179,8 +180,8 @@ class Calibration:
         """
         try:
             data = dict(document)
-            sha256 = data.pop("sha256", "")
-            altered = bool(sha256) and sha256 != sha256_json(data)
+            altered = bool(data.get(SEAL)) and data[SEAL] != sealed(data)[SEAL]
+            data.pop(SEAL, None)
             kind, version = data.pop("format"), data.pop("version")
         except (TypeError, ValueError, KeyError) as error:
             raise PlacerError(

@@ -49,8 +49,8 @@ INSTALL = "pip install 'embedding-placer[torchrec]' && pip install --no-deps tor
 class TorchRec(CostModel):
     """The cost model of TorchRec's planner; see `cost_models.CostModel`.
 
-    The slowest rank with all its work is the step. Dividing a table may save time, as narrow rows
-    count dearer in a whole table than in row blocks.
+    A step takes as long as the slowest rank needs for all its work. Dividing a table by rows may
+    save time: TorchRec charges narrow rows more in a whole table than in a block of rows.
 
     Parameters
     ----------

@@ -106,10 +106,10 @@ def _values(network: DenseNetwork) -> tuple[int, list[tuple[int, int]]]:
     Returns
     -------
     int
-        The most of the forward pass.
+        The largest number in the forward pass.
     list of (int, int)
-        Of points of the backward pass; and the number of the first layer of the top MLP of which
-        parameters have their gradients then.
+        For each point of the backward pass: their number, and the first layer of the top MLP whose
+        parameters have gradients by then.
     """
     top = [one for one in network.products if one.part == "top"]
     bottom = sum(one.outputs for one in network.products if one.part == "bottom")

@@ -25,9 +25,9 @@ def picture(
     font_size: int = 10,
     dpi: int = 160,
 ) -> "Iterator[Figure]":
-    """Yield a figure to draw, and write it then: png, pdf or svg by the file's ending.
+    """Yield an empty figure, and write it to a file when the block ends.
 
-    The figure has a canvas of its own: neither a display nor pyplot is touched.
+    The file's ending chooses png, pdf or svg. Neither a display nor pyplot is needed.
 
     Raises
     ------

@@ -147,7 +147,7 @@ class Section:
     order: str = ""
 
     def columns_in(self, rows: Sequence[Row]) -> list[Column]:
-        """Leave out columns that say nothing of some rows: zeros and missing values alone."""
+        """Return the columns in which at least one of the rows has a value other than zero."""
         return [one for one in self.columns if any(row[one.key] for row in rows)]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -178,7 +178,9 @@ def table_of(
     shown: int | None = None,
     order: str = "",
 ) -> Section:
-    """Declare a section once: a row for each value, whose keys and headings the columns say.
+    """Make a section with one row for each value.
+
+    Each column says its key, its heading and how to take its cell from the value.
 
     Examples
     --------

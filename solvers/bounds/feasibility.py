@@ -29,7 +29,7 @@ def impossible(instance: Instance) -> Termination | None:
         # Bounds ask for these next: of many tables, the curve would have to be made again.
         instance.priced_costs(instance.whole(table), instance.kinds[0])
     if math.fsum(n for n, _ in needs) <= hbm and math.fsum(n for _, n in needs) <= hbm + dram:
-        return None  # The least of all options is no more.
+        return None  # What fits with these options fits with the smallest ones, too.
     needs = [_least_bytes(instance, table, whole_is_least) for table in range(instance.tables)]
     least_hbm = math.fsum(need for need, _ in needs)
     if least_hbm > hbm:

@@ -184,6 +184,8 @@ def kept_result(
         status="optimal" if is_optimal else "feasible",
         step_time_s=step_s,
         bound_s=bound_s,
+        seed=limits.seed,
+        cost_model=cost_model.name,
     )
     source = replace(
         plan.provenance,

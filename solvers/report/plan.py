@@ -388,10 +388,10 @@ def _kind_section(tables: list[Row]) -> Section:
 
 
 def hbm_shares(plan: Plan, profile: Profile | None) -> dict[str | None, float]:
-    """The shares of lookups from HBM that a plan counts on: of each table, and of all under None.
+    """Return the share of each table's lookups that a plan expects in HBM; of all under None.
 
-    They follow from the profile's counts and the rows in HBM alone, whatever the cost model. There
-    are none without a profile.
+    The shares depend on the profile's counts and the rows in HBM, not on the cost model. Without a
+    profile the result is empty.
     """
     if profile is None:
         return {}

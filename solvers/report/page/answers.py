@@ -253,10 +253,10 @@ def _simulated(
 
 
 def _reasons(instance: Instance, plan: Plan, bound: LagrangianBound) -> dict[str, str]:
-    """Say in a sentence why each table that solvers place so is split where it is.
+    """Write a sentence for each table about why its rows are split between HBM and DRAM there.
 
-    Of a table with several shards, it is about the one with the most to gain. The bound's price is
-    what HBM is worth if GPUs shared all of it.
+    Placements that no solver searches get none. Of a table with several shards, the sentence is
+    about the one that would gain most. It compares with the bound's price of a byte of HBM.
     """
     told: dict[str, str] = {}
     for table in plan.tables:
