@@ -4,7 +4,7 @@ import copy
 from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from placer.errors import DataError, PlanMismatchError
 from placer.executor.backends import make_backend
 from placer.executor.backends.tiered_backend import TieredBackend
 from placer.executor.embeddings import Embeddings
+from placer.executor.growing_keys import GrowingKeys
 from placer.executor.id_order import IdOrder, LocalIdOrder
 from placer.executor.local.fused_lookup import FusedLookup, RuleConstants, Runtime, WholeRows
 from placer.executor.local.hit_rates import HitRates
@@ -36,6 +37,7 @@ from placer.executor.optimizers.rule import check_constants
 from placer.executor.scaled_gradients import watch_scalers
 from placer.executor.streams import recorded
 from placer.executor.uncompiled import uncompiled
+from placer.growing import Growing, KeyCounts
 from placer.plan.plan import Plan
 from placer.tables import OptimizerName, Table
 
@@ -83,6 +85,9 @@ class PlacedEmbeddings(Embeddings):
         those that the plan ranks last.
     rounding : {"nearest", "stochastic"}
         How weights of half precision are rounded after an update.
+    growing : mapping of table name to Growing, or None
+        Tables whose ids may be any int64: rows are given to them as they are read. Such a table
+        has one row more than its capacity.
     whole_rows : WholeRows, optional
         Of tables of which the plan has some columns only, while other processes have the rest:
         row-wise Adagrad asks it for Σ g² over whole rows.
@@ -131,6 +136,7 @@ class PlacedEmbeddings(Embeddings):
         backend: str = "auto",
         cache_policy: Policy = "lfu",
         rounding: Rounding = "nearest",
+        growing: Mapping[str, Growing] | None = None,
         whole_rows: WholeRows | None = None,
     ) -> None:
         initial = dict(weights or {})
@@ -149,15 +155,17 @@ class PlacedEmbeddings(Embeddings):
         kernels = make_backend(backend, self.device, cache_policy)
         sliced_elsewhere = () if whole_rows is None else whole_rows.dims
         self._layout = lay_out(plan, self.optimizers, self.device, sliced_elsewhere)
+        arenas = tuple(kernels.allocate(spec) for spec in self._layout.arenas)
+        self.rows = TableRows(self._layout, arenas, self.optimizers, self.device)
         self._runtime = Runtime(
-            tuple(kernels.allocate(spec) for spec in self._layout.arenas),
+            arenas,
             kernels,
             RuleConstants(eps, betas, self._stochastic),
             torch.tensor(lr, dtype=torch.float32, device=self.device),
             torch.zeros((), dtype=torch.int64, device=self.device),
+            GrowingKeys(growing or {}, plan.tables_by_name, self.optimizers, self.rows, seed),
             whole_rows,
         )
-        self.rows = TableRows(self._layout, self._runtime.arenas, self.optimizers, self.device)
         # Batches are prepared beside the step in training, on a stream of their own.
         self._stream: torch.cuda.Stream | None = None
         self._ready: deque[torch.cuda.Event] = deque()
@@ -292,6 +300,15 @@ class PlacedEmbeddings(Embeddings):
             results[feature.name] = _pool(feature, index, batch, whole)
         return results
 
+    def key_counts(self) -> dict[str, KeyCounts]:
+        """What has happened to the keys of each table that grows."""
+        return self._runtime.keys.counts()
+
+    def live_keys(self, table: str) -> tuple[Tensor, Tensor]:
+        """Keys of a table that grows, and the rows that they have now: int64, shape (keys,)."""
+        keys, rows = self._runtime.keys.maps[table].live()
+        return torch.from_numpy(keys), torch.from_numpy(rows)
+
     def hit_rates(self) -> HitRates | None:
         backend = self._runtime.backend
         if not isinstance(backend, TieredBackend):
@@ -358,10 +375,38 @@ class PlacedEmbeddings(Embeddings):
     def _write(self, table: Table, name: str, values: Tensor) -> None:
         self.rows.write(table, name, values)
 
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for name, values in self._runtime.keys.state().items():
+            destination[f"{prefix}{name}"] = values
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Mapping[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        names = {f"{prefix}{name}": name for name in self._runtime.keys.names()}
+        rest = {key: value for key, value in state_dict.items() if key not in names}
+        missing = [key for key in names if key not in state_dict]
+        missing_keys.extend(missing)
+        super()._load_from_state_dict(
+            rest, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+        if not missing:
+            self._runtime.keys.load_state({name: state_dict[key] for key, name in names.items()})
+
     def _prepare(self, batch: BagBatch, training: bool) -> PreparedBatch:
         """Check a batch and find its rows, on the current stream."""
         batch, bounds, kept = without_padding(batch, self.features, self.device)
         runtime = self._runtime
+        batch = self._runtime.keys.rows_of(batch, self.features, training)
         bags = bags_of(batch, self.features)
         reads = arena_reads(bags, self.features, self._layout)
         steps = runtime.backend.prepare(runtime.arenas, batch, self.features, reads, training)
