@@ -58,10 +58,10 @@ def test_statistics_are_those_of_the_column_itself(tmp_path: Path, first: str) -
     path = written(tmp_path / "log.parquet", **nested, **columns)
     log = open_log(path, ignore=["s"])
     assert log.tables == {"a": 11, "a.b": 50_001, "z": 9}
-    assert ParquetSource([str(path)], ignore=["s"]).largest_ids() == {
-        "a": 10,
-        "a.b": 50_000,
-        "z": 8,
+    assert ParquetSource([str(path)], ignore=["s"]).id_ranges() == {
+        "a": (0, 10),
+        "a.b": (0, 50_000),
+        "z": (0, 8),
     }
 
 

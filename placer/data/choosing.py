@@ -202,29 +202,24 @@ def _largest_ids(
     integers = [name for name in features if not source.text_features[name]]
     if not integers:
         return {}, set(), source.samples or 0
-    known = source.largest_ids()
-    if known is not None and set(integers).issubset(known) and source.samples is not None:
-        smallest: Mapping[str, int] = getattr(source, "smallest_ids", dict)()
-        negative = {name for name in integers if smallest.get(name, 0) < 0}
-        return {name: known[name] for name in integers}, negative, source.samples
-    return _scan_ids(source, integers)
+    ranges = source.id_ranges()
+    if ranges is None or source.samples is None:
+        return _scan_ids(source, integers)
+    negative = {name for name in integers if ranges[name][0] < 0}
+    return {name: ranges[name][1] for name in integers}, negative, source.samples
 
 
 def _scan_ids(source: Source, features: Iterable[str]) -> tuple[dict[str, int], set[str], int]:
     largest, samples = dict.fromkeys(features, 0), 0
     negative: set[str] = set()
-    cursor = source.open()
-    try:
-        while (batch := cursor.read(65536)) is not None:
-            samples += batch.samples
-            for name in largest:
-                keys = batch.features[name].keys.view("i8")
-                if keys.size:
-                    # Negative ids of a table of identity are reported, with their place, when
-                    # the log is read.
-                    largest[name] = max(largest[name], int(keys.max()))
-                    if int(keys.min()) < 0:
-                        negative.add(name)
-    finally:
-        cursor.close()
+    for batch in source.batches(65536):
+        samples += batch.samples
+        for name in largest:
+            keys = batch.features[name].keys.view("i8")
+            if keys.size:
+                # Negative ids of a table of identity are reported, with their place, when
+                # the log is read.
+                largest[name] = max(largest[name], int(keys.max()))
+                if int(keys.min()) < 0:
+                    negative.add(name)
     return largest, negative, samples

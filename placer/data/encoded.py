@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from placer.data.encoding import Encoding
-from placer.data.files.identity import FileIdentity, FileState, check_unchanged, identify, states
+from placer.data.files.identity import FileIdentity, FileState, check_unchanged, states
 from placer.data.files.stores import shown
 from placer.data.log import Bags, Chunk
 from placer.data.mapping import IdMapping, OutOfRange, Rows
@@ -95,9 +95,7 @@ class EncodedLog:
 
     def identity(self) -> tuple[FileIdentity, ...]:
         """What the log's files are known by, in order."""
-        own: Callable[[], tuple[FileIdentity, ...]] | None
-        own = getattr(self.source, "identity", None)  # of a log that has no files
-        return identify(self.source.files) if own is None else own()
+        return self.source.identity()
 
     def chunks(self, samples: int = 65536, skip: int = 0) -> Iterator[Chunk]:
         """Chunks of exactly `samples` samples, save the last, after leaving out `skip`.

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import Any, Literal
 
 from placer.data.choosing import choose_mappings, feature_tables_of
@@ -134,7 +135,7 @@ def open_log(
         source.dense_names,
         source.label_name,
         missing,
-        getattr(source, "layout", Layout(lists={})),
+        source.layout,
     )
     notes = [*opened.notes, *_decisions(source), *chosen]
     return EncodedLog(source, encoding, opened.before, notes=notes)
@@ -189,7 +190,7 @@ def _opened(
 
         assert isinstance(source, ParquetSource), "what this format is opened as"
         check_parts(metadata, source)
-    return _Opened(source, kind, before, (*notes, *_notes(source)))
+    return _Opened(source, kind, before, (*notes, *source.notes))
 
 
 def _check_options(file: str, format: str, columns: Mapping[str, Any]) -> None:
@@ -217,22 +218,15 @@ def _without_empty(
     ]
 
 
-def _notes(source: Source) -> tuple[str, ...]:
-    return tuple(getattr(source, "notes", ()))
-
-
 def _decisions(source: Source) -> list[str]:
     """What the user should hear of what columns were taken for."""
-    columns = getattr(source, "columns", None)
-    if columns is None:
-        return []
-    told = [one for one in columns.decisions if one.warns]
+    told = [one for one in source.decisions if one.warns]
     left_out = [f"{one.column} ({one.why})" for one in told if one.role == "ignore"]
     notes = [f"left out: {listed(left_out)}"] if left_out else []
     notes += [f"{one.column} is {one.role}: {one.why}" for one in told if one.role != "ignore"]
-    if columns.label is None and columns.decisions:
+    if source.label_name is None and source.decisions:
         note = "no column is the label, which training needs; name it with --label"
-        two = [one.column for one in columns.decisions if one.has_two_values][:_MOST_HINTS]
+        two = [one.column for one in source.decisions if one.has_two_values][:_MOST_HINTS]
         notes.append(f"{note} (two values: {', '.join(two)})" if two else note)
     return notes
 
@@ -250,34 +244,26 @@ def _format_of(files: Sequence[str], layout: Layout) -> Format:
     return known
 
 
-def _source(files: Sequence[str], format: str, layout: Layout, **columns: Any) -> Source:
-    match format:
-        case "parquet":
-            from placer.data.formats.parquet import ParquetSource
+_SOURCES = {
+    "parquet": "parquet.ParquetSource",
+    "arrow": "arrow.IpcSource",
+    "jsonl": "json_lines.JsonLinesSource",
+    "criteo": "delimited.DelimitedSource",
+    "csv": "delimited.DelimitedSource",
+    "tsv": "delimited.DelimitedSource",
+    "interactions": "interactions.InteractionsSource",
+    "dlrm": "dlrm.DlrmSource",
+}
+"""By format, a class in a module of `placer.data.formats`, which is imported when it is needed."""
 
-            return ParquetSource(files, layout=layout, **columns)
-        case "arrow":
-            from placer.data.formats.arrow import IpcSource
 
-            return IpcSource(files, layout, **columns)
-        case "jsonl":
-            from placer.data.formats.json_lines import JsonLinesSource
-
-            return JsonLinesSource(files, layout, **columns)
-        case "criteo" | "csv" | "tsv":
-            from placer.data.formats.delimited import DelimitedSource
-
-            return DelimitedSource(files, format, layout, **columns)
-        case "interactions":
-            from placer.data.formats.interactions import InteractionsSource
-
-            return InteractionsSource(files, layout, **columns)
-        case "dlrm":
-            from placer.data.formats.dlrm import DlrmSource
-
-            return DlrmSource(files)
-        case _:
-            raise DataError(f"format {format!r} is none of {', '.join(FORMATS)}")
+def _source(files: Sequence[str], format: Format, layout: Layout, **columns: Any) -> Source:
+    if format not in FORMATS:
+        raise DataError(f"format {format!r} is none of {', '.join(FORMATS)}")
+    module, name = _SOURCES[format].split(".")
+    kind = getattr(import_module(f"placer.data.formats.{module}"), name)
+    source: Source = kind(files, replace(layout, format=format), **columns)
+    return source
 
 
 def _check_largest_ids(source: Source, encoding: Encoding) -> None:
@@ -288,9 +274,9 @@ def _check_largest_ids(source: Source, encoding: Encoding) -> None:
     DataError
         Names the feature and the id.
     """
-    largest = source.largest_ids() or {}
+    ranges = source.id_ranges() or {}
     for feature, table in encoding.feature_tables.items():
-        mapping, most = encoding.mappings[table], largest.get(feature, 0)
+        mapping, most = encoding.mappings[table], ranges.get(feature, (0, 0))[1]
         if isinstance(mapping, Identity) and most >= mapping.rows:
             raise DataError(
                 f"{shown(source.files[0])}: feature {feature!r} has ids up to {most}, but table "

@@ -1,14 +1,21 @@
 """What a file format has to provide: raw samples, read or skipped in order."""
 
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from placer.data.files.identity import FileIdentity, identify
 from placer.data.files.stores import shown
+from placer.data.layout import Layout
 from placer.data.text_keys import Keys, Offsets
+
+if TYPE_CHECKING:
+    from placer.data.formats.inference import Decision
 
 # Called with the samples that are done and those that there are, None if unknown.
 Progress = Callable[[int, int | None], None]
@@ -84,54 +91,82 @@ class RawBatch:
         )
 
 
-class Cursor(Protocol):
+class Cursor(ABC):
     """A place in a log that only moves forward."""
 
+    @abstractmethod
     def read(self, samples: int) -> RawBatch | None:
         """The next samples, at least one and at most `samples`; None at the end."""
-        ...
 
     def skip(self, samples: int) -> int:
         """Move on without reading; how many samples were there to skip."""
-        ...
+        left = samples
+        while left and (here := self._at_hand()):
+            step = min(left, here)
+            self._move(step)
+            left -= step
+        return samples - left
 
+    @abstractmethod
     def close(self) -> None:
         """Let go of open files."""
-        ...
+
+    @abstractmethod
+    def _at_hand(self) -> int:
+        """Samples of the block that holds the next one, from there on; 0 at the log's end."""
+
+    @abstractmethod
+    def _move(self, samples: int) -> None:
+        """Leave samples of that block behind."""
 
 
-class Source(Protocol):
-    """The files of a log, whose columns are known and whose ids are still raw."""
+class Source(ABC):
+    """The files of a log, whose columns are known and whose ids are still raw.
 
-    @property
-    def files(self) -> Sequence[str]:
-        """The files, in order."""
-        ...
+    Attributes
+    ----------
+    files : sequence of str
+        In order; the name of a log that has none.
+    text_features : mapping of feature name to bool
+        The categorical features in order, and whether their ids are texts.
+    dense_names : tuple of str
+    label_name : str or None
+    layout : Layout
+        How the next file of the kind is read.
+    samples : int or None
+        Samples of the log where that is known without reading it.
+    decisions : tuple of Decision
+        What each column was taken for; empty where a format says it.
+    notes : sequence of str
+        What else the user should hear.
+    """
 
-    @property
-    def text_features(self) -> Mapping[str, bool]:
-        """The categorical features in order, and whether their ids are texts."""
-        ...
+    files: Sequence[str]
+    text_features: Mapping[str, bool]
+    dense_names: tuple[str, ...] = ()
+    label_name: str | None = None
+    layout: Layout = Layout(lists={})
+    samples: int | None = None
+    decisions: "tuple[Decision, ...]" = ()
+    notes: Sequence[str] = ()
 
-    @property
-    def dense_names(self) -> tuple[str, ...]:
-        """Names of the numeric columns."""
-        ...
-
-    @property
-    def label_name(self) -> str | None:
-        """Name of the label's column."""
-        ...
-
-    @property
-    def samples(self) -> int | None:
-        """Samples of the log where that is known without reading it."""
-        ...
-
-    def largest_ids(self) -> Mapping[str, int] | None:
-        """The largest id of each feature where that is known without reading the log."""
-        ...
-
+    @abstractmethod
     def open(self) -> Cursor:
         """A cursor at the log's start."""
-        ...
+
+    def id_ranges(self) -> Mapping[str, tuple[int, int]] | None:
+        """The smallest and the largest id of each integer feature, 0 included, by statistics.
+
+        None where the files keep none.
+        """
+        return None
+
+    def batches(self, samples: int) -> Iterator[RawBatch]:
+        """All samples of the log, at most `samples` at a time."""
+        with closing(self.open()) as cursor:
+            while (batch := cursor.read(samples)) is not None:
+                yield batch
+
+    def identity(self) -> tuple[FileIdentity, ...]:
+        """What the log's files are known by, in order."""
+        return identify(self.files)

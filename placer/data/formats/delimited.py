@@ -4,7 +4,6 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Unpack
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as csv
 
 from placer.data.files.stores import shown
-from placer.data.formats.base import ColumnOptions, ColumnSource
+from placer.data.formats.base import ColumnSource
 from placer.data.formats.columns import ARROW_TYPES, Columns
 from placer.data.formats.dialect import header_names, infer_dialect
 from placer.data.formats.plain import PlainText
@@ -21,7 +20,7 @@ from placer.data.formats.text import Block, TextCursor, head_lines, lone_return,
 from placer.data.formats.values import wrong_id
 from placer.data.keys import is_text
 from placer.data.layout import Layout
-from placer.data.names import CATEGORIES, DENSE, LABEL, Format, IdType, listed, null_texts
+from placer.data.names import CATEGORIES, DENSE, LABEL, IdType, listed, null_texts
 from placer.data.source import RawBatch
 from placer.errors import DataError
 
@@ -36,19 +35,11 @@ _SHOWN = {"\t": "tabs", ",": "commas", " ": "blanks", ";": "semicolons"}
 class DelimitedSource(ColumnSource):
     """Files of delimited text, in order; see `ColumnSource`.
 
-    Parameters
-    ----------
-    format : {"csv", "tsv", "criteo"}
+    The layout's format is ``csv``, which is the default, ``tsv`` or ``criteo``.
     """
 
-    def __init__(
-        self,
-        files: Sequence[str],
-        format: Format = "csv",
-        layout: Layout | None = None,
-        **options: Unpack[ColumnOptions],
-    ) -> None:
-        super().__init__(files, layout, **options)
+    def _prepare(self) -> None:
+        format = self._known.format or "csv"
         self.notes: list[str] = []
         file, start = self._first_with_samples()
         # Files without a label have other columns: what was recorded is of another file.

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from placer.data.files.opening import guarded, head, open_unpacked
 from placer.data.files.stores import shown
 from placer.data.formats.columns import Place
-from placer.data.source import RawBatch
+from placer.data.source import Cursor, RawBatch
 from placer.errors import DataError
 
 MOST_LINE_BYTES = 16 << 20
@@ -56,7 +56,7 @@ class Block:
 Parse = Callable[[Block], RawBatch]
 
 
-class TextCursor:
+class TextCursor(Cursor):
     """Reads blocks of whole records; a block that is skipped is never parsed.
 
     Parameters
@@ -97,7 +97,7 @@ class TextCursor:
 
     def read(self, samples: int) -> RawBatch | None:
         """The next samples, at least one and at most `samples`; None at the end."""
-        if not self._next_block():
+        if not self._at_hand():
             return None
         if self._parsed is None:
             self._parsed = self._parse(self._unread())
@@ -106,15 +106,6 @@ class TextCursor:
         batch = self._parsed.slice(start, start + samples)
         self._record += batch.samples
         return batch
-
-    def skip(self, samples: int) -> int:
-        """Move on without parsing; how many records were there to skip."""
-        left = samples
-        while left and self._next_block():
-            step = min(left, self._records - self._record)
-            self._record += step
-            left -= step
-        return samples - left
 
     def close(self) -> None:
         """Close the file that is open."""
@@ -156,19 +147,21 @@ class TextCursor:
             self._known_ends = record_ends(self._block, quotes=False)[0]
         return self._known_ends
 
-    def _next_block(self) -> bool:
-        """Make sure that an unread record is at hand; False at the log's end."""
+    def _at_hand(self) -> int:
         while self._record == self._records:
             if self._stream is None:
                 if not self._files:
-                    return False
+                    return 0
                 self._file = self._files.pop(0)
                 self._stream = open_unpacked(self._file)
                 self._lines_before, self._header = 0, None
                 self._end = self._size = self._records = self._record = 0
                 self._known_ends = self._newlines = None
             self._read_block(self._stream)
-        return True
+        return self._records - self._record
+
+    def _move(self, samples: int) -> None:
+        self._record += samples
 
     def _read_block(self, stream: IO[bytes]) -> None:
         before = self._records if self._newlines is None else self._newlines.size
