@@ -1,7 +1,7 @@
 """Opens a log: which files, which format, which columns, and how ids become rows."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import import_module
 from typing import Any, Literal
 
@@ -9,7 +9,7 @@ from placer.data.choosing import choose_mappings, feature_tables_of
 from placer.data.encoded import EncodedLog
 from placer.data.encoding import Encoding
 from placer.data.files.finding import AnyPath, find
-from placer.data.files.identity import FileState, states
+from placer.data.files.identity import states
 from placer.data.files.opening import head, suffixes
 from placer.data.files.stores import shown
 from placer.data.formats.dialect import sniff
@@ -102,120 +102,81 @@ def open_log(
         If a file is missing, empty or unreadable, or lacks a column, or an option does not fit.
     """
     if encoding is not None:
-        layout = encoding.layout if layout is None else layout
-        columns: Any = {
-            "sparse": list(encoding.feature_tables),
-            "dense": encoding.dense,
-            "label": encoding.label,
-            "missing": encoding.missing,
-            "recorded": True,
-        }
-        opened = _opened(paths, format, layout, **columns)
-        _check_largest_ids(opened.source, encoding)
-        return EncodedLog(opened.source, encoding, opened.before, notes=opened.notes)
-    opened = _opened(
+        source = open_source(
+            paths,
+            format,
+            layout=encoding.layout if layout is None else layout,
+            sparse=list(encoding.feature_tables),
+            dense=encoding.dense,
+            label=encoding.label,
+            missing=encoding.missing,
+            recorded=True,
+        )
+        _check_largest_ids(source, encoding)
+        return EncodedLog(source, encoding)
+    source = open_source(
         paths,
         format,
-        _with_nulls(layout, null),
+        layout=with_nulls(layout, null),
         sparse=sparse,
         dense=dense,
         label=label,
         ignore=ignore,
         missing=missing,
     )
-    source, kind = opened.source, opened.kind
-    has_names = kind not in ("criteo", "dlrm")
-    features = feature_tables_of(source, None if has_names else sparse, feature_tables)
+    features = feature_tables_of(source, sparse if source.is_fixed else None, feature_tables)
     mappings, chosen = choose_mappings(
         source, features, id_mapping, rows, min_count, headroom, progress
     )
     encoding = Encoding(
-        features,
-        mappings,
-        source.dense_names,
-        source.label_name,
-        missing,
-        source.layout,
+        features, mappings, source.dense_names, source.label_name, missing, source.layout
     )
-    notes = [*opened.notes, *_decisions(source), *chosen]
-    return EncodedLog(source, encoding, opened.before, notes=notes)
+    return EncodedLog(source, encoding, [*_decisions(source), *chosen])
 
 
-def open_source(
-    paths: AnyPath | Sequence[AnyPath] | InMemory,
-    format: Format | None = None,
-    *,
-    layout: Layout | None = None,
-    **columns: Any,
-) -> Source:
-    """The files of a log with their columns, ids still raw; parameters as of `open_log`."""
-    return _opened(paths, format, _with_nulls(layout), **columns).source
-
-
-def _with_nulls(layout: Layout | None, nulls: Sequence[str] | None = None) -> Layout:
+def with_nulls(layout: Layout | None, nulls: Sequence[str] | None = None) -> Layout:
     """A layout that says which texts stand for a missing value."""
     layout = layout or Layout()
     known = layout.nulls if nulls is None else tuple(nulls)
     return replace(layout, nulls=NULLS if known is None else known)
 
 
-@dataclass(frozen=True, slots=True)
-class _Opened:
-    """A source, its format, and what its files were when it was opened."""
-
-    source: Source
-    kind: str
-    before: dict[str, FileState]
-    notes: tuple[str, ...] = ()
-
-
-def _opened(
+def open_source(
     paths: AnyPath | Sequence[AnyPath] | InMemory,
     format: Format | None,
+    *,
     layout: Layout,
     **columns: Any,
-) -> _Opened:
+) -> Source:
+    """The files of a log with their columns, ids still raw; parameters as of `open_log`."""
     if is_in_memory(paths):
-        held = batches_of(paths)
-        return _Opened(ArrowSource(held, layout=layout, **columns), "memory", {})
+        return ArrowSource(batches_of(paths), layout=layout, **columns)
     metadata: list[str] = []
     files = find(paths, metadata)
     before = states(files)
-    files, notes = _without_empty(files, before)
-    kind = format or _format_of(files, layout)
-    _check_options(files[0], kind, columns)
-    source = _source(files, kind, layout, **columns)
+    full = [file for file in files if file not in before or before[file][1]]
+    if not full:
+        raise DataError(f"{shown(files[0])} is empty; a log needs at least one sample")
+    kind = format or _format_of(full, layout)
+    _check_options(full[0], kind, columns)
+    source = _source(full, kind, layout, **columns)
     if kind == "parquet":
-        from placer.data.formats.parquet import ParquetSource, check_parts
+        from placer.data.formats.parquet import check_parts
 
-        assert isinstance(source, ParquetSource), "what this format is opened as"
         check_parts(metadata, source)
-    return _Opened(source, kind, before, (*notes, *source.notes))
+    empty = [f"{shown(file)} is empty and was passed over" for file in files if file not in full]
+    source.before, source.notes = before, (*empty, *source.notes)
+    return source
 
 
 def _check_options(file: str, format: str, columns: Mapping[str, Any]) -> None:
     """Refuse names of columns for formats whose columns are fixed; an encoding's are theirs."""
-    if format in ("criteo", "dlrm") and columns.get("ignore", ()):
-        named = True
-    else:
-        named = format in ("criteo", "dlrm") and columns.get("label") not in (None, LABEL)
-    if named:
+    named = columns.get("ignore", ()) or columns.get("label") not in (None, LABEL)
+    if named and format in ("criteo", "dlrm"):
         raise DataError(
             f"{shown(file)} is read as {format}, whose columns have no names to choose by; "
             "leave out label= and ignore="
         )
-
-
-def _without_empty(
-    files: list[str], before: Mapping[str, FileState]
-) -> tuple[list[str], list[str]]:
-    """The files that have bytes, and a note of each that has none."""
-    kept = [file for file in files if file not in before or before[file][1]]
-    if not kept:
-        raise DataError(f"{shown(files[0])} is empty; a log needs at least one sample")
-    return kept, [
-        f"{shown(file)} is empty and was passed over" for file in files if file not in kept
-    ]
 
 
 def _decisions(source: Source) -> list[str]:

@@ -19,7 +19,7 @@ from placer.data.files.finding import AnyPath
 from placer.data.files.stores import shown
 from placer.data.layout import Layout
 from placer.data.names import Decimal, Format, IdType
-from placer.data.reader import open_log, open_source
+from placer.data.reader import open_log, open_source, with_nulls
 from placer.data.source import Progress, Source
 from placer.errors import DataError
 from placer.files import write_text
@@ -173,7 +173,7 @@ class Schema:
         """
         if Path(file).suffix.lower() != ".toml":
             raise DataError(f"{file}: schemas are written as TOML; end the name in .toml")
-        source = open_source(paths, **self._reading())
+        source = open_source(paths, **{**self._reading(), "layout": with_nulls(self.layout)})
         if not source.decisions:
             raise DataError(
                 f"{shown(source.files[0])} is of a format whose columns are fixed; it needs no "

@@ -4,12 +4,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from placer.data.files.identity import FileIdentity, identify
+from placer.data.files.identity import FileIdentity, FileState, identify
 from placer.data.files.stores import shown
 from placer.data.layout import Layout
 from placer.data.text_keys import Keys, Offsets
@@ -43,51 +44,63 @@ def samples_of(bags: RawBags, samples: int) -> Offsets:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RawBatch:
-    """Consecutive samples of one file, with the place that they come from.
+class Place:
+    """Where consecutive samples are.
 
     Attributes
     ----------
     file : str
     first : int
-        Place in the file of the batch's first sample.
+        Place in the file of the first sample.
     unit : str
-        What `first` counts: ``line`` (from 1) or ``row`` (from 0).
-    features : mapping of feature name to RawBags
-    dense : float32, shape (samples, columns)
-    labels : float32, shape (samples,), or None
+        What `first` counts: ``line`` (from 1), ``row`` or ``sample`` (from 0).
     lines : int64, shape (samples,), or None
         The line of each sample, where a sample may take several.
     """
 
     file: str
     first: int
-    unit: str
+    unit: str = "row"
+    lines: npt.NDArray[np.int64] | None = None
+
+    def of(self, sample: int) -> str:
+        """Where one of them is, for a message."""
+        place = self.first + sample if self.lines is None else int(self.lines[sample])
+        return f"{shown(self.file)}, {self.unit} {place}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RawBatch:
+    """Consecutive samples of one file, with the place that they come from.
+
+    Attributes
+    ----------
+    place : Place
+    samples : int
+    features : mapping of feature name to RawBags
+    dense : float32, shape (samples, columns)
+    labels : float32, shape (samples,), or None
+    """
+
+    place: Place
     samples: int
     features: Mapping[str, RawBags]
     dense: npt.NDArray[np.float32]
     labels: npt.NDArray[np.float32] | None
-    lines: npt.NDArray[np.int64] | None = None
-
-    def place(self, sample: int) -> str:
-        """Where a sample of the batch is, for a message."""
-        place = self.first + sample if self.lines is None else int(self.lines[sample])
-        return f"{shown(self.file)}, {self.unit} {place}"
 
     def slice(self, start: int, stop: int) -> "RawBatch":
         """Samples start..stop of the batch."""
         stop = min(stop, self.samples)
         if start == 0 and stop == self.samples:
             return self
+        at = self.place
+        lines = None if at.lines is None else at.lines[start:stop]
         return RawBatch(
-            file=self.file,
-            first=self.first + start,
-            unit=self.unit,
+            Place(at.file, at.first + start, at.unit, lines),
             samples=stop - start,
             features={name: bags.slice(start, stop) for name, bags in self.features.items()},
             dense=self.dense[start:stop],
             labels=None if self.labels is None else self.labels[start:stop],
-            lines=None if self.lines is None else self.lines[start:stop],
         )
 
 
@@ -139,6 +152,11 @@ class Source(ABC):
         What each column was taken for; empty where a format says it.
     notes : sequence of str
         What else the user should hear.
+    before : mapping of file to FileState
+        What the files were when reading began. One that changes between or within passes is a
+        DataError.
+    is_fixed : bool
+        Whether the format says what the columns are.
     """
 
     files: Sequence[str]
@@ -149,6 +167,8 @@ class Source(ABC):
     samples: int | None = None
     decisions: "tuple[Decision, ...]" = ()
     notes: Sequence[str] = ()
+    before: Mapping[str, FileState] = MappingProxyType({})
+    is_fixed: bool = False
 
     @abstractmethod
     def open(self) -> Cursor:

@@ -9,7 +9,6 @@ import pyarrow as pa
 from placer.data.files.stores import first_line, shown
 from placer.data.formats.columns import (
     Columns,
-    Place,
     check_columns,
     infer_columns,
     once,
@@ -20,7 +19,7 @@ from placer.data.formats.partitions import Partitions
 from placer.data.formats.values import raw_batch
 from placer.data.layout import Layout
 from placer.data.names import Missing
-from placer.data.source import Cursor, RawBatch, Source
+from placer.data.source import Cursor, Place, RawBatch, Source
 from placer.errors import DataError
 
 BATCH_ROWS = 16384

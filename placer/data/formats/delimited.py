@@ -21,7 +21,7 @@ from placer.data.formats.values import wrong_id
 from placer.data.keys import is_text
 from placer.data.layout import Layout
 from placer.data.names import CATEGORIES, DENSE, LABEL, IdType, listed, null_texts
-from placer.data.source import RawBatch
+from placer.data.source import Place, RawBatch
 from placer.errors import DataError
 
 _TRUE = ["1", "true", "True", "TRUE", "t", "T", "yes", "Yes", "YES", "y", "Y"]
@@ -49,7 +49,8 @@ class DelimitedSource(ColumnSource):
             self.notes.append(
                 'numbers are read with decimal commas; a schema with decimal = "." says otherwise'
             )
-        if format == "criteo":
+        self.is_fixed = format == "criteo"
+        if self.is_fixed:
             self._choose(_criteo_columns(known))
         else:
             table = _sample(file, start, known)
@@ -112,16 +113,16 @@ class DelimitedSource(ColumnSource):
             )
 
     def _parse(self, block: Block) -> RawBatch:
-        layout = self.layout
+        layout, file = self.layout, block.place.file
         names: Sequence[str] = layout.names
         if block.header is not None:
-            names = header_names(block.file, block.header, layout)
+            names = header_names(file, block.header, layout)
             times = Counter(names)
             for name in self._own(names):
                 if times[name] != 1:
                     count = "more than one" if times[name] else "no"
                     raise DataError(
-                        f"{shown(block.file)} has {count} column {name!r}; it has {listed(names)}"
+                        f"{shown(file)} has {count} column {name!r}; it has {listed(names)}"
                     )
         plain = self._plain.batch(block, names)
         if plain is not None:
@@ -129,7 +130,7 @@ class DelimitedSource(ColumnSource):
         while True:
             try:
                 table = _table(
-                    block.data, names, layout, self._types(names), block.lines is not None
+                    block.data, names, layout, self._types(names), block.place.lines is not None
                 )
                 break
             except pa.ArrowInvalid as error:
@@ -139,7 +140,7 @@ class DelimitedSource(ColumnSource):
                 self._note_floats(error, block, names)
         if table.num_rows != block.samples:
             raise lone_return(block) or DataError(
-                f"{shown(block.file)}, from line {block.first_line} on: quotes do not enclose "
+                f"{shown(file)}, from line {block.place.first} on: quotes do not enclose "
                 "fields; say that they are plain characters (--no-quotes)"
             )
         return self.raw(table, block.place)
@@ -173,7 +174,7 @@ class DelimitedSource(ColumnSource):
         """
         match = re.search(r"column #(\d+): (?:Row #(\d+): )?.*?'(.*)'", str(error), re.DOTALL)
         if match is None or match[2] is None:
-            place = f"{shown(block.file)}, from line {block.first_line} on"
+            place = f"{shown(block.place.file)}, from line {block.place.first} on"
             raise DataError(f"{place}: {error}") from error
         name, value = names[int(match[1])], match[3]
         kind = self.columns.types.get(name)
@@ -249,7 +250,7 @@ def _sample(file: str, start: bytes, layout: Layout) -> pa.Table:
             f"{shown(file)} has more than one column {twice[0]!r}; rename one in its first line"
         )
     first, multiline = int(bool(layout.header)), newlines is not None
-    block = Block(file, None, memoryview(start), ends.size - first, 1 + first, None)
+    block = Block(Place(file, 1 + first, "line"), None, memoryview(start), ends.size - first)
     try:
         guessed = _table(start, names, layout, None, multiline)
         numbers = [field.name for field in guessed.schema if _is_number(field.type)]

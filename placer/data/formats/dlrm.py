@@ -18,7 +18,7 @@ import numpy.typing as npt
 from placer.data.files.opening import open_unpacked, suffixes
 from placer.data.files.stores import local_path, scheme_of, shown
 from placer.data.layout import Layout
-from placer.data.source import Cursor, RawBags, RawBatch, Source
+from placer.data.source import Cursor, Place, RawBags, RawBatch, Source
 from placer.errors import DataError
 from placer.torch_files.tensors import OtherContentError, TensorFileError, read_tensors
 
@@ -45,6 +45,8 @@ class DlrmSource(Source):
     DataError
         If a file is missing, holds something else, or has other tables than the first.
     """
+
+    is_fixed = True
 
     def __init__(self, files: Sequence[str], layout: Layout | None = None, **options: Any) -> None:
         self.files = tuple(files)
@@ -80,17 +82,9 @@ class DlrmCursor(Cursor):
             offsets = tensors.offsets[first + start : first + stop + 1]
             indices = tensors.indices[offsets[0] : offsets[-1]].astype(np.int64, copy=False)
             features[f"t{table}"] = RawBags(indices.view(np.uint64), offsets - offsets[0])
-        batch = RawBatch(
-            file=self._file,
-            first=start,
-            unit="sample",
-            samples=stop - start,
-            features=features,
-            dense=np.empty((stop - start, 0), dtype=np.float32),
-            labels=None,
-        )
         self._sample = stop
-        return batch
+        dense = np.empty((stop - start, 0), dtype=np.float32)
+        return RawBatch(Place(self._file, start, "sample"), stop - start, features, dense, None)
 
     def close(self) -> None:
         """Let go of the tensors in memory."""

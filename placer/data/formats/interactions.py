@@ -15,7 +15,7 @@ from placer.data.formats.columns import Columns, check_columns, single
 from placer.data.formats.lists import are_whole, split_lists
 from placer.data.formats.text import Block, TextCursor, head_lines, record_ends
 from placer.data.names import IdType
-from placer.data.source import RawBatch
+from placer.data.source import Place, RawBatch
 from placer.errors import DataError
 
 _NAMES = ("user", "items")
@@ -40,7 +40,7 @@ class InteractionsSource(ColumnSource):
         separator = self._known.separator or ("," if b"," in start else " ")
         self._known = replace(self._known, format="interactions", separator=separator, names=names)
         ends = record_ends(start, quotes=False)[0]
-        table = self._table(Block(file, None, memoryview(start), ends.size, 1, None))
+        table = self._table(Block(Place(file, 1, "line"), None, memoryview(start), ends.size))
         named, ignore = self._options.get("sparse"), self._options.get("ignore", ())
         columns = Columns(
             tuple(name for name in (named or names) if name not in ignore),

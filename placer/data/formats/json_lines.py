@@ -17,7 +17,7 @@ from placer.data.formats.text import Block, TextCursor, head_lines, record_ends
 from placer.data.formats.values import wrong_id
 from placer.data.keys import is_list, is_text
 from placer.data.names import IdType
-from placer.data.source import RawBatch
+from placer.data.source import Place, RawBatch
 from placer.errors import DataError
 
 MOST_DEPTH = 1000
@@ -60,7 +60,7 @@ class JsonLinesSource(ColumnSource):
                 f"{shown(file)} has an object on several lines; write one a line (jq -c . does so)"
             )
         lines = record_ends(start, quotes=False)[0].size
-        first = Block(file, None, memoryview(start), lines, 1, None)
+        first = Block(Place(file, 1, "line"), None, memoryview(start), lines)
         _check_depth(first)
         try:
             table = arrow_json.read_json(pa.BufferReader(start), read_options=_options(len(start)))
@@ -157,7 +157,8 @@ def _unreadable(block: Block, error: Exception) -> DataError:
             "write its values alike"
         )
     return DataError(
-        f"{shown(block.file)}, from line {block.first_line} on: no JSON lines: {first_line(error)}"
+        f"{shown(block.place.file)}, from line {block.place.first} on: no JSON lines: "
+        f"{first_line(error)}"
     )
 
 

@@ -24,6 +24,7 @@ from placer.data.formats.nested import flat, outermost
 from placer.data.formats.values import numbers_among
 from placer.data.keys import is_list
 from placer.data.layout import Layout
+from placer.data.source import Source
 from placer.errors import DataError
 
 _JOINED = b"PAR1PAR1"
@@ -156,7 +157,7 @@ def _row_groups(footers: Sequence[pq.FileMetaData]) -> list[_RowGroup]:
     return groups
 
 
-def check_parts(metadata: Sequence[str], source: ParquetSource) -> None:
+def check_parts(metadata: Sequence[str], source: Source) -> None:
     """Check that a log has all that the ``_metadata`` of its data sets lists.
 
     Raises
@@ -164,6 +165,7 @@ def check_parts(metadata: Sequence[str], source: ParquetSource) -> None:
     DataError
         Names the first file that is missing, or has fewer rows.
     """
+    assert isinstance(source, ParquetSource), "what this format is opened as"
     have = dict(zip(source.files, (footer.num_rows for footer in source.footers), strict=True))
     for file in metadata:
         footer, listed = _footer(file), dict[str, int]()

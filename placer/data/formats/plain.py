@@ -74,7 +74,7 @@ class PlainText:
         return found
 
     def _batch(self, block: Block, names: Sequence[str]) -> RawBatch | None:
-        if block.lines is not None or not set(self._columns.names) <= set(names):
+        if block.place.lines is not None or not set(self._columns.names) <= set(names):
             return None
         data = np.frombuffer(block.data, dtype=np.uint8)
         # A byte in the whole buffer, of which the block is a part, is looked for in no time.
@@ -85,7 +85,6 @@ class PlainText:
         if ends is None:
             return None
         words, first = _words_of(block, data)
-        place = block.place
         numbers = {name: number for number, name in enumerate(names)}
 
         def field(name: str) -> tuple[Offsets, Offsets]:
@@ -122,7 +121,7 @@ class PlainText:
             labels = _numbers(words, *field(self._columns.label))
             if labels is None:
                 return None
-        return RawBatch(place.file, place.first, place.unit, block.samples, features, dense, labels)
+        return RawBatch(block.place, block.samples, features, dense, labels)
 
     def _without_nulls(self, keys: Keys, lengths: Offsets) -> Offsets:
         """Lengths of texts, of those that stand for a missing value 0, and their keys too."""

@@ -10,8 +10,7 @@ import numpy.typing as npt
 
 from placer.data.files.opening import guarded, head, open_unpacked
 from placer.data.files.stores import shown
-from placer.data.formats.columns import Place
-from placer.data.source import Cursor, RawBatch
+from placer.data.source import Cursor, Place, RawBatch
 from placer.errors import DataError
 
 MOST_LINE_BYTES = 16 << 20
@@ -29,28 +28,17 @@ class Block:
 
     Attributes
     ----------
-    file : str
+    place : Place
     header : bytes or None
         The file's first line, where it names the columns.
     data : memoryview
     samples : int
-    first_line : int
-        The line at which it begins, from 1.
-    lines : int64, shape (samples,), or None
-        The line of each record, where one of them has several.
     """
 
-    file: str
+    place: Place
     header: bytes | None
     data: memoryview
     samples: int
-    first_line: int
-    lines: npt.NDArray[np.int64] | None
-
-    @property
-    def place(self) -> Place:
-        """Where the samples are."""
-        return Place(self.file, self.first_line, "line", self.lines)
 
 
 Parse = Callable[[Block], RawBatch]
@@ -118,7 +106,7 @@ class TextCursor(Cursor):
         lines, first = None, self._lines_before + self._record + 1
         block, count = self._block, self._records - self._record
         if not self._record and self._newlines is None and not self._may_be_blank:
-            return Block(self._file, self._header, block, count, first, None)
+            return Block(Place(self._file, first, "line"), self._header, block, count)
         start = int(self._ends[self._record - 1]) if self._record else 0
         ends = self._ends[self._record :]
         if self._newlines is not None:
@@ -133,7 +121,8 @@ class TextCursor(Cursor):
             record = int(np.argmax(blank))
             line = first + record if lines is None else int(lines[record])
             raise DataError(f"{shown(self._file)}, line {line} is blank; remove it")
-        return Block(self._file, self._header, block[start:], count, first, lines)
+        place = Place(self._file, first, "line", lines)
+        return Block(place, self._header, block[start:], count)
 
     @property
     def _block(self) -> memoryview:
@@ -319,7 +308,8 @@ def lone_return(block: Block) -> DataError | None:
     lone = returns[text[np.minimum(returns + 1, text.size - 1)] != _NEWLINE]
     if not lone.size:
         return None
-    line = block.first_line + int(np.count_nonzero(text[: lone[0]] == _NEWLINE))
+    line = block.place.first + int(np.count_nonzero(text[: lone[0]] == _NEWLINE))
     return DataError(
-        f"{shown(block.file)}, line {line} has a carriage return that does not end it; remove it"
+        f"{shown(block.place.file)}, line {line} has a carriage return that does not end it; "
+        "remove it"
     )

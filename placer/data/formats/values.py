@@ -10,12 +10,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from placer.data.files.stores import shown
-from placer.data.formats.columns import ARROW_TYPES, Columns, Place, single
+from placer.data.formats.columns import ARROW_TYPES, Columns, single
 from placer.data.formats.lists import ELIDED, separator_in, split_lists
 from placer.data.formats.prose import GROUPED, THOUSANDS
 from placer.data.keys import bags_from_arrow, is_list, is_text
 from placer.data.names import Decimal, IdType, Missing, null_texts
-from placer.data.source import RawBags, RawBatch
+from placer.data.source import Place, RawBags, RawBatch
 from placer.errors import DataError
 
 _MOST_NULL = 8
@@ -51,8 +51,7 @@ def raw_batch(
     labels = None
     if columns.label is not None:
         labels = _numbers(batch, columns.label, columns, place)
-    samples, at = batch.num_rows, place
-    return RawBatch(at.file, at.first, at.unit, samples, features, dense, labels, at.lines)
+    return RawBatch(place, batch.num_rows, features, dense, labels)
 
 
 def _where(ids: pa.Array, place: Place) -> str:
