@@ -124,6 +124,7 @@ class DelimitedSource(ColumnSource):
                     raise DataError(
                         f"{shown(file)} has {count} column {name!r}; it has {listed(names)}"
                     )
+            _check_header_is_once(block, len(names))
         plain = self._plain.batch(block, names)
         if plain is not None:
             return plain
@@ -285,6 +286,23 @@ def _without_padding(text: pa.ChunkedArray, column: pa.ChunkedArray) -> pa.Chunk
             except pa.ArrowInvalid:
                 return text.cast(pa.string())
     return column
+
+
+def _check_header_is_once(block: Block, fields: int) -> None:
+    """Refuse a line that is the file's first again, as where files with headers were joined.
+
+    A single column may hold its own name.
+    """
+    header = block.header or b""
+    found = None
+    if b"\n" + header in block.data.obj:  # type: ignore[operator]  # Quick in the whole buffer.
+        found = re.search(b"\n" + re.escape(header), block.data)
+    if fields > 1 and (found or block.data[: len(header)] == header):
+        lines = 1 + bytes(block.data[: found.start()]).count(b"\n") if found else 0
+        raise DataError(
+            f"{shown(block.place.file)}, line {block.place.first + lines} names the columns again; "
+            "were files joined that each have a header? Remove it, or give the files one by one"
+        )
 
 
 def _ragged(block: Block, expected: int, layout: Layout) -> DataError | None:
