@@ -89,7 +89,7 @@ def count(file: Path) -> None:
     log = open_log(file, id_mapping="hash", rows=ROWS)
     counter = AccessCounter(log.tables, log.feature_tables)
     for chunk in log.chunks(16384):
-        counter.add(chunk)
+        counter.add(chunk.samples, chunk.features)
 
 
 if __name__ == "__main__":
