@@ -772,6 +772,7 @@ def simulate(
         streams.append(cost_models.log_stream(loaded, log, size, batches))
     if not logs:
         known = found(needed_for="drawing batches")
+        assert known is not None, "else an error says that it is needed"
         streams.append(cost_models.drawn_stream(known, size, batches or 1, seed=seed))
     with report.progress_bar("steps") as update:
         simulated = cost_models.simulate(
