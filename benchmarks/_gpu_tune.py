@@ -13,8 +13,8 @@ from _gpu_model import draw, gradients, make_plan
 from _gpu_run import Sizes
 
 from placer.executor import PlacedEmbeddings
-from placer.executor.backends.tiered_backend import TieredBackend
-from placer.executor.backends.triton.launches import Launch, TritonKernels
+from placer.executor.backends.triton.launch import Launch
+from placer.executor.backends.triton.triton_backend import TritonBackend
 from placer.plan.shard import Lookup
 
 _SHARE = 0.1
@@ -24,13 +24,13 @@ _PROFILED_STEPS = 2
 _ROWS = 25
 
 _TUNED: tuple[tuple[Lookup, float, tuple[str, ...]], ...] = (
-    ("device", 1.0, ("pool", "update")),
-    ("staged", _SHARE, ("exchange", "translate", "pool", "update")),
+    ("device", 1.0, ("pool", "update_rows")),
+    ("staged", _SHARE, ("exchange", "translate", "pool", "update_rows")),
 )
 
 SIZES: Mapping[str, tuple[str, ...]] = {
     "pool": ("pool_bytes", "pool_columns", "rows"),
-    "update": (
+    "update_rows": (
         "update_unroll",
         "update_elements",
         "resident_warps",
@@ -46,22 +46,22 @@ SIZES: Mapping[str, tuple[str, ...]] = {
 FACTORS = (0.25, 0.5, 2, 4)
 
 
-class _Recorder:
-    """Kernels that remember what they were last called with."""
+def _recording(backend: TritonBackend) -> dict[str, tuple[Any, ...]]:
+    """Arguments that the backend's kernels were last called with, from here on."""
+    calls: dict[str, tuple[Any, ...]] = {}
 
-    def __init__(self, kernels: TritonKernels) -> None:
-        self._kernels = kernels
-        self.name = kernels.name
-        self.calls: dict[str, tuple[Any, ...]] = {}
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        kernel = getattr(self._kernels, name)
+    def watched(name: str) -> Callable[..., None]:
+        kernel = getattr(backend, name)
 
         def call(*arguments: Any) -> None:
-            self.calls[name] = arguments
+            calls[name] = arguments
             kernel(*arguments)
 
         return call
+
+    for name in SIZES:
+        setattr(backend, name, watched(name))
+    return calls
 
 
 def tune(device: torch.device, sizes: Sizes, deadline_s: float) -> None:
@@ -90,13 +90,11 @@ def _record(
     memory = HostMemory(_cold_floats(lookup, share, sizes), device)
     embeddings = placed(make_plan(model, lookup, share, batch_size), memory, device)
     drawn = draw(model, batch_size, WARM_UP_STEPS, device, seed=1)
-    backend = _backend(embeddings)
-    recorder = _Recorder(TritonKernels(device))
-    backend._kernels = backend._staging._kernels = recorder
+    calls = _recording(_backend(embeddings))
     steps = PlacedSteps(embeddings, drawn.batches, gradients(model, batch_size, device))
     for _ in range(WARM_UP_STEPS):
         steps()
-    return recorder.calls
+    return calls
 
 
 def _descend(
@@ -131,7 +129,7 @@ def _descend(
 def _seconds(
     kernel: str, launch: Launch, arguments: tuple[Any, ...], device: torch.device
 ) -> float:
-    call = getattr(TritonKernels(device, launch), kernel)
+    call = getattr(TritonBackend(device, launch=launch), kernel)
     return time_steps(lambda: call(*arguments), device, _CALL_S).median_s
 
 
@@ -177,7 +175,7 @@ def _cold_floats(lookup: Lookup, share: float, sizes: Sizes) -> int:
     return model.rows * (model.width + 1) + 512 * (len(model.tables) + 2)
 
 
-def _backend(embeddings: PlacedEmbeddings) -> TieredBackend:
+def _backend(embeddings: PlacedEmbeddings) -> TritonBackend:
     backend = embeddings._runtime.backend
-    assert isinstance(backend, TieredBackend), "what backend='triton' gives"
+    assert isinstance(backend, TritonBackend), "what backend='triton' gives"
     return backend

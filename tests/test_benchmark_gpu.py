@@ -141,7 +141,7 @@ def test_sizes_that_are_tuned_are_sizes_of_the_kernels(
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     import _gpu_tune
 
-    from placer.executor.backends.triton.launches import Launch
+    from placer.executor.backends.triton.launch import Launch
 
     tuned = {name for names in _gpu_tune.SIZES.values() for name in names}
     assert tuned <= {field.name for field in fields(Launch)}

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from placer.executor.lookups.bag_batch import BagBatch
-from placer.executor.lookups.batch_reads import Bags, PreparedBatch
+from placer.executor.lookups.batch_reads import Bags
+from placer.executor.lookups.steps import PreparedBatch
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from placer.executor.backends.base import Backend, SliceReads
-from placer.executor.lookups.batch_reads import ArenaStep
+from placer.executor.backends.backend import Backend, SliceReads
+from placer.executor.lookups.steps import ArenaStep
 from placer.executor.memory.arena import Arena
 from placer.executor.optimizers.rule import Rule
 from placer.executor.phases import phase

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from placer.errors import DataError, PlanMismatchError
 from placer.executor.backends import make_backend
-from placer.executor.backends.tiered_backend import TieredBackend
 from placer.executor.embeddings import Embeddings
 from placer.executor.id_order import IdOrder, LocalIdOrder
 from placer.executor.local.fused_lookup import FusedLookup, RuleConstants, Runtime, WholeRows
@@ -20,7 +19,6 @@ from placer.executor.local.table_rows import TableRows
 from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.lookups.batch_reads import (
     FeatureRead,
-    PreparedBatch,
     arena_reads,
     bags_of,
     feature_reads,
@@ -28,6 +26,7 @@ from placer.executor.lookups.batch_reads import (
     without_padding,
 )
 from placer.executor.lookups.pooling import mean_from_sum, segment_max
+from placer.executor.lookups.steps import PreparedBatch
 from placer.executor.memory.initial_weights import initial_weights
 from placer.executor.memory.layout import lay_out
 from placer.executor.names import Policy
@@ -294,7 +293,7 @@ class PlacedEmbeddings(Embeddings):
 
     def hit_rates(self) -> HitRates | None:
         backend = self._runtime.backend
-        if not isinstance(backend, TieredBackend):
+        if backend.in_one_memory:
             return None
         self.rows.settle()
         row_caches = [
@@ -303,12 +302,10 @@ class PlacedEmbeddings(Embeddings):
         return backend.counts.read(row_caches)
 
     def count_by_table(self) -> None:
-        if isinstance(self._runtime.backend, TieredBackend):
-            self._runtime.backend.counts.by_table = True
+        self._runtime.backend.counts.by_table = True
 
     def reset_hit_rates(self) -> None:
-        if isinstance(self._runtime.backend, TieredBackend):
-            self._runtime.backend.counts.reset()
+        self._runtime.backend.counts.reset()
         for arena in self._runtime.arenas:
             if arena.row_cache is not None:
                 arena.row_cache.reset_stats()

@@ -5,9 +5,10 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from placer.executor.memory.arena import TORCH_DTYPES, AnyRows, Arena
+from placer.executor.memory.arena import TORCH_DTYPES, Arena
 from placer.executor.memory.initial_weights import id_chunks
 from placer.executor.memory.layout import ArenaSlice, Layout
+from placer.executor.memory.tiers import TieredRows
 from placer.executor.tensor_names import tensor_shape
 from placer.tables import OPTIMIZER_STATE, OptimizerName, Table
 
@@ -84,7 +85,7 @@ class TableRows:
 
     def _column_slices(
         self, table: Table, name: str
-    ) -> Iterator[tuple[ArenaSlice, AnyRows, slice, slice]]:
+    ) -> Iterator[tuple[ArenaSlice, TieredRows, slice, slice]]:
         """Column slices, the rows that hold the tensor, its columns in the table and in these."""
         for columns in self._layout.column_slices[table.name]:
             arena = self._arenas[columns.arena]

@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,9 +15,6 @@ from placer.tables import Pooling, Table
 
 MOST_LOOKUPS = 1 << 30
 """Of a step and an arena: kernels count some of them on, and must not come to 2³¹."""
-
-if TYPE_CHECKING:
-    from placer.executor.memory.access import Access
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,25 +103,6 @@ class ArenaReads:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ArenaStep:
-    """What one step reads from one arena.
-
-    Attributes
-    ----------
-    reads : ArenaReads
-    slots : int32 or int64, shape (lookups,)
-        Bag i sums the rows ``slots[offsets[i]:offsets[i + 1]]``. Empty where `access` says all
-        that is needed of them.
-    access : Access or None
-        Where these rows are, in backends whose tiers have memory of their own.
-    """
-
-    reads: ArenaReads
-    slots: Tensor
-    access: "Access | None" = None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Bags:
     """What is left to know of a batch once its ids have been read.
 
@@ -151,33 +128,6 @@ class Bags:
     def offsets_of(self, feature: int) -> Tensor:
         """Offsets of one feature's bags, and the end of the last: shape (batch_size + 1,)."""
         return self.offsets[feature * self.batch_size : (feature + 1) * self.batch_size + 1]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PreparedBatch:
-    """A batch whose rows are located; staged ones are on their way to HBM.
-
-    Made by `PlacedEmbeddings.prefetch`, and used up by one forward pass.
-
-    Attributes
-    ----------
-    bags : Bags
-        On the computing device, without padded lookups.
-    bounds : tuple of (start, stop)
-        Each feature's lookups in the batch that was passed in.
-    kept : int64, or None
-        Which of these lookups are left; None where none was dropped.
-    steps : list of ArenaStep
-        The forward pass takes them out, so that who still has the batch then keeps no memory.
-    ready : torch.cuda.Event or None
-        When all this is there, if it was made on a stream of its own.
-    """
-
-    bags: Bags
-    bounds: tuple[tuple[int, int], ...]
-    kept: Tensor | None
-    steps: list[ArenaStep]
-    ready: "torch.cuda.Event | None" = None
 
 
 def feature_reads(

@@ -1,4 +1,4 @@
-"""Where a step's rows are, in backends whose tiers have memory of their own."""
+"""What a step reads from each arena, and where these rows are until it has ended."""
 
 import weakref
 from collections.abc import Iterator
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from placer.errors import BackendError
+from placer.executor.lookups.batch_reads import ArenaReads, Bags
 from placer.executor.lookups.row_runs import Runs
 from placer.executor.memory.layout import ArenaSpec
 
@@ -132,17 +133,21 @@ class HostReads:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Access:
-    """Where the rows of one arena's lookups are during a step.
+class ArenaStep:
+    """What one step reads from one arena, and where that is during the step.
 
     Attributes
     ----------
-    ticket : Ticket
+    reads : ArenaReads
     places : int32 or int64, shape (lookups,)
-        See `placer.executor.memory.tiers`; −1 where the host pools.
+        Bag i sums the rows at ``places[offsets[i]:offsets[i + 1]]``; see
+        `placer.executor.memory.tiers`. −1 where the host pools.
+    kept_slots : int32 or int64, shape (lookups,), or None
+        Slots of the lookups, where rows have several column slices. None where they are the places.
+    ticket : Ticket or None
+        None where rows stay where they are.
     runs : Runs or None
-        The lookups by row. None in evaluation, and where rows have several column slices: their
-        tables are sorted one by one.
+        The lookups by row, where they have been sorted already.
     run_places : shape (lookups,), or None
         The place of each run.
     host : HostReads or None
@@ -151,9 +156,43 @@ class Access:
         When staged and cached rows are at their places, where that takes time.
     """
 
-    ticket: Ticket
+    reads: ArenaReads
     places: Tensor
-    runs: Runs | None
-    run_places: Tensor | None
-    host: HostReads | None
+    kept_slots: Tensor | None = None
+    ticket: Ticket | None = None
+    runs: Runs | None = None
+    run_places: Tensor | None = None
+    host: HostReads | None = None
     moved: "torch.cuda.Event | None" = None
+
+    @property
+    def slots(self) -> Tensor:
+        """Slots of the lookups."""
+        return self.places if self.kept_slots is None else self.kept_slots
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PreparedBatch:
+    """A batch whose rows are located; staged ones are on their way to HBM.
+
+    Made by `PlacedEmbeddings.prefetch`, and used up by one forward pass.
+
+    Attributes
+    ----------
+    bags : Bags
+        On the computing device, without padded lookups.
+    bounds : tuple of (start, stop)
+        Each feature's lookups in the batch that was passed in.
+    kept : int64, or None
+        Which of these lookups are left; None where none was dropped.
+    steps : list of ArenaStep
+        The forward pass takes them out, so that who still has the batch then keeps no memory.
+    ready : torch.cuda.Event or None
+        When all this is there, if it was made on a stream of its own.
+    """
+
+    bags: Bags
+    bounds: tuple[tuple[int, int], ...]
+    kept: Tensor | None
+    steps: list[ArenaStep]
+    ready: "torch.cuda.Event | None" = None
