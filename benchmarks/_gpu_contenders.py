@@ -12,10 +12,10 @@ import torch
 from _gpu_model import Batches, Model, bags_of
 from torch import Tensor, nn
 
-import placer.executor.local.placed_embeddings as placed_module
 import placer.executor.memory.arena as arena_module
 from placer.errors import BackendError
 from placer.executor import BagBatch, PlacedEmbeddings, RowWiseAdagrad
+from placer.executor.id_order import IdOrder
 from placer.executor.memory.host_memory import host_rows
 from placer.plan.plan import Plan
 
@@ -57,7 +57,7 @@ def _in_memory(memory: HostMemory) -> Iterator[None]:
 
     The weights are filled in by `placed`; what a step does is the same.
     """
-    nothing = patch.object(placed_module, "initial_weights", lambda table, seed: iter(()))
+    nothing = patch.object(IdOrder, "draw", lambda self, weight, seed: None)
     with nothing, patch.object(arena_module, "host_rows", memory.take):
         yield
 

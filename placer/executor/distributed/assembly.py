@@ -271,7 +271,13 @@ def _connected(
         served,
         held,
         DistributedIdOrder(
-            survey.plan, survey.optimizers, counts_updates, survey.maps, held, comm, device
+            survey.plan,
+            survey.optimizers,
+            counts_updates,
+            survey.maps,
+            {name: module.id_order() for name, module in held.items()},
+            comm,
+            device,
         ),
     )
 

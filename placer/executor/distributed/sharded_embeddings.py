@@ -22,13 +22,11 @@ from placer.executor.embeddings import Embeddings
 from placer.executor.local.hit_rates import HitRates
 from placer.executor.local.placed_embeddings import PlacedEmbeddings
 from placer.executor.lookups.bag_batch import BagBatch
-from placer.executor.memory.arena import TORCH_DTYPES
 from placer.executor.memory.row_cache_stats import RowCacheStats
 from placer.executor.optimizers.rounding import rounding_of
-from placer.executor.tensor_names import tensor_shape
 from placer.executor.uncompiled import uncompiled
 from placer.plan.plan import Plan
-from placer.tables import OptimizerName, Table
+from placer.tables import OptimizerName
 
 
 class ShardedEmbeddings(Embeddings):
@@ -104,13 +102,14 @@ class ShardedEmbeddings(Embeddings):
             self._parts.inputs, lambda: Communicator(process_group, self.device)
         )
         self._held = self._parts.modules
-        names = list(self._parts.inputs.maps)
-        given = torch.tensor([name in initial for name in names])
-        for name, is_given in zip(names, comm.from_first("header", given).tolist(), strict=True):
+        order = self._parts.id_order
+        drawn = [weight for weight in order.weights() if weight.table.rows]
+        given = torch.tensor([weight.table.name in initial for weight in drawn])
+        for weight, is_given in zip(drawn, comm.from_first("header", given).tolist(), strict=True):
             if is_given:
-                self.write_from_first(name, initial.get(name))
+                order.overwrite_from_first(weight, initial.get(weight.table.name))
             elif seed is not None:
-                self._parts.id_order.draw(name, seed)
+                order.draw(weight, seed)
 
     def part(self, names: Sequence[str]) -> "ShardedEmbeddings":
         """Some of the tables as embeddings of their own: in the same memory, over the same group.
@@ -129,7 +128,9 @@ class ShardedEmbeddings(Embeddings):
 
     def write_from_first(self, name: str, weight: Tensor | None) -> None:
         """Overwrite a table's weight by that which the first rank gives; all must call this."""
-        self._parts.id_order.scatter_from_first(name, weight)
+        order = self._parts.id_order
+        (tensor,) = (tensor for tensor in order.weights() if tensor.table.name == name)
+        order.overwrite_from_first(tensor, weight)
 
     def said(self, values: Sequence[int]) -> list[list[int]]:
         """What each rank says, as many numbers on all of them."""
@@ -269,16 +270,6 @@ class ShardedEmbeddings(Embeddings):
     def _comms(self) -> tuple[Communicator, ...]:
         ahead = self._inputs.comm
         return (self._comm,) if ahead is None else (self._comm, ahead)
-
-    def _read(self, table: Table, name: str) -> Tensor:
-        dtype = TORCH_DTYPES[table.dtype] if name == "weight" else torch.float32
-        shape = tensor_shape(table, name, self.optimizers[table.name])
-        tensor = torch.zeros(shape, dtype=dtype)
-        self._parts.id_order.gather(table.name, name, tensor)
-        return tensor
-
-    def _write(self, table: Table, name: str, values: Tensor) -> None:
-        self._parts.id_order.scatter(table.name, name, values)
 
 
 def make_embeddings(

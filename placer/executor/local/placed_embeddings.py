@@ -12,10 +12,9 @@ from torch import Tensor
 from placer.errors import DataError, PlanMismatchError
 from placer.executor.backends import make_backend
 from placer.executor.embeddings import Embeddings
-from placer.executor.id_order import IdOrder, LocalIdOrder
 from placer.executor.local.fused_lookup import FusedLookup, RuleConstants, Runtime, WholeRows
 from placer.executor.local.hit_rates import HitRates
-from placer.executor.local.table_rows import TableRows
+from placer.executor.local.local_id_order import LocalIdOrder
 from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.lookups.batch_reads import (
     FeatureRead,
@@ -27,7 +26,6 @@ from placer.executor.lookups.batch_reads import (
 )
 from placer.executor.lookups.pooling import mean_from_sum, segment_max
 from placer.executor.lookups.steps import PreparedBatch
-from placer.executor.memory.initial_weights import initial_weights
 from placer.executor.memory.layout import lay_out
 from placer.executor.names import Policy
 from placer.executor.optimizers.rounding import Rounding
@@ -36,7 +34,7 @@ from placer.executor.scaled_gradients import watch_scalers
 from placer.executor.streams import recorded
 from placer.executor.uncompiled import uncompiled
 from placer.plan.plan import Plan
-from placer.tables import OptimizerName, Table
+from placer.tables import OptimizerName
 
 _MOST_AHEAD = 3
 """Batches that the host may have prepared before the first of them is there."""
@@ -85,11 +83,6 @@ class PlacedEmbeddings(Embeddings):
     whole_rows : WholeRows, optional
         Of tables of which the plan has some columns only, while other processes have the rest:
         row-wise Adagrad asks it for Σ g² over whole rows.
-
-    Attributes
-    ----------
-    rows : TableRows
-        Weights and optimizer state by id, for checkpoints some rows at a time.
 
     Raises
     ------
@@ -156,18 +149,17 @@ class PlacedEmbeddings(Embeddings):
             torch.zeros((), dtype=torch.int64, device=self.device),
             whole_rows,
         )
-        self.rows = TableRows(self._layout, self._runtime.arenas, self.optimizers, self.device)
+        self._order = self._make_order()
         # Batches are prepared beside the step in training, on a stream of their own.
         self._stream: torch.cuda.Stream | None = None
         self._ready: deque[torch.cuda.Event] = deque()
         if self.device.type == "cuda":
             self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        for table in plan.tables:
-            if table.name in initial:
-                self.rows.write(table, "weight", initial[table.name])
+        for weight in self._order.weights():
+            if weight.table.name in initial:
+                self._order.overwrite(weight, initial[weight.table.name])
             elif seed is not None:
-                for ids, values in initial_weights(table, seed):
-                    self.rows.write_rows(table, "weight", ids, values)
+                self._order.draw(weight, seed)
 
     def part(self, plan: Plan, whole_rows: WholeRows | None = None) -> "PlacedEmbeddings":
         """Some of the tables in the same memory, with a learning rate and updates of their own.
@@ -190,7 +182,7 @@ class PlacedEmbeddings(Embeddings):
             updates=runtime.updates.clone(),
             whole_rows=whole_rows,
         )
-        part.rows = TableRows(part._layout, part._runtime.arenas, part.optimizers, self.device)
+        part._order = part._make_order()
         return part
 
     @property
@@ -295,7 +287,7 @@ class PlacedEmbeddings(Embeddings):
         backend = self._runtime.backend
         if backend.in_one_memory:
             return None
-        self.rows.settle()
+        self._order.synchronize()
         row_caches = [
             arena.row_cache for arena in self._runtime.arenas if arena.row_cache is not None
         ]
@@ -339,21 +331,18 @@ class PlacedEmbeddings(Embeddings):
             f"shards={len(self.plan.shards)}, backend={self.backend!r}, device={self.device}"
         )
 
-    def id_order(self) -> IdOrder:
+    def id_order(self) -> LocalIdOrder:
+        return self._order
+
+    def _make_order(self) -> LocalIdOrder:
         return LocalIdOrder(
             self.plan,
             self.optimizers,
             self.counts_updates,
-            self.rows,
-            self.update_count,
-            self.set_update_count,
+            self._layout,
+            self._runtime.arenas,
+            self._runtime.updates,
         )
-
-    def _read(self, table: Table, name: str) -> Tensor:
-        return self.rows.read(table, name)
-
-    def _write(self, table: Table, name: str, values: Tensor) -> None:
-        self.rows.write(table, name, values)
 
     def _prepare(self, batch: BagBatch, training: bool) -> PreparedBatch:
         """Check a batch and find its rows, on the current stream."""
