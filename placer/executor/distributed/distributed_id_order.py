@@ -9,6 +9,7 @@ from torch import Tensor
 from placer.executor.distributed.collectives import Communicator
 from placer.executor.distributed.placement.division import Target
 from placer.executor.distributed.placement.table_routes import ColumnRoutes, TableRoutes, ids_of
+from placer.executor.distributed.survey import Survey
 from placer.executor.id_order import (
     IdOrder,
     IdRange,
@@ -19,7 +20,7 @@ from placer.executor.id_order import (
 )
 from placer.executor.local.local_id_order import LocalIdOrder
 from placer.plan.plan import Plan
-from placer.tables import OptimizerName, Table
+from placer.tables import Table
 
 
 class DistributedIdOrder(IdOrder):
@@ -27,10 +28,9 @@ class DistributedIdOrder(IdOrder):
 
     Parameters
     ----------
-    plan, optimizers, counts_updates
+    survey : Survey
+    counts_updates : bool
         See `IdOrder`.
-    routes : mapping of table name to TableRoutes
-        Which process holds which rows.
     held : mapping of target name to LocalIdOrder
         What this process holds.
     comm : Communicator
@@ -40,18 +40,16 @@ class DistributedIdOrder(IdOrder):
 
     def __init__(
         self,
-        plan: Plan,
-        optimizers: Mapping[str, OptimizerName],
+        survey: Survey,
         counts_updates: bool,
-        routes: Mapping[str, TableRoutes],
         held: Mapping[str, LocalIdOrder],
         comm: Communicator,
         device: torch.device,
     ) -> None:
-        super().__init__(plan, optimizers, counts_updates)
+        super().__init__(survey.plan, survey.optimizers, counts_updates)
         self.rank, self.world, self.group = comm.rank, comm.world, comm.group
         self._orders = tuple(dict.fromkeys(held.values()))
-        self._routes, self._held, self._device = routes, held, device
+        self._routes, self._held, self._device = survey.routes, held, device
         self.comm = self._comm = comm
         self.counted: Callable[[int], None] | None = None  # Told of counts that are set.
 

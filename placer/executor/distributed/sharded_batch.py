@@ -1,7 +1,7 @@
 """A batch on its way: what was sent, what came, and how to reassemble results."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -39,22 +39,6 @@ class UnitStep:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Route:
-    """How a feature's lookups in one column slice were spread over targets.
-
-    Attributes
-    ----------
-    order : int32, shape (lookups,), or None
-        The feature's lookups by target; None where there is one, or where targets send sums.
-    counts : tuple of int
-        Lookups of each target.
-    """
-
-    order: Tensor | None
-    counts: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class ShardedBatch:
     """A batch whose lookups have been sent to the ranks that hold their rows.
 
@@ -72,8 +56,9 @@ class ShardedBatch:
         Of each rank.
     weight_gradients : bool
         Whether any rank wants gradients of its lookups' weights.
-    routes : tuple of tuple of Route
-        By feature and column slice.
+    routes : tuple of tuple of int32, shape (lookups,), or None
+        By feature and column slice: the feature's lookups by target; None where there is one, or
+        where targets send sums.
     sent_rows, served_rows : tuple of int
         Rows that each channel gives back: by position in `Channels.sent`, and, for each rank,
         by position in its `Channels.active`.
@@ -90,17 +75,13 @@ class ShardedBatch:
     kept: Tensor | None
     samples: tuple[int, ...]
     weight_gradients: bool
-    routes: tuple[tuple[Route, ...], ...]
+    routes: tuple[tuple[Tensor | None, ...], ...]
     sent_rows: tuple[int, ...]
     served_rows: tuple[tuple[int, ...], ...]
     sent_lookups: tuple[int, ...]
     served_lookups: tuple[int, ...]
     lookups: Tensor
     units: tuple[UnitStep, ...]
-
-    def with_units(self, units: tuple[UnitStep, ...]) -> "ShardedBatch":
-        """The same batch with other steps of its units."""
-        return replace(self, units=units)
 
 
 def spans(starts: Sequence[int], sizes: Sequence[int], device: torch.device) -> Tensor:
