@@ -40,29 +40,33 @@ _SEGMENT_TABLES = 16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SliceReads:
-    """One feature's lookups in one of a table's several column slices.
+    """All lookups in one of a table's several column slices.
 
     Attributes
     ----------
     arena : Arena
     step : ArenaStep
-    lookups : slice
-        Of the arena's step.
+    lookups : list of slice
+        Of the arena's step, feature by feature.
     sources : int32
-        The row of `gradients` of each lookup.
+        The row of `gradients` of each lookup of the arena's step.
     gradients : float32, shape (bags of the arena, width)
     weights : float32 or None
-        Weight of each lookup.
+        Weight of each lookup of the arena's step.
     rule : Rule
     """
 
     arena: Arena
     step: ArenaStep
-    lookups: slice
+    lookups: list[slice]
     sources: Tensor
     gradients: Tensor
     weights: Tensor | None
     rule: Rule
+
+    def of(self, values: Tensor) -> Tensor:
+        """Values of these lookups, out of those of the arena's step."""
+        return torch.cat([values[part] for part in self.lookups])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -213,27 +217,23 @@ class Backend(TorchKernels):
         if step.host is not None:
             self._host.update(arena, step.host, gradients, weights, rule)
 
-    def sliced_update(self, column_slices: Sequence[Sequence[SliceReads]]) -> SlicedUpdate:
+    def sliced_update(self, column_slices: Sequence[SliceReads]) -> SlicedUpdate:
         """Row-wise Adagrad of one table whose rows are spread over several column slices.
 
         The state grows by mean(g²) over the whole row, so all column slices are summed before one
         is updated. The same lookups read every column slice, hence the order of one serves all.
         """
-        slots = [part.step.slots[part.lookups] for part in column_slices[0]]
-        runs, _ = self._sort(torch.cat(slots))
+        runs, _ = self._sort(column_slices[0].of(column_slices[0].step.slots))
         first = runs.order.index_select(0, runs.firsts)
         parts: list[Tensor] = []
-        reads: list[tuple[Arena, RowReads, Rule]] = []
-        for columns in column_slices:
-            places = torch.cat([part.step.places[part.lookups] for part in columns])
-            sources = torch.cat([part.sources for part in columns])[runs.order]
-            scales = None
-            if columns[0].weights is not None:
-                scales = torch.cat([part.weights for part in columns if part.weights is not None])
-                scales = scales.detach()[runs.order]
-            places = places.index_select(0, first)
-            row_reads = RowReads(runs, places, sources, scales, columns[0].gradients)
-            reads.append((columns[0].arena, row_reads, columns[0].rule))
+        updates: list[tuple[Arena, RowReads, Rule]] = []
+        for reads in column_slices:
+            places = reads.of(reads.step.places).index_select(0, first)
+            sources, scales = reads.of(reads.sources)[runs.order], None
+            if reads.weights is not None:
+                scales = reads.of(reads.weights).detach()[runs.order]
+            row_reads = RowReads(runs, places, sources, scales, reads.gradients)
+            updates.append((reads.arena, row_reads, reads.rule))
             own = torch.zeros(runs.lookups, device=self._device)
             self.squares(row_reads, own)
             if self.in_one_memory:
@@ -241,7 +241,7 @@ class Backend(TorchKernels):
             else:  # A device holds two of them at most.
                 parts = [parts[0].add_(own)] if parts else [own]
         squares = parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
-        return SlicedUpdate(self, reads, squares)
+        return SlicedUpdate(self, updates, squares)
 
     def weight_gradients(self, arena: Arena, step: ArenaStep, gradients: Tensor) -> Tensor:
         """Gradient of each lookup's weight, its row · its bag's gradient: shape (lookups,)."""
@@ -255,7 +255,7 @@ class Backend(TorchKernels):
         """The rows of a step have been updated, or will not be."""
         for step in steps:
             if step.ticket is not None:
-                step.ticket.close()
+                self._window.close(step.ticket)
 
     def _slots(self, ids: Tensor, spec: ArenaSpec, reads: ArenaReads, fault: Tensor) -> Tensor:
         kind = torch.int64 if self.in_one_memory else spec.kind

@@ -5,6 +5,7 @@ each step, so that it waits for the device's gradients and the device for its su
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -68,15 +69,7 @@ class HostPooling:
         """Apply the rule to these rows."""
         if not reads.lookups.numel():
             return
-        host_rule = Rule(
-            rule.optimizer,
-            rule.lr.cpu(),
-            rule.eps,
-            rule.updates.cpu(),
-            rule.beta1,
-            rule.beta2,
-            rule.stochastic,
-        )
+        host_rule = replace(rule, lr=rule.lr.cpu(), updates=rule.updates.cpu())
         of_bags = _of_bags(gradients, reads)
         own = _own(weights, reads)
         self._backend.update(_host_arena(arena), _step(reads), of_bags, own, host_rule)

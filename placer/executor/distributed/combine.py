@@ -7,7 +7,7 @@ from placer.executor.distributed.placement.channels import Channels
 from placer.executor.distributed.sharded_batch import ShardedBatch
 from placer.executor.distributed.survey import Survey
 from placer.executor.lookups.batch_reads import FeatureRead
-from placer.executor.lookups.pooling import mean_from_sum, segment_max
+from placer.executor.lookups.pooling import segment_max
 
 
 def combine(
@@ -50,12 +50,8 @@ def combine(
                 for number, columns in enumerate(table.column_slices)
             ]
         whole = column_slices[0] if len(column_slices) == 1 else torch.cat(column_slices, 1)
-        if feature.pooling == "mean":
-            whole = mean_from_sum(whole, step.bags.offsets_of(index))
-        elif feature.pooling == "none" and step.kept is not None:
-            (start, stop), (first, last) = step.bounds[index], step.bags.spans[index]
-            places = step.kept[first:last] - start
-            whole = whole.new_zeros((stop - start, whole.shape[1])).index_put((places,), whole)
+        if feature.pooling != "max":  # Else each column slice is of maxima already.
+            whole = step.bags.output(index, feature, whole)
         results[feature.name] = whole
     return results
 

@@ -13,12 +13,7 @@ from placer.executor.distributed.placement.channels import Channels, Unit
 from placer.executor.distributed.sharded_batch import ShardedBatch, UnitStep, spans
 from placer.executor.distributed.survey import Survey
 from placer.executor.lookups.bag_batch import BagBatch
-from placer.executor.lookups.batch_reads import (
-    bags_of,
-    check_ids,
-    feature_bounds,
-    without_padding,
-)
+from placer.executor.lookups.batch_reads import Bags, check_ids, ready_to_read
 
 _Routes = tuple[tuple[Tensor | None, ...], ...]
 """See `ShardedBatch.routes`."""
@@ -52,9 +47,8 @@ class InputExchange:
         """
         fault: PlacerError | None = None
         try:
-            batch, bounds, kept = without_padding(batch, self.survey.features, self.device)
-            spread = feature_bounds(batch, self.survey.features)
-            for feature, (start, stop) in zip(self.survey.features, spread, strict=True):
+            batch, bags = ready_to_read(batch, self.survey.features, self.device)
+            for feature, (start, stop) in zip(self.survey.features, bags.spans, strict=True):
                 check_ids(batch.ids[start:stop], feature)
         except PlacerError as error:
             fault = error
@@ -67,12 +61,12 @@ class InputExchange:
         _check_headers(headers, training)
         samples = tuple(int(header[0]) for header in headers)
         weighted, wanted = (any(header[column] for header in headers) for column in (2, 3))
-        routes, lookups = self._route(batch, spread)
+        routes, lookups = self._route(batch, bags.spans)
         own = [
             lookups[channel.feature, channel.columns, channel.position]
             for _, channel in self.channels.sent
         ]
-        return self._send(batch, bounds, kept, samples, weighted, wanted, routes, own)
+        return self._send(batch, bags, samples, weighted, wanted, routes, own)
 
     def _route(
         self, batch: BagBatch, spread: Sequence[tuple[int, int]]
@@ -109,8 +103,7 @@ class InputExchange:
     def _send(
         self,
         batch: BagBatch,
-        bounds: tuple[tuple[int, int], ...],
-        kept: Tensor | None,
+        own_bags: Bags,
         samples: tuple[int, ...],
         weighted: bool,
         wanted: bool,
@@ -152,9 +145,7 @@ class InputExchange:
             for (_, channel), own in zip(channels.sent, lookups, strict=True)
         )
         return ShardedBatch(
-            bags_of(batch, self.survey.features),
-            bounds,
-            kept,
+            own_bags,
             samples,
             wanted,
             routes,

@@ -47,11 +47,7 @@ class ShardedBatch:
     Attributes
     ----------
     bags : Bags
-        Of this rank's own samples, without padded lookups.
-    bounds : tuple of (start, stop)
-        Each feature's lookups in the batch that was passed in.
-    kept : int64, or None
-        Which of these lookups are left; None where none was dropped.
+        Of this rank's own samples.
     samples : tuple of int
         Of each rank.
     weight_gradients : bool
@@ -71,8 +67,6 @@ class ShardedBatch:
     """
 
     bags: Bags
-    bounds: tuple[tuple[int, int], ...]
-    kept: Tensor | None
     samples: tuple[int, ...]
     weight_gradients: bool
     routes: tuple[tuple[Tensor | None, ...], ...]

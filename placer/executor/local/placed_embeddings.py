@@ -12,19 +12,16 @@ from torch import Tensor
 from placer.errors import DataError, PlanMismatchError
 from placer.executor.backends import make_backend
 from placer.executor.embeddings import Embeddings
-from placer.executor.local.fused_lookup import FusedLookup, RuleConstants, Runtime, WholeRows
+from placer.executor.local.fused_lookup import FusedLookup, Runtime, WholeRows
 from placer.executor.local.hit_rates import HitRates
 from placer.executor.local.local_id_order import LocalIdOrder
 from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.lookups.batch_reads import (
-    FeatureRead,
     arena_reads,
-    bags_of,
     feature_reads,
     keep_until_used,
-    without_padding,
+    ready_to_read,
 )
-from placer.executor.lookups.pooling import mean_from_sum, segment_max
 from placer.executor.lookups.steps import PreparedBatch
 from placer.executor.memory.layout import lay_out
 from placer.executor.names import Policy
@@ -144,7 +141,9 @@ class PlacedEmbeddings(Embeddings):
         self._runtime = Runtime(
             tuple(kernels.allocate(spec) for spec in self._layout.arenas),
             kernels,
-            RuleConstants(eps, betas, self._stochastic),
+            eps,
+            betas,
+            self._stochastic,
             torch.tensor(lr, dtype=torch.float32, device=self.device),
             torch.zeros((), dtype=torch.int64, device=self.device),
             whole_rows,
@@ -201,7 +200,7 @@ class PlacedEmbeddings(Embeddings):
 
     def set_eps(self, eps: float) -> None:
         check_constants(0.0, eps)
-        self._runtime.constants = replace(self._runtime.constants, eps=eps)
+        self._runtime.eps = eps
 
     @uncompiled
     def prefetch(self, batch: BagBatch) -> PreparedBatch:
@@ -280,7 +279,7 @@ class PlacedEmbeddings(Embeddings):
                 part for _, part in sorted(column_slices[index], key=lambda columns: columns[0])
             ]
             whole = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
-            results[feature.name] = _pool(feature, index, batch, whole)
+            results[feature.name] = batch.bags.output(index, feature, whole)
         return results
 
     def hit_rates(self) -> HitRates | None:
@@ -346,12 +345,11 @@ class PlacedEmbeddings(Embeddings):
 
     def _prepare(self, batch: BagBatch, training: bool) -> PreparedBatch:
         """Check a batch and find its rows, on the current stream."""
-        batch, bounds, kept = without_padding(batch, self.features, self.device)
+        batch, bags = ready_to_read(batch, self.features, self.device)
         runtime = self._runtime
-        bags = bags_of(batch, self.features)
         reads = arena_reads(bags, self.features, self._layout)
         steps = runtime.backend.prepare(runtime.arenas, batch, self.features, reads, training)
-        return PreparedBatch(bags, bounds, kept, list(steps))
+        return PreparedBatch(bags, list(steps))
 
 
 def _indexed(device: torch.device) -> torch.device:
@@ -359,20 +357,3 @@ def _indexed(device: torch.device) -> torch.device:
     if str(device) == "cuda" and torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
     return device
-
-
-def _pool(feature: FeatureRead, index: int, prepared: PreparedBatch, whole: Tensor) -> Tensor:
-    """A feature's output from the fused sums of its bags, or from its single lookups."""
-    bags, kept = prepared.bags, prepared.kept
-    if feature.pooling == "sum":
-        return whole
-    if feature.pooling == "none":
-        if kept is None or feature.padding_idx is None:
-            return whole
-        (start, stop), (first, last) = prepared.bounds[index], bags.spans[index]
-        result = whole.new_zeros((stop - start, whole.shape[1]))
-        return result.index_put((kept[first:last] - start,), whole)
-    offsets = bags.offsets_of(index)
-    if feature.pooling == "mean":
-        return mean_from_sum(whole, offsets)
-    return segment_max(whole, offsets - offsets[0])

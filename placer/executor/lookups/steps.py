@@ -1,7 +1,6 @@
 """What a step reads from each arena, and where these rows are until it has ended."""
 
 import weakref
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -52,17 +51,11 @@ class Ticket:
         Its staged and cached rows.
     """
 
-    __slots__ = ("__weakref__", "number", "open", "resolved")
+    __slots__ = ("__weakref__", "number", "resolved")
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.open = True
         self.resolved: dict[ArenaSpec, Resolved] = {}
-
-    def close(self) -> None:
-        """The step's rows may move."""
-        self.open = False
-        self.resolved.clear()
 
 
 class Window:
@@ -74,9 +67,6 @@ class Window:
     def __init__(self) -> None:
         self._count = 0
         self._tickets: weakref.WeakSet[Ticket] = weakref.WeakSet()
-
-    def __iter__(self) -> Iterator[Ticket]:
-        return iter([ticket for ticket in self._tickets if ticket.open])
 
     def open(self) -> Ticket:
         """The ticket of a new step.
@@ -96,15 +86,23 @@ class Window:
         self._tickets.add(ticket)
         return ticket
 
+    def close(self, ticket: Ticket) -> None:
+        """The step's rows may move."""
+        self._tickets.discard(ticket)
+        ticket.resolved.clear()
+
     @property
     def oldest(self) -> int:
         """Number of the oldest open step."""
-        return min((ticket.number for ticket in self), default=self._count)
+        return min((ticket.number for ticket in self._tickets), default=self._count)
 
     def others(self, arena: ArenaSpec, ticket: Ticket) -> list[Resolved]:
         """The staged and cached rows of an arena that the other open steps read."""
-        read = [other.resolved.get(arena) for other in self if other is not ticket]
-        return [resolved for resolved in read if resolved is not None]
+        return [
+            other.resolved[arena]
+            for other in self._tickets
+            if other is not ticket and arena in other.resolved
+        ]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -180,11 +178,7 @@ class PreparedBatch:
     Attributes
     ----------
     bags : Bags
-        On the computing device, without padded lookups.
-    bounds : tuple of (start, stop)
-        Each feature's lookups in the batch that was passed in.
-    kept : int64, or None
-        Which of these lookups are left; None where none was dropped.
+        On the computing device.
     steps : list of ArenaStep
         The forward pass takes them out, so that who still has the batch then keeps no memory.
     ready : torch.cuda.Event or None
@@ -192,7 +186,5 @@ class PreparedBatch:
     """
 
     bags: Bags
-    bounds: tuple[tuple[int, int], ...]
-    kept: Tensor | None
     steps: list[ArenaStep]
     ready: "torch.cuda.Event | None" = None
