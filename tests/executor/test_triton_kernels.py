@@ -15,7 +15,7 @@ from torch import Tensor
 
 from placer.errors import BackendError
 from placer.executor.backends.torch_kernels import RowReads, SegmentTable
-from placer.executor.backends.triton.launch import Launch
+from placer.executor.backends.triton import triton_backend
 from placer.executor.backends.triton.triton_backend import TritonBackend
 from placer.executor.lookups.row_runs import CHUNK, find_runs
 from placer.executor.memory.directory import Moves
@@ -85,8 +85,10 @@ def state_shape(optimizer: OptimizerName, width: int) -> tuple[int, ...]:
 
 class TestTranslate:
     @pytest.mark.parametrize("kind", [torch.int32, torch.int64])
-    def test_slots_follow_ids_or_a_map(self, kind: torch.dtype) -> None:
-        kernels = TritonBackend(CPU, launch=Launch(block=16))
+    def test_slots_follow_ids_or_a_map(
+        self, kernels: TritonBackend, kind: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(triton_backend, "BLOCK", 16)
         # 40 lookups of a table of 9 rows, the first 4 from slot 100 on, the others from slot 204;
         # 0 of another; 3 with a map.
         ids = torch.cat([torch.arange(2), torch.arange(40) % 9, torch.tensor([2, 0, 1])]).to(kind)
@@ -321,17 +323,21 @@ class TestUpdate:
         assert torch.equal(joined(rows), (weights.float() - gradients * LR).to(dtype))
 
     @pytest.mark.slow
-    def test_any_size_of_tile_gives_the_same_sums(self, random: torch.Generator) -> None:
+    def test_any_size_of_tile_gives_the_same_sums(
+        self, kernels: TritonBackend, random: torch.Generator, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         slots = uneven_slots(random)
         gradients = torch.randn(50, 12, generator=random)
         sources = torch.randint(0, 50, slots.shape, generator=random)
         reads = reads_of(slots, gradients, sources)
         gradient, _ = row_gradients(reads, 40)
-        small = Launch(update_elements=16, chunk_unroll=1, sum_elements=32, scan=2, rows=4)
-        wide = Launch(update_elements=4096, update_unroll=8, sum_elements=64, scan=64)
-        for launch in (small, wide):
+        small = {"UPDATE_ELEMENTS": 16, "CHUNK_UNROLL": 1, "SUM_ELEMENTS": 32, "SCAN": 2, "ROWS": 4}
+        wide = {"UPDATE_ELEMENTS": 4096, "UPDATE_UNROLL": 8, "SUM_ELEMENTS": 64, "SCAN": 64}
+        for sizes in (small, {**wide, "ROWS": 32, "CHUNK_UNROLL": 4}):
+            for name, size in sizes.items():
+                monkeypatch.setattr(triton_backend, name, size)
             rows = split(torch.zeros(40, 12), 20)
-            TritonBackend(CPU, launch=launch).update_rows(rows, None, reads, rule_of("sgd"))
+            kernels.update_rows(rows, None, reads, rule_of("sgd"))
             torch.testing.assert_close(joined(rows).double(), -LR * gradient, rtol=1e-4, atol=1e-5)
 
 
@@ -355,7 +361,14 @@ def expected_step(
 
 class TestExchange:
     @pytest.mark.parametrize("width", [1, 3, 8, 5000])
-    def test_rows_leave_and_enter(self, random: torch.Generator, width: int) -> None:
+    def test_rows_leave_and_enter(
+        self,
+        kernels: TritonBackend,
+        random: torch.Generator,
+        width: int,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr(triton_backend, "EXCHANGE_BYTES", 64)
         home, pool, cold = 3, 6, 9
         weights = TieredRows(
             torch.randn(home + pool, width, generator=random).half(),
@@ -371,7 +384,7 @@ class TestExchange:
             torch.tensor([7, -1, 10, -1, -1]),
             torch.tensor([3], dtype=torch.int32),
         )
-        TritonBackend(CPU, launch=Launch(exchange_bytes=64)).exchange([weights, state], moves)
+        kernels.exchange([weights, state], moves)
         for rows, hbm, dram in zip((weights, state), before, cold_before, strict=True):
             pool_rows = hbm[home:].clone()
             hbm[home + torch.tensor([4, 0, 2])] = dram[torch.tensor([5, 11, 8]) - home]

@@ -13,8 +13,12 @@ from ranks_cases import large_plan, table_with
 
 from placer.errors import PlanMismatchError
 from placer.executor.distributed.placement.channels import all_channels, channels_of
-from placer.executor.distributed.placement.devices import holders_of, ranks_of_devices
-from placer.executor.distributed.placement.division import Target, divide
+from placer.executor.distributed.placement.division import (
+    Target,
+    divide,
+    holders_of,
+    ranks_of_devices,
+)
 from placer.executor.distributed.placement.local_plans import local_features, local_plan
 from placer.executor.distributed.placement.row_slices import RowSlice, joined, refined
 from placer.executor.distributed.placement.table_routes import TableRoutes, ids_of, table_routes

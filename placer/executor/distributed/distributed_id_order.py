@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from placer.executor.distributed.collectives import Communicator
-from placer.executor.distributed.placement.division import Target
-from placer.executor.distributed.placement.table_routes import ColumnRoutes, TableRoutes, ids_of
+from placer.executor.distributed.placement.division import ColumnSlice, Target
+from placer.executor.distributed.placement.table_routes import TableRoutes, ids_of
 from placer.executor.distributed.survey import Survey
 from placer.executor.id_order import (
     IdOrder,
@@ -194,7 +194,7 @@ class DistributedIdOrder(IdOrder):
                     yield target, self._held[target.name], places, rows
 
     def _routed(
-        self, routes: TableRoutes, columns: ColumnRoutes, ids: Tensor, wanted: Sequence[bool]
+        self, routes: TableRoutes, columns: ColumnSlice, ids: Tensor, wanted: Sequence[bool]
     ) -> Iterator[tuple[Target, Tensor, Tensor]]:
         """Of the wanted targets of a column slice: positions among the ids, and rows."""
         position, rows = (part.cpu() for part in routes.route(ids.to(self._device), columns))

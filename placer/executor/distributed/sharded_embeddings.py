@@ -25,7 +25,7 @@ from placer.executor.embeddings import Embeddings
 from placer.executor.local.hit_rates import HitRates
 from placer.executor.local.placed_embeddings import PlacedEmbeddings
 from placer.executor.lookups.bag_batch import BagBatch
-from placer.executor.memory.row_cache_stats import RowCacheStats
+from placer.executor.memory.directory import RowCacheStats
 from placer.executor.optimizers.rounding import rounding_of
 from placer.executor.uncompiled import uncompiled
 from placer.plan.plan import Plan

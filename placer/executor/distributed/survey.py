@@ -9,8 +9,7 @@ import torch
 from placer.errors import PlacerError, PlanMismatchError
 from placer.executor.distributed.collectives import Communicator
 from placer.executor.distributed.placement.channels import Channel, Channels, Unit, all_channels
-from placer.executor.distributed.placement.devices import ranks_of_devices
-from placer.executor.distributed.placement.division import Target, divide
+from placer.executor.distributed.placement.division import Target, divide, ranks_of_devices
 from placer.executor.distributed.placement.local_plans import (
     HeldShards,
     local_features,

@@ -106,7 +106,7 @@ def _own_column(shards: ShardFolder, table: str, ids: Int, own: frozenset[str]) 
 
 def _devices(tables: "IdOrder") -> frozenset[str]:
     """The plan's devices that this process stands for."""
-    from placer.executor.distributed.placement.devices import ranks_of_devices
+    from placer.executor.distributed.placement.division import ranks_of_devices
 
     ranks = ranks_of_devices(tables.plan.topology, tables.world)
     return frozenset(device for device, rank in ranks.items() if rank == tables.rank)

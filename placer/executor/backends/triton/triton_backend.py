@@ -18,7 +18,6 @@ from torch import Tensor
 from placer.errors import BackendError
 from placer.executor.backends.backend import Backend
 from placer.executor.backends.torch_kernels import RowReads, SegmentTable
-from placer.executor.backends.triton.launch import Launch
 from placer.executor.lookups.row_runs import CHUNK, Runs, SortedSlots
 from placer.executor.lookups.steps import Resolved
 from placer.executor.memory.directory import Moves, Resolution
@@ -28,14 +27,50 @@ from placer.executor.memory.tiers import TieredRows
 from placer.executor.names import Policy
 from placer.executor.optimizers.rule import Rule
 
+# Sizes of the programs: derived for an H200; on an H100 none that were tried are 6% faster. To keep
+# 4.8 TB/s busy at some 700 ns of latency, 25 KiB must be under way on each of 132 multiprocessors,
+# and two or three times that where reads wait for one another: offsets, places, rows. Compiled for
+# sm_90, they need about 64 registers at width 128, so that 32 warps are resident, each with 2 KiB
+# under way, and all rows are requested before the first is waited for: larger tiles are spread out
+# by the assembler to save registers.
+
+POOL_BYTES = 2048
+"""Bytes of rows that a warp of the forward pass reads at once, of different bags."""
+
+POOL_COLUMNS = 256
+"""Columns of a program at most; wider rows are shared by several."""
+
+UPDATE_ELEMENTS = 256
+"""Gradients that a warp of the backward pass reads at once, of different runs. A program sees whole
+rows, and wide ones get more warps."""
+
+UPDATE_UNROLL, CHUNK_UNROLL = 2, 4
+"""Lookups of each run, and of each chunk of a long run, that are under way at once."""
+
+ROWS = 32
+"""Bags or runs side by side, however narrow: they all wait for the longest."""
+
+SUM_ELEMENTS, SUM_WARPS = 8192, 8
+"""Elements of the sums of chunks that a program adds up at once, and its warps."""
+
+RESIDENT_WARPS = 32
+"""Warps per multiprocessor where a fixed number of programs shares the work."""
+
+SCAN = 32
+"""Blocks in which such a program looks for long runs at once."""
+
+BLOCK, BLOCK_WARPS = 1024, 4
+"""Ids that a program translates, or rows among which it finds staged and cached ones; its warps."""
+
+EXCHANGE_PROGRAMS, EXCHANGE_BYTES = 32, 16384
+"""Programs that copy rows over the link, and bytes of rows that each has under way each way: more
+than a PCIe 5 link's 55 GB/s times 2 µs of latency, and the other multiprocessors are left alone."""
+
 MAX_WORDS = 2048
 """Words of a row that a program copies at once."""
 
 MAX_MOVES = 256
 """Rows that a program copies at once, however narrow."""
-
-_WALKED, _WALK_WARPS = 1024, 4
-"""Runs or rows that a program looks at at once where it finds staged and cached rows."""
 
 WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 """What rows may be copied as, widest first. The compiler joins them to 16 bytes."""
@@ -51,8 +86,6 @@ class TritonBackend(Backend):
     ----------
     device, policy, host
         See `Backend`.
-    launch : Launch, optional
-        Sizes of the programs, for tuning.
 
     Raises
     ------
@@ -61,11 +94,7 @@ class TritonBackend(Backend):
     """
 
     def __init__(
-        self,
-        device: torch.device,
-        policy: Policy = "lfu",
-        host: Backend | None = None,
-        launch: Launch | None = None,
+        self, device: torch.device, policy: Policy = "lfu", host: Backend | None = None
     ) -> None:
         super().__init__(device, policy, host)
         self.name = "triton"
@@ -92,7 +121,6 @@ class TritonBackend(Backend):
         self._update: ModuleType = update_kernels
         self._exchange: ModuleType = move_kernels
         self._cache: ModuleType = cache_kernels
-        self._launch = launch or Launch()
         self._multiprocessors = 0
         if device.type == "cuda":
             properties = torch.cuda.get_device_properties(device)
@@ -101,11 +129,10 @@ class TritonBackend(Backend):
     def translate(
         self, ids: Tensor, segments: SegmentTable, slot_map: Tensor, out: Tensor, fault: Tensor
     ) -> None:
-        block = self._launch.block
-        grid = (-(-segments.longest // block), segments.table.shape[0])
+        grid = (-(-segments.longest // BLOCK), segments.table.shape[0])
         self.run(
             self._lookup.translate, grid,
-            ids, segments.table, slot_map, out, fault, BLOCK=block, num_warps=4,
+            ids, segments.table, slot_map, out, fault, BLOCK=BLOCK, num_warps=BLOCK_WARPS,
         )  # fmt: skip
 
     def pool(
@@ -162,11 +189,11 @@ class TritonBackend(Backend):
         words = hbm.shape[1]
         state_words = state_hbm.shape[1] if len(parts) > 1 else 0
         columns = min(_power_of_two(words), MAX_WORDS)
-        tile = self._launch.exchange_bytes // (columns * hbm.element_size())
+        tile = EXCHANGE_BYTES // (columns * hbm.element_size())
         tile = max(1, min(MAX_MOVES, tile))
         state_columns = min(_power_of_two(state_words), max(columns, 1))
         blocks = max(-(-words // columns), -(-state_words // state_columns))
-        programs = min(self._launch.exchange_programs, -(-moves.entries.numel() // tile))
+        programs = min(EXCHANGE_PROGRAMS, -(-moves.entries.numel() // tile))
         self.run(
             self._exchange.exchange, (programs,),
             hbm, dram, state_hbm, state_dram, matrices[0].home,
@@ -252,16 +279,16 @@ class TritonBackend(Backend):
     def places_of_lookups(self, runs: Runs, run_of: Tensor, run_places: Tensor) -> Tensor:
         places = torch.empty_like(run_places)
         self.run(
-            self._cache.place_lookups, (-(-runs.lookups // _WALKED),),
+            self._cache.place_lookups, (-(-runs.lookups // BLOCK),),
             runs.order, run_of, run_places, places, runs.lookups,
-            BLOCK=_WALKED, num_warps=_WALK_WARPS,
+            BLOCK=BLOCK, num_warps=BLOCK_WARPS,
         )  # fmt: skip
         return places
 
     def _walk(self, kernel: object, size: int, *arguments: object, **options: object) -> None:
         """Launch over at most `size` elements, which a fixed number of programs shares."""
-        grid = self.shared(-(-size // _WALKED), _WALK_WARPS)
-        self.run(kernel, grid, *arguments, **options, BLOCK=_WALKED, num_warps=_WALK_WARPS)
+        grid = self.shared(-(-size // BLOCK), BLOCK_WARPS)
+        self.run(kernel, grid, *arguments, **options, BLOCK=BLOCK, num_warps=BLOCK_WARPS)
 
     def _sum_and_apply(
         self,
@@ -274,11 +301,11 @@ class TritonBackend(Backend):
         constants: tuple[Tensor, Tensor, float, float, float],
     ) -> None:
         """Launch the three kernels that walk through the runs."""
-        runs, launch = reads.runs, self._launch
+        runs = reads.runs
         width = reads.gradients.shape[1]
         block = _power_of_two(width)
-        tile = launch.tile_rows(launch.update_elements, block)
-        warps = min(16, max(1, tile * block // launch.update_elements))
+        tile = _tile_rows(UPDATE_ELEMENTS, block)
+        warps = min(16, max(1, tile * block // UPDATE_ELEMENTS))
         shape = {"CHUNK": CHUNK, "WIDTH": width, "BLOCK": block}
         by_row = {"ROWS": tile, "num_warps": warps}
         rule = {"OPTIMIZER": optimizer, "STOCHASTIC": stochastic}
@@ -287,7 +314,7 @@ class TritonBackend(Backend):
         self.run(
             self._update.update_runs, self.shared(-(-runs.lookups // tile), warps),
             *matrices, runs.starts, runs.count, reads.places,
-            *gradients, *effects, **shape, **by_row, **rule, UNROLL=launch.update_unroll,
+            *gradients, *effects, **shape, **by_row, **rule, UNROLL=UPDATE_UNROLL,
         )  # fmt: skip
         if runs.lookups <= CHUNK:
             return
@@ -295,28 +322,28 @@ class TritonBackend(Backend):
         self.run(
             self._update.sum_chunks, self.shared(-(-2 * runs.blocks // tile), warps),
             partials, runs.starts, runs.covering, runs.long_runs, runs.blocks,
-            reads.places, *gradients, **shape, **by_row, UNROLL=launch.chunk_unroll,
+            reads.places, *gradients, **shape, **by_row, UNROLL=CHUNK_UNROLL,
         )  # fmt: skip
-        chunks = launch.tile_rows(launch.sum_elements, block)
+        chunks = _tile_rows(SUM_ELEMENTS, block)
         self.run(
-            self._update.update_long_runs, self.shared(runs.blocks, launch.sum_warps),
+            self._update.update_long_runs, self.shared(runs.blocks, SUM_WARPS),
             *matrices, runs.starts, runs.long_runs, runs.blocks,
             reads.places, partials, *effects, **shape, **rule,
-            CHUNKS=chunks, SCAN=launch.scan, num_warps=launch.sum_warps,
+            CHUNKS=chunks, SCAN=SCAN, num_warps=SUM_WARPS,
         )  # fmt: skip
 
     def _pool_tile(self, rows: TieredRows, width: int) -> tuple[int, int]:
         """Columns and rows that a warp of the forward pass reads at once."""
-        columns = min(_power_of_two(width), self._launch.pool_columns)
-        elements = self._launch.pool_bytes // rows.hbm.element_size()
-        return columns, self._launch.tile_rows(elements, columns)
+        columns = min(_power_of_two(width), POOL_COLUMNS)
+        elements = POOL_BYTES // rows.hbm.element_size()
+        return columns, _tile_rows(elements, columns)
 
     def shared(self, tiles: int, warps: int) -> tuple[int]:
         """Programs that share so many tiles: as many as are resident, or one for each tile.
 
         The interpreter runs one after the other: two are enough to show that they share.
         """
-        most = self._multiprocessors * max(1, self._launch.resident_warps // warps)
+        most = self._multiprocessors * max(1, RESIDENT_WARPS // warps)
         return (min(tiles, most or 2),)
 
     def run(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
@@ -331,6 +358,11 @@ class TritonBackend(Backend):
         if self._device.type == "cuda":
             return torch.cuda.device(self._device)
         return nullcontext()
+
+
+def _tile_rows(elements: int, columns: int) -> int:
+    """Rows of a tile of so many elements."""
+    return max(1, min(ROWS, elements // columns))
 
 
 def _power_of_two(number: int) -> int:
