@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -14,6 +15,8 @@ from placer.executor.distributed.sharded_batch import ShardedBatch, UnitStep, sp
 from placer.executor.distributed.survey import Survey
 from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.lookups.batch_reads import Bags, check_ids, ready_to_read
+
+Int = npt.NDArray[np.int64]
 
 _Routes = tuple[tuple[Tensor | None, ...], ...]
 """See `ShardedBatch.routes`."""
@@ -59,7 +62,7 @@ class InputExchange:
         if fault is not None:
             raise fault
         _check_headers(headers, training)
-        samples = tuple(int(header[0]) for header in headers)
+        samples = [int(header[0]) for header in headers]
         weighted, wanted = (any(header[column] for header in headers) for column in (2, 3))
         routes, lookups = self._route(batch, bags.spans)
         own = [
@@ -104,14 +107,14 @@ class InputExchange:
         self,
         batch: BagBatch,
         own_bags: Bags,
-        samples: tuple[int, ...],
+        samples: Sequence[int],
         weighted: bool,
         wanted: bool,
         routes: _Routes,
         lookups: Sequence["_ChannelLookups"],
     ) -> ShardedBatch:
         comm, channels, size = self.comm, self.channels, batch.batch_size
-        bags = [len(here) * theirs for here, theirs in zip(channels.active, samples, strict=True)]
+        bags = channels.serves * np.array(samples)[:, None]
         sent_channels = [0] * comm.world
         sent_lookups = [0] * comm.world
         for (rank, _), own in zip(channels.sent, lookups, strict=True):
@@ -121,10 +124,13 @@ class InputExchange:
             "lengths",
             _cat([own.lengths for own in lookups], torch.int32, self.device),
             [count * size for count in sent_channels],
-            bags,
+            bags.sum(1).tolist(),
         )
-        counts = self._lookup_counts(lengths, samples)
-        served_lookups = [sum(theirs) for theirs in counts]
+        # This waits for the device.
+        sums = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int64), (1, 0))
+        ends = torch.from_numpy(np.append(0, bags.cumsum())).to(self.device)
+        counts = sums[ends].diff().cpu().numpy().reshape(bags.shape)
+        served_lookups = counts.sum(1).tolist()
         rows = comm.exchange(
             "ids",
             _cat([own.rows for own in lookups], torch.int64, self.device),
@@ -139,70 +145,43 @@ class InputExchange:
             scales = _cat([own.select(scales.detach()) for own in lookups], None, self.device)
             weights = comm.exchange("weights", scales.float(), sent_lookups, served_lookups)
         positions = [own.positions(self.device) for own in lookups] if wanted else []
-        came = _Came(samples, lengths, rows, weights, counts, _starts(bags), _nested_starts(counts))
+        came = _Came(samples, lengths, rows, weights, bags, counts)
         sent_rows = tuple(
             size if channel.pooled else own.rows.numel()
             for (_, channel), own in zip(channels.sent, lookups, strict=True)
         )
         return ShardedBatch(
             own_bags,
-            samples,
             wanted,
             routes,
             sent_rows,
-            self._served_rows(samples, counts),
+            np.where([channel.pooled for channel in channels.served], bags, counts),
             tuple(sent_lookups),
             tuple(served_lookups),
             _cat(positions, torch.int64, self.device),
             tuple(self._unit_step(unit, came, wanted) for unit in channels.units),
         )
 
-    def _served_rows(
-        self, samples: Sequence[int], counts: Sequence[Sequence[int]]
-    ) -> tuple[tuple[int, ...], ...]:
-        """Rows that each channel gives back to each rank."""
-        return tuple(
-            tuple(
-                samples[rank] if self.channels.served[at].pooled else count
-                for at, count in zip(self.channels.active[rank], theirs, strict=True)
-            )
-            for rank, theirs in enumerate(counts)
-        )
-
-    def _lookup_counts(self, lengths: Tensor, samples: Sequence[int]) -> list[list[int]]:
-        """Lookups of each active channel of each rank; waits for the device."""
-        ends = [0]
-        for here, theirs in zip(self.channels.active, samples, strict=True):
-            ends += [ends[-1] + theirs * (number + 1) for number in range(len(here))]
-        sums = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int64), (1, 0))
-        flat = iter(sums[torch.tensor(ends, device=self.device)].diff().tolist())
-        return [[next(flat) for _ in here] for here in self.channels.active]
-
     def _unit_step(self, unit: Unit, came: "_Came", wanted: bool) -> UnitStep:
         """What came for one unit, channel by channel instead of rank by rank."""
-        samples, rows, weights = came.samples, came.rows, came.weights
-        # From whom, and where among what came from there.
-        places = [
-            (source, self.channels.places[source][at])
-            for at in unit.channels
-            for source in unit.sources
-        ]
-        of_bags = spans(
-            [came.bag_starts[source] + place * samples[source] for source, place in places],
-            [samples[source] for source, _ in places],
-            self.device,
+        rows, weights = came.rows, came.weights
+        own = np.ix_(unit.sources, unit.channels)
+        bag_starts, bags, starts, sizes = (
+            array[own].T.ravel()
+            for array in (_starts(came.bags), came.bags, _starts(came.counts), came.counts)
         )
-        starts = [came.starts[source][place] for source, place in places]
-        sizes = [came.counts[source][place] for source, place in places]
-        bounds = [0, *accumulate(sizes)][:: len(unit.sources)]
-        size = sum(samples[source] for source in unit.sources)
+        bounds = [0, *came.counts[own].sum(0).cumsum().tolist()]
+        size = sum(came.samples[source] for source in unit.sources)
+        of_bags = spans(bag_starts, bags, self.device)
         bag_lengths = came.lengths.index_select(0, of_bags).long()
         entries = [place for _, place in unit.entries]
         if unit.replicated:  # Features by which replicas are updated have empty bags here.
-            own = bag_lengths.view(len(unit.channels), size)
-            and_empty = torch.nn.functional.pad(own, (0, 0, 0, 1))  # The last, which −1 means.
+            by_channel = bag_lengths.view(len(unit.channels), size)
+            and_empty = torch.nn.functional.pad(
+                by_channel, (0, 0, 0, 1)
+            )  # The last, which −1 means.
             bag_lengths = and_empty[torch.tensor(entries, device=self.device)].flatten()
-        whole = starts == _starts(sizes) and bounds[-1] == rows.numel()
+        whole = bounds[-1] == rows.numel() and np.array_equal(starts, _starts(sizes))
         index = None if whole else spans(starts, sizes, self.device)
         own_rows = rows if index is None else rows.index_select(0, index)
         own_weights = None
@@ -229,19 +208,16 @@ class _Came:
         Of bags.
     rows : int64
     weights : float32 or None
-    counts, starts : list of list of int
-        Lookups of each active channel of each rank, and where they begin among all.
-    bag_starts : list of int
-        Where each rank's bags begin.
+    bags, counts : int64, shape (world, served)
+        Bags and lookups of each channel from each rank.
     """
 
     samples: Sequence[int]
     lengths: Tensor
     rows: Tensor
     weights: Tensor | None
-    counts: list[list[int]]
-    bag_starts: list[int]
-    starts: list[list[int]]
+    bags: Int
+    counts: Int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -300,14 +276,9 @@ def _check_headers(headers: Sequence[Sequence[int]], training: bool) -> None:
         )
 
 
-def _starts(sizes: Sequence[int]) -> list[int]:
-    return [0, *accumulate(sizes)][:-1]
-
-
-def _nested_starts(sizes: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Where each begins, those of one sequence after those of another."""
-    flat = iter(_starts([size for each in sizes for size in each]))
-    return [[next(flat) for _ in each] for each in sizes]
+def _starts(sizes: Int) -> Int:
+    """Where each begins, one after the other."""
+    return (sizes.cumsum() - sizes.ravel()).reshape(sizes.shape)
 
 
 def _cat(parts: Sequence[Tensor], dtype: torch.dtype | None, device: torch.device) -> Tensor:

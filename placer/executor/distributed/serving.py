@@ -92,13 +92,8 @@ class Served:
 
     def served_sizes(self, step: ShardedBatch) -> list[int]:
         """Elements that go back to each rank."""
-        return [
-            sum(
-                rows * self.channels.served[at].target.width
-                for at, rows in zip(here, theirs, strict=True)
-            )
-            for here, theirs in zip(self.channels.active, step.served_rows, strict=True)
-        ]
+        sizes: list[int] = (step.served_rows * self.channels.widths).sum(1).tolist()
+        return sizes
 
     def look_up(self, step: ShardedBatch, training: bool) -> list[list[Tensor]]:
         """Outputs of each unit by channel; those of rows held alone with their graph."""
@@ -112,27 +107,23 @@ class Served:
 
     def to_sources(self, outputs: Sequence[Sequence[Tensor]], step: ShardedBatch) -> Tensor:
         """Outputs of all units as one vector, rank by rank."""
-        by_channel = self._by_channel(outputs)
-        taken = [0] * len(by_channel)
-        parts = []
-        for here, theirs in zip(self.channels.active, step.served_rows, strict=True):
-            for at, rows in zip(here, theirs, strict=True):
-                output = by_channel[at]
-                parts.append(output[taken[at] : taken[at] + rows].reshape(-1))
-                taken[at] += rows
+        pieces = [
+            torch.split(output, rows.tolist())
+            for output, rows in zip(self._by_channel(outputs), step.served_rows.T, strict=True)
+        ]
+        parts = [part.reshape(-1) for by_rank in zip(*pieces, strict=True) for part in by_rank]
         return torch.cat(parts) if parts else torch.empty(0, device=self.device)
 
     def from_sources(self, flat: Tensor, step: ShardedBatch) -> list[list[Tensor]]:
         """The reverse: gradients of each unit's outputs by channel."""
-        by_channel: list[list[Tensor]] = [[] for _ in self.channels.served]
-        first = 0
-        for here, theirs in zip(self.channels.active, step.served_rows, strict=True):
-            for at, rows in zip(here, theirs, strict=True):
-                width = self.channels.served[at].target.width
-                last = first + rows * width
-                by_channel[at].append(flat[first:last].view(rows, width))
-                first = last
-        return [[torch.cat(by_channel[at]) for at in unit.channels] for unit in self.channels.units]
+        widths = self.channels.widths
+        sizes = (step.served_rows * widths).ravel().tolist()
+        pieces = torch.split(flat, sizes) if sizes else ()
+
+        def of(at: int) -> Tensor:
+            return torch.cat(pieces[at :: widths.size]).view(-1, int(widths[at]))
+
+        return [[of(at) for at in unit.channels] for unit in self.channels.units]
 
     def update(
         self,
