@@ -62,7 +62,7 @@ MISSING_SHARE: Mapping[str, float] = {
 }  # fmt: skip
 
 # Cardinalities: as published for the Criteo Kaggle log (DLRM, arXiv:1906.00091, and its
-# repository's preprocessing). Exponents and shifts: `fit_zipf_to_sample` (in benchmarks) with
+# repository's preprocessing). Exponents and shifts: `fit_zipf_to_sample` (in tests) with
 # these cardinalities on the first 10,000 lines of that log; tests/test_synthetic_log_real.py
 # fits them again. The beginning of a log understates how many values a long log has, not how they
 # are skewed.
