@@ -45,9 +45,9 @@ def calibration_report(calibration: Calibration) -> Report:
                 "constants",
                 "Constants",
                 Column("constant", "constant", of=lambda item: item[0]),
-                Column("value_s", "time of a unit", form.seconds, of=lambda item: item[1].value_s),
-                Column("low_s", "at least", form.seconds, of=lambda item: item[1].low_s),
-                Column("high_s", "at most", form.seconds, of=lambda item: item[1].high_s),
+                Column("value_s", "time of a unit", of=lambda item: item[1].value_s),
+                Column("low_s", "at least", of=lambda item: item[1].low_s),
+                Column("high_s", "at most", of=lambda item: item[1].high_s),
             ),
         ),
     )

@@ -1,8 +1,10 @@
 """A case to measure: tables, how they are looked up, GPUs and a plan; small enough to keep."""
 
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, fields, replace
 from functools import cached_property
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from placer.errors import DataError
 from placer.plan.buffers import with_buffers
@@ -16,6 +18,7 @@ from placer.tables import Feature, Table
 from placer.topology.devices import Gpu, Host, Link
 from placer.topology.topology import Topology
 
+_FEATURE = [field.name for field in fields(Feature)]
 _ROOM_BYTES = 1 << 50
 """Memory of every device of a case: what fits where is not what is measured."""
 
@@ -132,38 +135,17 @@ class Case:
             If it is something else.
         """
         try:
-            return cls(
-                workload=str(data["workload"]),
-                kind=str(data["kind"]),
-                batch_size=int(data["batch_size"]),
-                gpus=int(data["gpus"]),
-                tables=tuple(
-                    Table(
-                        t["name"],
-                        t["rows"],
-                        t["dim"],
-                        t["dtype"],
-                        t["optimizer"],
-                        tuple(Feature(*feature) for feature in t["features"]),
-                    )
-                    for t in data["tables"]
-                ),
-                exponents=tuple(float(t["zipf_exponent"]) for t in data["tables"]),
-                shards=tuple(
-                    Shard(
-                        **s
-                        | {"rows": _integers(s["rows"], 3), "cols": _integers(s["cols"], 2)}
-                        | {"devices": tuple(s["devices"])}
-                    )
-                    for s in data["shards"]
-                ),
-            )
-        except (KeyError, TypeError, ValueError, IndexError) as error:
+            tables = [
+                {
+                    **table,
+                    "features": [
+                        dict(zip(_FEATURE, one, strict=True)) for one in table["features"]
+                    ],
+                }
+                for table in data["tables"]
+            ]
+            exponents = [table.pop("zipf_exponent") for table in tables]
+            known = {**data, "tables": tables, "exponents": exponents}
+            return TypeAdapter(cls).validate_python(known)
+        except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"this is no case that was measured: {error!r}") from error
-
-
-def _integers(values: Any, count: int) -> tuple[int, ...]:
-    numbers = tuple(int(value) for value in values)
-    if len(numbers) != count:
-        raise ValueError(f"{count} numbers expected, not {values!r}")
-    return numbers

@@ -10,7 +10,7 @@ import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.cells import cell_len
 from rich.console import (
@@ -28,6 +28,8 @@ from placer.report.plain import plain_line
 from placer.units import format_bytes, format_seconds, format_share, significant
 
 Row = Mapping[str, Any]
+T = TypeVar("T")
+K = TypeVar("K")
 
 _GAP = 2
 
@@ -65,19 +67,30 @@ def fraction(value: float) -> str:
     return f"{value:.2f}"
 
 
+UNITS: Mapping[str, Callable[[Any], str]] = {
+    "_bytes_per_s": rate,
+    "_per_s": count,
+    "_bytes": size,
+    "_s": seconds,
+    "_share": share,
+}
+"""How values are shown whose keys end so, the longest ending first."""
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
     """A column of a table: the key of its values, its heading and how values are shown.
 
-    Without a heading it is in JSON and CSV alone. `of` takes the value from what a row is about,
-    see `table_of`; by default it is the attribute that the key names. `wraps` marks prose, which
-    may take several lines where the terminal is narrow, and `spare` a column that is left out
+    Without a heading it is in JSON and CSV alone. Values are shown by the unit that ends their key,
+    see `UNITS`, else as text, unless `show` says how. `of` takes the value from what a row is
+    about, see `table_of`; by default it is the attribute that the key names. `wraps` marks prose,
+    which may take several lines where the terminal is narrow, and `spare` a column that is left out
     there, the last one first.
     """
 
     key: str
     title: str | None = None
-    show: Callable[[Any], str] = text
+    show: Callable[[Any], str] | None = None
     wraps: bool = False
     spare: bool = False
     of: Callable[[Any], Any] | None = None
@@ -85,12 +98,17 @@ class Column:
     @property
     def is_text(self) -> bool:
         """Text is aligned left, numbers right."""
-        return self.show is text
+        return self._shows is text
+
+    @property
+    def _shows(self) -> Callable[[Any], str]:
+        by_unit = (shows for unit, shows in UNITS.items() if self.key.endswith(unit))
+        return self.show or next(by_unit, text)
 
     def cell(self, row: Row) -> str:
         """The value of a row for people."""
         value = row[self.key]
-        return "–" if value is None else plain_line(self.show(value))
+        return "–" if value is None else plain_line(self._shows(value))
 
     def least_width(self, cells: Sequence[str]) -> int:
         """The narrowest that the column can be shown without cutting a word."""
@@ -308,6 +326,18 @@ class Report:
         return rows_to_csv(
             [{"section": one.name, **row} for one in self.sections for row in one.rows]
         )
+
+
+def grouped(values: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """Group values by a key, in the order in which keys come first.
+
+    >>> grouped([1, 2, 3], lambda n: n % 2)
+    {1: [1, 3], 0: [2]}
+    """
+    groups: dict[K, list[T]] = {}
+    for one in values:
+        groups.setdefault(key(one), []).append(one)
+    return groups
 
 
 def attributes(value: object, *names: str) -> dict[str, Any]:

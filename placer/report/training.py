@@ -122,8 +122,8 @@ def _table_section(shares: Mapping[str, float], planned: Mapping[str | None, flo
         "tables",
         "Lookups from HBM by table",
         Column("table", "table", of=lambda item: item[0]),
-        Column("hbm_share", "from HBM", form.share, of=lambda item: item[1]),
-        Column("planned_hbm_share", "planned", form.share, of=lambda item: planned.get(item[0])),
+        Column("hbm_share", "from HBM", of=lambda item: item[1]),
+        Column("planned_hbm_share", "planned", of=lambda item: planned.get(item[0])),
         shown=10,
         order="those furthest below the plan",
     )
@@ -136,14 +136,14 @@ def trace_report(summary: "TraceSummary") -> Report:
         "phases",
         "",
         Column("phase", "phase", of=lambda phase: phase.name),
-        Column("host_s", "host", form.seconds),
+        Column("host_s", "host"),
         Column(
             "share",
             "share",
             form.share,
             of=lambda phase: phase.host_s / summary.step_s if summary.step_s else 0.0,
         ),
-        Column("device_s", "GPU", form.seconds),
+        Column("device_s", "GPU"),
     )
     facts: Row = {"path": str(summary.path), "steps": summary.steps, "step_s": summary.step_s}
     title = (

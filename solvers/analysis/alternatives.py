@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 
 from cost_models import ShardingOption, TableShard
-from solvers.analysis.explanation import Alternative
-from solvers.analysis.planned_table import PlannedTable
+from solvers.analysis.planned_table import Alternative, PlannedTable
 from solvers.model.instance import Placement
 from solvers.model.knapsack import BYTES
 from solvers.model.read_plan import is_one_of

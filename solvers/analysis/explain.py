@@ -8,7 +8,8 @@ constraint forbids would be faster.
 
 import glob
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
@@ -20,8 +21,7 @@ from placer.plan.plan import Plan
 from placer.problem import Problem
 from placer.units import format_bytes, format_seconds
 from solvers.analysis.alternatives import alternatives
-from solvers.analysis.explanation import Alternative, Binding, Constraint, Explanation, ShardMargin
-from solvers.analysis.planned_table import PlannedTable
+from solvers.analysis.planned_table import Alternative, PlannedTable
 from solvers.bounds.lagrangian import lagrangian_bound
 from solvers.model.instance import Instance, Placement
 from solvers.model.knapsack import BYTES, solve_knapsack
@@ -38,6 +38,71 @@ _GAIN = 1e-6
 
 _LISTED = 8
 """Tables that a message names."""
+
+
+Constraint = Literal[
+    "hbm", "dram", "hottest row", "pin", "tier", "forbidden", "together", "work"
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ShardMargin:
+    """What HBM is worth to one shard of the table at its hot/cold split, beside the price of HBM.
+
+    Attributes
+    ----------
+    device : str
+        The GPU that serves the shard.
+    rows, hot_rows : int
+        Rows of the shard, and those of them in HBM.
+    last_s_per_byte, next_s_per_byte : float or None
+        Seconds per byte that the coldest rows in HBM save, and that the hottest rows in DRAM
+        would save; None where there are none.
+    gpu_price_s_per_byte : float or None
+        Seconds that one more byte of this GPU's HBM would save, with the best use of it for all
+        shards on the GPU; None if the GPU serves a placement that solvers do not search.
+    """
+
+    device: str
+    rows: int
+    hot_rows: int
+    last_s_per_byte: float | None
+    next_s_per_byte: float | None
+    gpu_price_s_per_byte: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """A constraint that keeps the table from a better placement, and how."""
+
+    constraint: Constraint
+    device: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What decided the placement of one table.
+
+    Attributes
+    ----------
+    current : Alternative
+        The placement as it is.
+    pooled_price_s_per_byte : float
+        GPU seconds that one more byte of HBM would save if the GPUs shared all of it.
+    margins : tuple of ShardMargin
+    alternatives : tuple of Alternative
+        All rows in HBM and none; then other GPUs and sharding options: those that fit first,
+        fastest first. The constraints allow them all.
+    bindings : tuple of Binding
+    """
+
+    table: str
+    current: Alternative
+    pooled_price_s_per_byte: float
+    margins: tuple[ShardMargin, ...]
+    alternatives: tuple[Alternative, ...]
+    bindings: tuple[Binding, ...]
 
 
 def explain(problem: Problem, plan: Plan, table: str, cost_model: CostModel) -> Explanation:

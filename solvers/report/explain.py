@@ -6,7 +6,8 @@ from typing import Any
 from placer.report import section as form
 from placer.report.section import Column, Report, Row, Section, table_of
 from placer.units import counted, format_bytes, format_seconds
-from solvers.analysis.explanation import Alternative, Explanation
+from solvers.analysis.explain import Explanation
+from solvers.analysis.planned_table import Alternative
 from solvers.report.plan import placement_kind, short_names
 
 MOST_ALTERNATIVES = 12
@@ -115,14 +116,14 @@ def _alternatives(explanation: Explanation) -> Section:
         "Alternatives, everything else as it is",
         Column("placement", "placement", wraps=True, of=lambda one: one.name),
         Column("devices", "devices", spare=True, of=devices),
-        Column("step_time_s", "step", form.seconds),
+        Column("step_time_s", "step"),
         Column(
             "ratio",
             "vs planned",
             form.times,
             of=lambda one: one.step_time_s / now.step_time_s if now.step_time_s else None,
         ),
-        Column("table_s", "GPU time", form.seconds),
+        Column("table_s", "GPU time"),
         Column("fits", of=lambda one: not one.short_bytes),
         Column("short_bytes", of=lambda one: sum(one.short_bytes.values())),
         Column("detail", "does not fit", wraps=True, of=lambda one: _lacking(one.short_bytes)),

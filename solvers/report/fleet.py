@@ -6,8 +6,7 @@ from dataclasses import asdict
 
 from placer.errors import PlacerError
 from placer.report import section as form
-from placer.report.palette import INK, MUTED, SKY, STEP
-from placer.report.picture import grid_behind, picture, plain_panel
+from placer.report.picture import INK, MUTED, SKY, STEP, grid_behind, picture, plain_panel
 from placer.report.section import Column, Report, Row, Section
 from placer.units import format_seconds, significant
 from solvers.analysis.fleet import Cheapest, FleetRow
@@ -33,9 +32,9 @@ def fleet_report(rows: Sequence[FleetRow], answer: Cheapest, within_s: float, ti
     columns = [
         Column("machine", "machine"),
         Column("gpus", "GPUs", form.count),
-        Column("step_time_s", "step", form.seconds),
+        Column("step_time_s", "step"),
         Column("gap", "gap", form.share),
-        Column("samples_per_s", "samples/s", form.count),
+        Column("samples_per_s", "samples/s"),
         Column("memory_left", "memory left", form.share),
         Column("price_per_hour", "$/h", form.count),
         Column("train_s", "time/1G", _hours),

@@ -105,9 +105,9 @@ def _device_section(peaks: tuple[DevicePeak, ...]) -> Section:
         "Peak of each GPU",
         Column("device", "device"),
         Column("phase", "phase", of=lambda peak: peak.fullest.name),
-        Column("peak_bytes", "peak", form.size),
-        Column("capacity_bytes", "of", form.size),
-        Column("free_bytes", "to spare", form.size),
+        Column("peak_bytes", "peak"),
+        Column("capacity_bytes", "of"),
+        Column("free_bytes", "to spare"),
         shown=MOST_DEVICES,
         order="fullest first",
     )

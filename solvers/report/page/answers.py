@@ -21,8 +21,7 @@ from placer.report.diff import diff_report
 from placer.report.section import Report
 from placer.units import parse_bytes
 from solvers.analysis.compare import compare
-from solvers.analysis.explain import explain, split_margin
-from solvers.analysis.explanation import ShardMargin
+from solvers.analysis.explain import ShardMargin, explain, split_margin
 from solvers.analysis.whatif import FrontPoint, front, whatif
 from solvers.bounds.binding import Binding, binding
 from solvers.bounds.lagrangian import LagrangianBound, lagrangian_bound

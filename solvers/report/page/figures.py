@@ -7,7 +7,7 @@ from typing import Any
 
 from cost_models import CostReport
 from placer.report import section as form
-from placer.report.palette import BOUND, SERIES, STEP
+from placer.report.picture import BOUND, SERIES, STEP
 from placer.report.plain import plain
 from placer.report.section import Column, Row, Section
 from placer.topology.topology import Topology
@@ -90,6 +90,22 @@ def bars(
     }
 
 
+def line(
+    name: str, x: Sequence[Any], y: Sequence[Any], colour: str, dash: str, symbol: str, hover: str
+) -> dict[str, Any]:
+    """Points joined by a line, with what is shown of the one under the pointer."""
+    return {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "name": name,
+        "x": list(x),
+        "y": list(y),
+        "hovertemplate": f"{hover}<extra></extra>",
+        "line": {"color": colour, "width": 2.5, "dash": dash},
+        "marker": {"symbol": symbol, "size": 9},
+    }
+
+
 def levels(lines: Sequence[tuple[float, str, str, str]]) -> tuple[list[Trace], list[Trace]]:
     """Horizontal lines over the whole width: their names in the legend, and their shapes.
 
@@ -99,27 +115,10 @@ def levels(lines: Sequence[tuple[float, str, str, str]]) -> tuple[list[Trace], l
     shapes: list[Trace] = []
     for value, words, colour, dash in lines:
         style = {"color": colour, "width": 2.5, "dash": dash}
-        names.append(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "name": words,
-                "x": [None],
-                "y": [None],
-                "line": style,
-            }
-        )
-        shapes.append(
-            {
-                "type": "line",
-                "xref": "paper",
-                "x0": 0,
-                "x1": 1,
-                "y0": value,
-                "y1": value,
-                "line": style,
-            }
-        )
+        named = {"type": "scatter", "mode": "lines", "name": words, "x": [None], "y": [None]}
+        across = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": value, "y1": value}
+        names.append({**named, "line": style})
+        shapes.append({**across, "line": style})
     return names, shapes
 
 
@@ -242,10 +241,8 @@ def time_chart(cost: CostReport, topology: Topology, bound_s: float | None) -> C
         bars(across, [1e3 * t for t in times], label(name), number, [*map(format_seconds, times)])
         for number, (name, times) in enumerate(phases)
     ]
-    wait = dict(
-        bars(across, [1e3 * t for t in waits], "waits", 0, [*map(format_seconds, waits)]),
-    )
-    wait["marker"] = {"color": "faint", "line": {"width": 0}}
+    wait = bars(across, [1e3 * t for t in waits], "waits", 0, [*map(format_seconds, waits)])
+    wait = {**wait, "marker": {"color": "faint", "line": {"width": 0}}}
     lines = [(1e3 * step_s, f"step {format_seconds(step_s)}", "ink", "solid")]
     if bound_s:
         lines.append((1e3 * bound_s, f"bound {format_seconds(bound_s)}", "ink", "dash"))
@@ -271,7 +268,7 @@ def time_chart(cost: CostReport, topology: Topology, bound_s: float | None) -> C
         (
             Column("device", "device"),
             *(Column(f"{name}_s", name, form.seconds) for name, _ in phases),
-            Column("waits_s", "waits", form.seconds),
+            Column("waits_s", "waits"),
         ),
         tuple(rows),
     )
@@ -294,19 +291,10 @@ def front_chart(section: Section) -> Chart:
         ("bound_s", "proven bound", BOUND, "dash", "square"),
     ):
         known = [(b, row[key]) for b, row in zip(budgets, rows, strict=True) if row[key]]
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "lines+markers",
-                "name": name,
-                "x": [budget for budget, _ in known],
-                "y": [1e3 * value for _, value in known],
-                "customdata": [format_seconds(value) for _, value in known],
-                "hovertemplate": f"%{{x}}<br>{name}: %{{customdata}}<extra></extra>",
-                "line": {"color": colour, "width": 2.5, "dash": dash},
-                "marker": {"symbol": symbol, "size": 9},
-            }
-        )
+        across, values = [budget for budget, _ in known], [value for _, value in known]
+        hover = f"%{{x}}<br>{name}: %{{customdata}}"
+        trace = line(name, across, [1e3 * value for value in values], colour, dash, symbol, hover)
+        traces.append({**trace, "customdata": [*map(format_seconds, values)]})
     words = "No budget has a plan."
     if rows:
         first, last = rows[0], rows[-1]

@@ -10,11 +10,11 @@ from placer.plan.plan import Plan
 from placer.profile.cdf import AccessCdf
 from placer.profile.profile import Profile
 from placer.report import section as form
-from placer.report.palette import BOUND, DRAM, GREY, HBM, SERIES, STEP
+from placer.report.picture import BOUND, DRAM, GREY, HBM, SERIES, STEP
 from placer.report.plain import plain
 from placer.report.section import Column, Row, Section
 from placer.units import format_bytes, format_seconds
-from solvers.report.page.figures import Chart, Trace, label
+from solvers.report.page.figures import Chart, Trace, label, line
 
 MOST_CURVES = 6
 """Access curves in one chart: more cannot be told apart."""
@@ -87,9 +87,9 @@ def skew_chart(tables: Sequence[Row], profile: Profile) -> Chart:
         "Splits",
         (
             Column("table", "table"),
-            Column("hot_row_share", "rows in HBM", form.share),
-            Column("hbm_lookup_share", "lookups served by them", form.share),
-            Column("time_s", "GPU time", form.seconds),
+            Column("hot_row_share", "rows in HBM"),
+            Column("hbm_lookup_share", "lookups served by them"),
+            Column("time_s", "GPU time"),
         ),
         tuple(drawn),
     )
@@ -178,18 +178,8 @@ def drift_chart(windows: Section) -> Chart:
     ):
         values = [row[key] for row in windows.rows]
         if any(value is not None for value in values):
-            traces.append(
-                {
-                    "type": "scatter",
-                    "mode": "lines+markers",
-                    "name": name,
-                    "x": names,
-                    "y": values,
-                    "line": {"color": colour, "width": 2.5, "dash": dash},
-                    "marker": {"symbol": symbol, "size": 9},
-                    "hovertemplate": "%{x}: %{y:.2%} of lookups from HBM<extra></extra>",
-                }
-            )
+            hover = "%{x}: %{y:.2%} of lookups from HBM"
+            traces.append(line(name, names, values, colour, dash, symbol, hover))
     first, last = windows.rows[0], windows.rows[-1]
     lost = first["hbm_share"] - last["hbm_share"]
     words = (
