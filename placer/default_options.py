@@ -29,7 +29,7 @@ class Key(NamedTuple):
 
 
 def variable_of(*words: str) -> str:
-    """The variable of a command's option, by the names of both.
+    """Return the variable of a command's option, by the names of both.
 
     >>> variable_of("plan", "time-limit")
     'PLACER_PLAN_TIME_LIMIT'
@@ -62,7 +62,7 @@ PLACER_PLAN_HBM?
 def default_options(
     commands: Mapping[str, Mapping[str, Key]], environment: Mapping[str, str]
 ) -> dict[str, dict[str, Any]]:
-    """What `placer.toml` says of the options of each command, by command and parameter.
+    """Return what `placer.toml` says of the options of each command, by command and parameter.
 
     Values are texts, as on the command line, and lists of these.
 
@@ -118,7 +118,7 @@ def default_options(
 
 
 def _given(key: Key, value: Any) -> Any:
-    """A value of a file as the command line would have it."""
+    """Return a value of a file as the command line would have it."""
     texts = [
         str(one).lower() if isinstance(one, bool) else str(one)
         for one in (value if isinstance(value, list) else [value])
@@ -129,13 +129,13 @@ def _given(key: Key, value: Any) -> Any:
 
 
 def negated(text: str) -> str:
-    """The value of an option whose negation has a value; what is neither stays as it is."""
+    """Return the value of an option whose negation has a value; what is neither stays as it is."""
     words = {"true": "false", "1": "0", "yes": "no", "on": "off", "t": "f", "y": "n"}
     return (words | {no: yes for yes, no in words.items()}).get(text.strip().lower(), text)
 
 
 def config_text(command: str, values: Mapping[str, Any]) -> str:
-    """A command's options as a `placer.toml` that gives the same; those not given are comments.
+    """Write a command's options as a `placer.toml`; those not given are comments.
 
     >>> print(config_text("plan", {"hbm": "8GiB", "cache": True, "dim": None}))
     [plan]

@@ -76,7 +76,7 @@ def check_knobs(configuration: Any) -> None:
 
 
 def choices_of(kind: Any) -> tuple[Any, ...]:
-    """The values that a `Literal` type names, None with them where it may be left out."""
+    """Return the values that a `Literal` type names, None with them where it may be left out."""
     if get_origin(kind) in (Union, UnionType):
         inner = [choices_of(one) for one in get_args(kind) if one is not type(None)]
         return (None, *inner[0]) if inner[0] else ()
@@ -121,19 +121,19 @@ class Option:
 
 
 def option(*values: Any, **more: Any) -> Any:
-    """An `Option` as the default of a parameter, whose type it therefore has."""
+    """Return an `Option` as the default of a parameter, whose type it therefore has."""
     return Option(*values, **more)
 
 
 def argument(default: Any = ..., kind: Any = None) -> Any:
-    """The default of a parameter that is an argument."""
+    """Return the default of a parameter that is an argument."""
     return Option(default, kind=kind, is_argument=True)
 
 
 def options_of(
     configuration: type, flags: dict[str, str], heading: str = "", **changed: tuple[Any, Option]
 ) -> Any:
-    """Some fields of a configuration as options, for a parameter that is a mapping of them.
+    """Return some fields of a configuration as options, for a parameter that is a mapping of them.
 
     Parameters
     ----------
@@ -165,7 +165,7 @@ Member = tuple[str, str, Any, Option]
 
 
 def members(function: Callable[..., Any]) -> Iterator[Member]:
-    """The options of a function's parameters, in order.
+    """Yield the options of a function's parameters, in order.
 
     A parameter that is a dataclass, or has `options_of` one as its default, has several.
     """

@@ -47,7 +47,7 @@ class Calibrated(StepEquation):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Calibrated":
-        """The model of a file that `placer calibrate` wrote.
+        """Return the model of a file that `placer calibrate` wrote.
 
         Raises
         ------
@@ -57,7 +57,7 @@ class Calibrated(StepEquation):
         return cls(Calibration.load(path), f"calibrated:{os.fspath(path)}")
 
     def identity(self) -> Any:
-        """All that answers depend on besides source, as JSON: by it plans are kept."""
+        """Return all that answers depend on besides source, as JSON: by it plans are kept."""
         return self.calibration.to_json()
 
     @property
@@ -88,11 +88,11 @@ class Calibrated(StepEquation):
         return replace(schedule, fixed_s=(main_s + self.calibration.seconds("step"), *others_s))
 
     def launches(self, problem: Problem, gpu: int) -> Float:
-        """What an arena takes whatever is in it. See `CostModel.launches`."""
+        """Return what an arena takes whatever is in it. See `CostModel.launches`."""
         return _in_phases(self.calibration.seconds("arena"), problem.pipeline)
 
     def arena_costs(self, problem: Problem, gpu: int) -> ArenaCosts | None:
-        """Where tiers are one memory, those of replicas alone. See `CostModel.arena_costs`."""
+        """Return replicas' alone where tiers are one memory. See `CostModel.arena_costs`."""
         tiers, of = self.calibration.tiers, self.calibration.seconds
         seconds = [of(term) if tiers or term == "replicas" else 0.0 for term in ARENA_TERMS]
         if not any(seconds):
@@ -104,7 +104,7 @@ class Calibrated(StepEquation):
         return self._shard_s
 
     def _exchange_byte_s(self, problem: Problem, gpu: int) -> float:
-        """Seconds of a byte that is spread evenly over all GPUs."""
+        """Return seconds of a byte that is spread evenly over all GPUs."""
         topology = problem.topology
         if "exchange_byte" not in self.calibration.constants:
             return topology.exchange_s(topology.gpus[gpu].id, 1.0)
@@ -162,7 +162,7 @@ class Calibrated(StepEquation):
 
 
 def _in_phases(seconds: float, pipeline: Pipeline) -> Float:
-    """Seconds of each phase: half of them are the lookup's, the others the update's."""
+    """Return seconds of each phase: half of them are the lookup's, the others the update's."""
     phase_s = np.zeros(ROWS)
     phase_s[[LOOKUP, UPDATE]] = seconds / 2
     return with_lanes(phase_s, pipeline)

@@ -6,7 +6,7 @@ from placer.report.section import Column, Report, attributes, table_of
 
 
 def calibration_warnings(calibration: Calibration) -> list[str]:
-    """What stands against the use of the constants."""
+    """Return what stands against the use of the constants."""
     if not calibration.noisy:
         return []
     return [
@@ -16,7 +16,7 @@ def calibration_warnings(calibration: Calibration) -> list[str]:
 
 
 def calibration_report(calibration: Calibration) -> Report:
-    """Constants with their error bars, how well they predict, and how much the machine varied."""
+    """Report constants with error bars, how well they predict, and how the machine varied."""
     noise = calibration.noise
     headline = [
         f"{calibration.cases} cases; step times of cases that a fit had not seen are off by "

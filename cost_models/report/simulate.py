@@ -173,7 +173,7 @@ def break_even(steps: float | None, cost: float | None) -> str:
 
 
 def _steps(records: "Sequence[StepRecord]") -> Section:
-    """Each step's numbers, of which a table shows the times of the first ones."""
+    """Return each step's numbers, of which a table shows the times of the first ones."""
     return table_of(
         records,
         "steps_in_order",

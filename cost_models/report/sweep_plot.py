@@ -59,7 +59,7 @@ def plot_sweep(sweep: Sweep, path: str | os.PathLike[str]) -> None:
 
 
 def _legend(figure: "Figure", colours: Mapping[str, str]) -> None:
-    """Names and colours below the panels, in as many lines as the figure's width takes."""
+    """Write names and colours below the panels, in as many lines as the width takes."""
     from matplotlib.lines import Line2D
 
     handles = [

@@ -62,7 +62,7 @@ class Case:
         )
 
     def topology(self, like: Topology | None = None) -> Topology:
-        """One host with the case's GPUs, as fast as those of `like` and with room for anything."""
+        """Make one host with the case's GPUs, as fast as those of `like`, and room for anything."""
         gpu, host = Gpu("gpu:0", "host:0", 0, 1e10), Host("host:0", 0, 1e10)
         link = 1e10
         if like is not None:
@@ -78,12 +78,12 @@ class Case:
         )
 
     def problem(self, like: Topology | None = None) -> Problem:
-        """The problem that a cost model estimates."""
+        """Return the problem that a cost model estimates."""
         topology = self.topology(like)
         return Problem(self.profile, topology, self.batch_size, pipeline="serial")
 
     def plan(self, like: Topology | None = None) -> Plan:
-        """What is measured."""
+        """Return what is measured."""
         return Plan(
             self.tables,
             self.topology(like),
@@ -103,7 +103,7 @@ class Case:
         is_first: bool,
         cache_rows: int = 0,
     ) -> Shard:
-        """A shard of table number `table`, with buffers; the first of its columns returns bags."""
+        """Make a shard of table number `table`; the first of its columns returns bags."""
         profile = self.profile.tables[table]
         memory: Memory = "hbm" if lookup == "device" else "dram"
         bare = Shard(profile.name, rows, cols, devices, memory, lookup, cache_rows=cache_rows)
@@ -111,7 +111,7 @@ class Case:
         return with_buffers(profile, bare, samples=samples, returns_bags=is_first)
 
     def to_json(self) -> dict[str, Any]:
-        """The same as JSON."""
+        """Return the same as JSON."""
         return {
             "workload": self.workload,
             "kind": self.kind,
@@ -127,7 +127,7 @@ class Case:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "Case":
-        """What `to_json` gave.
+        """Return what `to_json` gave.
 
         Raises
         ------

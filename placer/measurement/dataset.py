@@ -90,7 +90,7 @@ class Dataset:
         return cls(Setting(**header["setting"]), header["machine"], tuple(measurements))
 
     def of_kind(self, *kinds: str) -> "Dataset":
-        """The same with cases of these kinds only."""
+        """Return the same with cases of these kinds only."""
         kept = tuple(m for m in self.measurements if m.case.kind in kinds)
         return Dataset(self.setting, self.machine, kept)
 
@@ -253,7 +253,7 @@ def _drop_partial_line(path: Path) -> None:
 
 
 def repeated(measurements: Iterable[Measurement]) -> Iterator[tuple[Case, tuple[Measured, ...]]]:
-    """Each case once, with all its measurements."""
+    """Yield each case once, with all its measurements."""
     by_case: dict[str, tuple[Case, list[Measured]]] = {}
     for measurement in measurements:
         key = case_sha256(measurement.case)

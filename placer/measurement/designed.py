@@ -43,7 +43,7 @@ class _Point:
     share: float = 0.0
 
     def case(self, name: str, kind: str, gpus: int, load: int) -> Case:
-        """Each table whole on one GPU, in turn."""
+        """Make the case: each table whole on one GPU, in turn."""
         per_sample = self.tables * self.pooling
         samples = max(16, round(self.lookups * load / per_sample))
         rows = self.rows * times_rows(load)
@@ -83,7 +83,7 @@ class _Point:
 
 
 def designed_cases(*, tiers: bool, gpus: int = 1, load: int = 1) -> Iterator[Case]:
-    """Cases in an order of which any beginning is balanced.
+    """Yield cases in an order of which any beginning is balanced.
 
     Parameters
     ----------

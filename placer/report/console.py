@@ -38,14 +38,14 @@ def set_quiet(quiet: bool) -> None:
 
 
 def print_seconds(seconds: float) -> None:
-    """How long a command took."""
+    """Print how long a command took."""
     from placer import __version__
 
     print_stderr(f"{seconds:.1f} s, placer {__version__}, Python {sys.version.split()[0]}")
 
 
 def print_stderr(text: str, style: str = "dim") -> None:
-    """A line on stderr as it is: not wrapped, and brackets in a path are no markup."""
+    """Print a line on stderr as it is: not wrapped, and brackets in a path are no markup."""
     if _quiet and style == "dim":
         return
     console = Console(stderr=True, highlight=False)
@@ -53,13 +53,13 @@ def print_stderr(text: str, style: str = "dim") -> None:
 
 
 def print_title(text: str) -> None:
-    """A heading on stdout."""
+    """Print a heading on stdout."""
     Console(highlight=False).print(plain(text), style="bold", markup=False, soft_wrap=True)
 
 
 @contextmanager
 def progress_bar(words: str, shown: bool = True) -> Iterator[Update]:
-    """A progress bar on stderr, on a terminal only; yields how to move it."""
+    """Show a progress bar on stderr, on a terminal only; yield how to move it."""
     console = Console(stderr=True)
     remarks = TextColumn("{task.description}")
     shown_here = shown and not _quiet and console.is_terminal
@@ -162,7 +162,7 @@ def print_violations(
 
 
 def readable(value: Any) -> str:
-    """A value of a result for people: whole numbers grouped, others to five digits."""
+    """Show a value of a result: whole numbers grouped, others to five digits."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return {True: "yes", False: "no"}.get(value, str(value))
     return f"{value:,}" if isinstance(value, int) else significant(value, 5)
@@ -176,5 +176,5 @@ def draw(draws: Callable[[Any, Path], None], drawn: Any, file: Path | None) -> N
 
 
 def this_command() -> str:
-    """The command line that runs, as a shell takes it."""
+    """Return the command line that runs, as a shell takes it."""
     return shlex.join(["placer", *sys.argv[1:]])

@@ -15,7 +15,7 @@ MOST_ROWS = 20
 
 
 def diff_report(diff: PlanDiff) -> Report:
-    """Kinds of moves, tables and moves from device to device, most bytes first."""
+    """Report kinds of moves, tables and moves from device to device, most bytes first."""
     old, new = diff.old, diff.new
     share = diff.changed_cells / diff.compared_cells if diff.compared_cells else 0.0
     statuses = Counter(table.status for table in diff.tables)
@@ -79,7 +79,7 @@ def _tables(tables: Iterable[TableDiff]) -> Section:
 
 
 def changed_share(table: TableDiff) -> float:
-    """Share of a table's rows × columns that get another device or tier."""
+    """Return the share of a table's rows × columns that get another device or tier."""
     return table.changed_cells / table.cells if table.cells else 0.0
 
 

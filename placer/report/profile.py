@@ -13,7 +13,7 @@ _MANY_TIMES, _MANY_ROWS = 10, 1000
 
 
 def profile_report(profile: Profile, batch_size: int = 8192, *, fit: bool = True) -> Report:
-    """One row per table: its size, how it is read, and how skewed that is.
+    """Report one row per table: its size, how it is read, and how skewed that is.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ def profile_report(profile: Profile, batch_size: int = 8192, *, fit: bool = True
 
 
 def unknown_words(profile: Profile) -> str:
-    """Which lookups a vocabulary did not know, in words; empty if there are none."""
+    """Say which lookups a vocabulary did not know; say nothing if there are none."""
     shares = {table.name: table.unknown_share or 0.0 for table in profile}
     worst = sorted(shares, key=lambda name: -shares[name])[:3]
     named = [f"{form.share(shares[name])} of {name}" for name in worst if shares[name]]
@@ -103,7 +103,7 @@ def unknown_words(profile: Profile) -> str:
 
 
 def unread_words(profile: Profile) -> str:
-    """Which tables have many times the rows that were read, as their ids are rows, in words."""
+    """Say which tables have many more rows than were read, as their ids are rows."""
     kinds = {} if profile.encoding is None else profile.encoding.mappings
     found = []
     for table in profile:
@@ -160,7 +160,7 @@ def _exponent(profile: TableProfile, fit: bool) -> float | None:
 
 
 def workloads_report() -> Report:
-    """The named workloads and their sizes."""
+    """Report the named workloads and their sizes."""
     rows: list[Row] = []
     for info in workload_infos():
         # A name with a parameter stands for a family, which has no size of its own.

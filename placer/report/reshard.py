@@ -19,7 +19,7 @@ MOST_ROWS = 20
 def reshard_report(
     transfers: "Transfers", way: Migration | None, files: "Resharded | None" = None
 ) -> Report:
-    """Bytes by device, and of files where there are some."""
+    """Report bytes by device, and of files where there are some."""
     facts: dict[str, Any] = {
         "kept_bytes": transfers.kept_bytes,
         "moved_bytes": transfers.moved_bytes,
@@ -47,7 +47,7 @@ def reshard_report(
 
 
 def grown_report(tables: "Iterable[Grown]") -> Report:
-    """Rows of each table that were carried over, are new, or were left out."""
+    """Report the rows of each table that were carried over, are new, or were left out."""
     columns = [Column(f"{kind}_rows", kind, form.count) for kind in ("kept", "new", "dropped")]
     section = table_of(tables, "tables", "Rows by table", Column("table", "table"), *columns)
     return Report("Tables with other rows", (section,))

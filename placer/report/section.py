@@ -43,7 +43,7 @@ size, seconds, share, number = format_bytes, format_seconds, format_share, signi
 
 
 def count(value: float) -> str:
-    """A count: ``1,234``, ``40.0 M``."""
+    """Show a count: ``1,234``, ``40.0 M``."""
     for scale, unit in ((1e9, "G"), (1e6, "M")):
         if abs(value) >= scale:
             return f"{value / scale:,.1f} {unit}"
@@ -51,19 +51,19 @@ def count(value: float) -> str:
 
 
 def rate(value: float) -> str:
-    """Bytes per second, in decimal units as vendors do."""
+    """Show bytes per second in decimal units, as vendors do."""
     if value >= 0.9995e12:  # What rounds to 1,000 is one of this unit.
         return f"{significant(value / 1e12)} TB/s"
     return f"{significant(value / 1e9)} GB/s"
 
 
 def times(value: float) -> str:
-    """A ratio: ``1.25x``."""
+    """Show a ratio: ``1.25x``."""
     return f"{value:.2f}x" if value < 100 else f"{value:.0f}x"
 
 
 def fraction(value: float) -> str:
-    """Two decimals."""
+    """Show two decimals."""
     return f"{value:.2f}"
 
 
@@ -106,12 +106,12 @@ class Column:
         return self.show or next(by_unit, text)
 
     def cell(self, row: Row) -> str:
-        """The value of a row for people."""
+        """Return the value of a row for people."""
         value = row[self.key]
         return "–" if value is None else plain_line(self._shows(value))
 
     def least_width(self, cells: Sequence[str]) -> int:
-        """The narrowest that the column can be shown without cutting a word."""
+        """Return the narrowest that the column can be shown without cutting a word."""
         words = [plain_line(self.title or ""), *cells]
         if self.wraps:
             words = [part for cell in words for part in cell.split()]
@@ -222,7 +222,7 @@ def _note(words: str) -> Text:
 def _blocks(
     columns: Sequence[Column], cells: Mapping[str, Sequence[str]], most: int
 ) -> list[Sequence[Column]]:
-    """Columns as several tables where one would be wider: a number is shown whole or not at all.
+    """Divide columns into several tables where one would be too wide for whole numbers.
 
     Each begins with the columns that tell its rows apart.
     """
@@ -241,7 +241,7 @@ def _blocks(
 def _names_of_rows(
     columns: Sequence[Column], cells: Mapping[str, Sequence[str]]
 ) -> Sequence[Column]:
-    """The first columns that no two rows have in common; the first one where all do not."""
+    """Return the first columns that no two rows have in common; the first one where all do not."""
     for last in range(1, len(columns) + 1):
         rows = list(zip(*(cells[column.key] for column in columns[:last]), strict=True))
         if len(set(rows)) == len(rows):
@@ -316,7 +316,7 @@ class Report:
         return next((one for one in self.sections if one.name == name), None)
 
     def to_csv(self) -> str:
-        """The rows of all sections, with their keys as header.
+        """Return the rows of all sections, with their keys as header.
 
         Rows of several sections are one table: its first column, ``section``, names the section of
         a row, and what other sections have is empty.
@@ -341,12 +341,12 @@ def grouped(values: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
 
 
 def attributes(value: object, *names: str) -> dict[str, Any]:
-    """A row, or the start of one: attributes of a value under their own names."""
+    """Return a row, or the start of one: attributes of a value under their own names."""
     return {name: getattr(value, name) for name in names}
 
 
 def rows_to_csv(rows: Sequence[Row]) -> str:
-    """Rows as CSV, with a column for each key of any row; values that are missing are empty.
+    """Return rows as CSV, with a column for each key of any row; values that are missing are empty.
 
     A text that a spreadsheet would take for a formula has an apostrophe before it, which
     spreadsheets do not show. Control characters are written out.

@@ -14,7 +14,7 @@ MOST_DEVICES = 18
 
 
 def topology_report(topology: Topology) -> Report:
-    """Devices with their budgets and bandwidths, and the source of each constant."""
+    """Report devices with their budgets and bandwidths, and the source of each constant."""
     headline = [f"{counted(len(topology.gpus), 'GPU')} in {counted(len(topology.hosts), 'host')}"]
     if topology.emulated:
         headline.append("The GPU is emulated: a part of host memory plays its memory.")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # They import torch, and every command imports this.
 
 
 def train_values(result: "TrainResult") -> dict[str, Any]:
-    """The figures of a run by name."""
+    """Return the figures of a run by name."""
     return {
         "steps": result.steps,
         "samples": result.samples,
@@ -43,7 +43,7 @@ def train_values(result: "TrainResult") -> dict[str, Any]:
 def training_reports(
     result: "TrainResult", planned: Mapping[str | None, float] | None = None
 ) -> dict[str, Report]:
-    """Tables of a run, by name: those that there are."""
+    """Return tables of a run, by name: those that there are."""
     reports = {}
     if result.hit_rates is not None:
         reports["hit_rates"] = hit_rate_report(result.hit_rates, planned or {})
@@ -53,7 +53,7 @@ def training_reports(
 
 
 def parity_lines(parity: "ParityResult") -> Iterator[str]:
-    """The losses of the placed and the unplaced model side by side, and whether they are equal."""
+    """Yield the losses of the placed and the unplaced model, and whether they are equal."""
     yield f"{'step':>6} {'placed':>10} {'unplaced':>10} {'difference':>11}"
     for step in sorted({*range(0, parity.steps, max(1, parity.steps // 10)), parity.steps - 1}):
         placed, unplaced = parity.placed_losses[step], parity.unplaced_losses[step]
@@ -72,7 +72,7 @@ def parity_lines(parity: "ParityResult") -> Iterator[str]:
 
 
 def hit_rate_report(rates: "HitRates", planned: Mapping[str | None, float]) -> Report:
-    """Lookups by the memory that held their rows when a step asked for them.
+    """Report lookups by the memory that held their rows when a step asked for them.
 
     `planned` has the shares from HBM that the plan counts on, where they are known: of each table,
     and under None of all.
@@ -116,7 +116,7 @@ def hit_rate_report(rates: "HitRates", planned: Mapping[str | None, float]) -> R
 
 
 def _table_section(shares: Mapping[str, float], planned: Mapping[str | None, float]) -> Section:
-    """Tables by how far they are from what the plan counts on, the furthest below first."""
+    """List tables by how far they are from what the plan counts on, the furthest first."""
     return table_of(
         sorted(shares.items(), key=lambda item: item[1] - (planned.get(item[0]) or 0.0)),
         "tables",
@@ -130,7 +130,7 @@ def _table_section(shares: Mapping[str, float], planned: Mapping[str | None, flo
 
 
 def trace_report(summary: "TraceSummary") -> Report:
-    """Phases of a traced step."""
+    """Report phases of a traced step."""
     phases = table_of(
         summary.phases,
         "phases",

@@ -26,7 +26,7 @@ _RATE_UNITS = {
 
 
 def parse_rate(text: str | int | float) -> float:
-    """Bytes per second from ``"55GB/s"``, ``"400Gbit/s"`` or a plain number.
+    """Parse bytes per second from ``"55GB/s"``, ``"400Gbit/s"`` or a plain number.
 
     Case matters: ``Gb/s`` could mean bits or bytes and is refused.
 
@@ -125,7 +125,7 @@ def write(topology: TopologyFields, path: str | os.PathLike[str]) -> None:
 
 
 def dumps(topology: TopologyFields) -> str:
-    """A topology as YAML text."""
+    """Return a topology as YAML text."""
     document: dict[str, Any] = {"name": topology.name}
     if topology.emulated:
         document["emulated"] = True
@@ -223,7 +223,7 @@ def _expand(id_: str) -> list[str]:
 
 
 def _number(id_: str) -> int:
-    """How many devices an id stands for."""
+    """Return how many devices an id stands for."""
     match = _RANGE.fullmatch(id_)
     if match is None:
         if "[" in id_ or not id_:

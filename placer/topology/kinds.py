@@ -44,7 +44,7 @@ class Rate:
         return self.stated_bytes_per_s * self.share
 
     def scaled(self, factor: float) -> "Rate":
-        """A part of it, such as one GPU's share of its host's memory bandwidth."""
+        """Return a part of it, such as one GPU's share of its host's memory bandwidth."""
         return Rate(self.stated_bytes_per_s * factor, self.share, self.source)
 
     def describe(self) -> str:

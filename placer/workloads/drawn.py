@@ -70,7 +70,7 @@ class _Draws:
         return values[int(self.uniform(0, len(values)))]
 
     def table(self, name: str, rows: int, dim: int) -> TableProfile:
-        """A table of the given size with drawn pooling, coverage and skew."""
+        """Return a table of the given size with drawn pooling, coverage and skew."""
         lookups = self.log_normal(_POOLING_MEDIAN, _POOLING_SIGMA)
         pooling = round(min(max(lookups, 1.0), _MOST_LOOKUPS), 2)
         coverage = round(self.uniform(*_COVERAGE), 3)
@@ -130,7 +130,7 @@ def recshard_workload(model: str) -> Profile:
 
 
 def neuroshard_workload(tables: int, seed: int = 0) -> Profile:
-    """A task in NeuroShard's setting: some of `meta_workload`'s tables, with drawn dims.
+    """Return a task in NeuroShard's setting: some of `meta_workload`'s tables, with drawn dims.
 
     As its task generator does (Zha et al. 2023, arXiv:2305.01868): tables with repetition,
     each of a dim of its own, all drawn again until their weights take at most 15 GiB, the
@@ -166,7 +166,7 @@ def neuroshard_workload(tables: int, seed: int = 0) -> Profile:
 
 
 def resized_meta_tables(shapes: Iterable[tuple[int, int]]) -> tuple[TableProfile, ...]:
-    """Some of `meta_workload`'s tables, each by its number from 0 and with a dim, as t1, t2, ...
+    """Take tables of `meta_workload` by their number from 0, each with a dim, as t1, t2, ...
 
     Examples
     --------
@@ -181,7 +181,7 @@ def resized_meta_tables(shapes: Iterable[tuple[int, int]]) -> tuple[TableProfile
 
 
 def _resized(profile: TableProfile, name: str, dim: int) -> TableProfile:
-    """One of `meta_workload`'s tables under another name, with another dim."""
+    """Return one of `meta_workload`'s tables under another name, with another dim."""
     rows = max(profile.table.rows, _NEUROSHARD_LEAST_ROWS)
     (feature,) = profile.table.features
     return TableProfile(
@@ -200,7 +200,7 @@ def _meta() -> dict[str, object]:
 
 
 def meta_workload() -> Profile:
-    """The 856 tables of Meta's synthetic traces of 2021.
+    """Return the 856 tables of Meta's synthetic traces of 2021.
 
     Tables of one row stand for features that the trace never reads: they are kept, with no
     lookups.

@@ -20,7 +20,7 @@ _COLD_NAMES = {
 
 
 def alternatives(planned: PlannedTable) -> tuple[Alternative, ...]:
-    """All rows in one tier, then other GPUs and sharding options, the best of these first."""
+    """List all rows in one tier, then other GPUs and sharding options, the best first."""
     splits = list(_other_splits(planned))
     others = (*_on_other_gpus(planned), *_other_options(planned))
     return (*splits, *sorted(others, key=_rank))
@@ -32,7 +32,7 @@ def _rank(one: Alternative) -> tuple[bool, float, float]:
 
 
 def _other_splits(planned: PlannedTable) -> Iterator[Alternative]:
-    """All rows in one tier, the shards where they are."""
+    """Yield all rows in one tier, the shards where they are."""
     instance, placed = planned.instance, planned.placements
     curves = [instance.curve(p.shard, p.gpu) for p in placed]
     for name, end in (("all rows in HBM", -1), ("all rows in DRAM", 0)):
@@ -49,7 +49,7 @@ def _other_splits(planned: PlannedTable) -> Iterator[Alternative]:
 
 
 def _on_other_gpus(planned: PlannedTable) -> Iterator[Alternative]:
-    """The shard on the slowest GPU moved to other GPUs, which serve none of the table."""
+    """Yield the shard on the slowest GPU moved to other GPUs, which serve none of the table."""
     placed = planned.placements
     if not placed or planned.in_group:
         return
@@ -94,7 +94,7 @@ def _other_options(planned: PlannedTable) -> Iterator[Alternative]:
 
 
 def _roomy_first(planned: PlannedTable, shard: TableShard) -> list[int]:
-    """GPUs that may serve a shard: first those with room for its buffers, then by load."""
+    """Return GPUs that may serve a shard: first those with room for its buffers, then by load."""
     instance, gpu_s = planned.instance, planned.others_cost.gpu_s
 
     def lacks_room(gpu: int) -> bool:

@@ -155,7 +155,7 @@ def _margin(planned: PlannedTable, placed: Placement) -> ShardMargin:
 
 
 def split_margin(instance: Instance, placed: Placement) -> ShardMargin:
-    """What HBM is worth to a shard at its split; without the price on its GPU."""
+    """Return what HBM is worth to a shard at its split; without the price on its GPU."""
     curve = instance.curve(placed.shard, placed.gpu)
     return ShardMargin(
         instance.problem.topology.gpus[placed.gpu].id,
@@ -168,12 +168,12 @@ def split_margin(instance: Instance, placed: Placement) -> ShardMargin:
 
 
 def _next_saving(curve: CostCurve, hot_rows: int) -> float | None:
-    """Seconds per byte of HBM that the hottest rows in DRAM would save."""
+    """Return seconds per byte of HBM that the hottest rows in DRAM would save."""
     return _saving(curve, int(np.searchsorted(curve.hot_rows, hot_rows, side="right")))
 
 
 def _saving(curve: CostCurve, point: int) -> float | None:
-    """Seconds per byte of HBM that the rows between a point of a curve and the one before save."""
+    """Return seconds per byte of HBM that the rows between two points of a curve save."""
     if not 0 < point < curve.hot_rows.size:
         return None
     extra = float(curve.hbm_bytes[point] - curve.hbm_bytes[point - 1])
@@ -183,7 +183,7 @@ def _saving(curve: CostCurve, point: int) -> float | None:
 
 
 def _gpu_price(planned: PlannedTable, gpu: int) -> float | None:
-    """Seconds per byte that a little more HBM on one GPU saves of its time."""
+    """Return seconds per byte that a little more HBM on one GPU saves of its time."""
     instance, replicated, shards = planned.instance, 0.0, []
     device = planned.problem.topology.gpus[gpu].id
     served = dict.fromkeys(s.table for s in planned.plan.shards if device in s.devices)
@@ -208,7 +208,7 @@ def _gpu_price(planned: PlannedTable, gpu: int) -> float | None:
 
 
 def _full_memories(planned: PlannedTable) -> Iterator[Binding]:
-    """GPUs that are full while rows of the table would be faster in HBM, and hosts that are."""
+    """Yield GPUs that are full while rows of the table would gain from HBM, and full hosts."""
     gpus, cost = planned.problem.topology.gpus, planned.cost
     cold = [
         p
@@ -247,7 +247,7 @@ def _hottest_row(planned: PlannedTable) -> Iterator[Binding]:
 
 
 def _constraints(planned: PlannedTable, others: Sequence[Alternative]) -> Iterator[Binding]:
-    """Each constraint on the table, and what the placement would gain without it."""
+    """Yield each constraint on the table, and what the placement would gain without it."""
     step_time_s = planned.cost.step_time_s
     fastest_s = min([step_time_s, *(one.step_time_s for one in others if not one.short_bytes)])
     devices = list(dict.fromkeys(d for shard in planned.own.shards for d in shard.devices))
@@ -267,7 +267,7 @@ def _constraints(planned: PlannedTable, others: Sequence[Alternative]) -> Iterat
 
 
 def _relaxed(constraints: Constraints, table: str) -> Iterator[tuple[Constraint, str, Constraints]]:
-    """Each constraint on a table: its kind, what it says, and the constraints without it."""
+    """Yield each constraint on a table: its kind, what it says, and the constraints without it."""
     rule, group = constraints.rule_of(table), constraints.group_of(table)
 
     def with_rule(changed: TableRule) -> Constraints:
@@ -294,7 +294,7 @@ def _relaxed(constraints: Constraints, table: str) -> Iterator[tuple[Constraint,
 
 
 def _work(planned: PlannedTable) -> Binding:
-    """What the slowest GPU of the table waits for on its behalf, and how slow that GPU is."""
+    """Say what the slowest GPU of the table waits for, and how slow that GPU is."""
     cost = planned.cost
     devices = {device for shard in planned.own.shards for device in shard.devices}
     gpu_s = dict(zip((gpu.device for gpu in cost.gpus), cost.gpu_s.tolist(), strict=True))

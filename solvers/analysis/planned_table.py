@@ -77,11 +77,11 @@ class PlannedTable:
         self._seen = {frozenset(self.own.shards)}
 
     def placed(self, placements: Sequence[Placement], replica: TableShard | None = None) -> Plan:
-        """A plan of this table alone, placed in another way."""
+        """Return a plan of this table alone, placed in another way."""
         return build_plan(self.instance, placements, () if replica is None else (replica,))
 
     def costed(self, name: str, own: Plan) -> Iterator[Alternative]:
-        """The whole plan with the table placed as in `own`.
+        """Yield the whole plan with the table placed as in `own`.
 
         Yields nothing if that placement was costed before, or the cost model does not know it.
         """
@@ -108,7 +108,7 @@ class PlannedTable:
         return Alternative(name, cost.step_time_s, table_s, self.short_bytes(own), plan)
 
     def short_bytes(self, own: Plan) -> dict[str, int]:
-        """What each device lacks that has too little memory for `own` beside the other tables."""
+        """Return what each device lacks to hold `own` beside the other tables."""
         free = {name: use.free_bytes for name, use in self.others_cost.memory.items()}
         used = {name: use.total_bytes for name, use in device_memory(own).items()}
         return {name: used[name] - free[name] for name in used if used[name] > free[name]}
@@ -116,7 +116,7 @@ class PlannedTable:
     def filled(
         self, shards: Sequence[tuple[TableShard, int]], replica: TableShard | None = None
     ) -> Plan:
-        """The table's shards on these GPUs, with as many rows in HBM as save time and fit."""
+        """Place the table's shards on these GPUs, with as many rows in HBM as pay and fit."""
         free = list(self.free_hbm)
         if replica is not None:
             for gpu in range(self.instance.gpus):
@@ -137,7 +137,7 @@ class PlannedTable:
         return own
 
     def _hot_rows(self, shard: TableShard, gpu: int, room_bytes: float) -> int:
-        """Rows of a shard in HBM that save most within `room_bytes`; the fewest if none fit."""
+        """Return the rows in HBM that save most within `room_bytes`; the fewest if none fit."""
         curve = self.instance.curve(shard, gpu)
         knapsack = solve_knapsack(
             [self.instance.priced_costs(shard, gpu)], room_bytes, lambda _: curve

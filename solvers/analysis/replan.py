@@ -130,7 +130,7 @@ def replan(
     solver: str = "greedy-cost",
     on_candidate: Callable[[str], None] = lambda name: None,
 ) -> Replanned:
-    """The plan that should follow `old` on a changed problem.
+    """Return the plan that should follow `old` on a changed problem.
 
     Parameters
     ----------
@@ -210,7 +210,7 @@ class _CostedPlan(NamedTuple):
 def _weighed(
     plans: Iterable[_CostedPlan], old_step_s: float | None, horizon_steps: int
 ) -> tuple[Candidate, ...]:
-    """Candidates, fewest bytes first, those on the front marked."""
+    """Return candidates, fewest bytes first, those on the front marked."""
     candidates: list[Candidate] = []
     fastest_s = float("inf")
     for name, plan, step_s, way in sorted(plans, key=lambda one: (one.way.moved_bytes, one[2])):
@@ -238,7 +238,7 @@ class _Replanning:
         self.old_tables = old_tables(self.instance, old)
 
     def refilled(self, fresh: Plan | None) -> Iterator[tuple[str, Plan]]:
-        """The old options and GPUs with HBM filled anew, then improved by a few search steps.
+        """Yield the old options and GPUs with HBM filled anew, then improved by a few search steps.
 
         New tables get the sharding options that they have in the plan from scratch.
         """
@@ -273,12 +273,12 @@ class _Replanning:
         return with_old_slices(self.instance, plan, self.old, self.old_tables, options)
 
     def anew(self, name: str, fresh: Plan) -> _CostedPlan | None:
-        """The plan from scratch on the GPUs that have most of it, if there is a sound one."""
+        """Cost the plan from scratch on the GPUs that have most of it, if there is a sound one."""
         plans = itertools.chain(self._matched(fresh), (fresh,))
         return next((one for plan in plans if (one := self.costed(name, plan))), None)
 
     def _matched(self, fresh: Plan) -> Iterator[Plan]:
-        """The plan with equal GPUs in each other's places; with slices in each other's, or not."""
+        """Yield the plan with equal GPUs exchanged, with and without equal slices exchanged."""
         instance, names = self.instance, self.problem.profile.table_names
         read = [placements_of(instance, fresh, name) for name in names]
         placements = [placement for placement in read if placement is not None]
@@ -303,7 +303,7 @@ class _Replanning:
         return build_plan(self.instance, placements, replicas)
 
     def costed(self, name: str, plan: Plan) -> _CostedPlan | None:
-        """A plan with its step time and the way to it; None if it is not sound."""
+        """Return a plan with its step time and the way to it; None if it is not sound."""
         if violations(plan) or unmet(plan, self.problem.constraints):
             return None
         try:
@@ -313,7 +313,7 @@ class _Replanning:
         return _CostedPlan(name, plan, step_time_s, migration(diff(self.old, plan)))
 
     def _step_time_s(self, name: str, plan: Plan) -> float:
-        """Time of a step. Rows for which the old plan has no room to stage are read in place."""
+        """Time a step. Rows for which the old plan has no room to stage are read in place."""
         ordered = self.problem.in_plan_order(plan)
         staged_s = self.cost_model.evaluate(ordered, plan).step_time_s
         share = in_place_share(ordered, self.cost_model, plan) if name == KEEP else 0.0
@@ -323,7 +323,7 @@ class _Replanning:
         return staged_s + share * max(0.0, in_place_s - staged_s)
 
     def recorded(self, chosen: Candidate, fresh: SolveResult) -> Plan:
-        """The chosen plan, with what is known of it."""
+        """Return the chosen plan, with what is known of it."""
         bound_s = fresh.bound_s
         if bound_s is not None and bound_s > chosen.step_time_s:
             bound_s = None  # The old placement is outside of the search space.

@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 def in_processes(
     function: Callable[[Job, Stop], Result], jobs: Sequence[Job], workers: int, stop: Stop
 ) -> Iterator[tuple[Job, Result]]:
-    """Results of jobs in the order in which they end; each is begun in the order of `jobs`.
+    """Yield results of jobs in the order in which they end; each is begun in the order of `jobs`.
 
     The processes are new ones, so that neither threads nor locks of this one are copied. They end
     with the last job, with an error, and when this process ends or no longer wants results.

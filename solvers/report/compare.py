@@ -19,7 +19,7 @@ _FIGURES = ("step time", "gap", "from HBM", "solved in")
 
 
 def compare_report(rows: Sequence[CompareRow], title: str = "Comparison") -> Report:
-    """The rows, each beside the best of its machine, budget and cost model."""
+    """Report the rows, each beside the best of its machine, budget and cost model."""
     best: dict[tuple[str, int, str], float] = {}
     for row in rows:
         if row.step_time_s is not None:
@@ -155,7 +155,7 @@ def _draw_bars(
 
 
 def _write_figures(axis: "Axes", members: Sequence[CompareRow]) -> None:
-    """The figures of each row in columns, beside its bar."""
+    """Write the figures of each row in columns, beside its bar."""
     axis.set_axis_off()
     axis.set_xlim(0, len(_FIGURES))
     for column, heading in enumerate(_FIGURES):

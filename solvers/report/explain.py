@@ -15,7 +15,7 @@ MOST_ALTERNATIVES = 12
 
 
 def explain_report(explanation: Explanation) -> Report:
-    """What binds the table, its worth of HBM beside the price, and its alternatives."""
+    """Report what binds the table, its worth of HBM beside the price, and its alternatives."""
     current = explanation.current
     table = current.plan.tables_by_name[explanation.table]
     shards = current.plan.shards_by_table[explanation.table]
@@ -89,12 +89,12 @@ def _margins(explanation: Explanation) -> Section:
 
 
 def _finite(value: float | None) -> Any:
-    """JSON has no infinity: rows that take no HBM are said to be free."""
+    """Say "free" for rows that take no HBM: JSON has no infinity."""
     return "free" if value == float("inf") else value
 
 
 def _lacking(short_bytes: Mapping[str, int]) -> str:
-    """What an alternative lacks, by the device that lacks most."""
+    """Return what an alternative lacks, by the device that lacks most."""
     if not short_bytes:
         return ""
     worst = max(short_bytes, key=lambda device: short_bytes[device])

@@ -18,7 +18,7 @@ _SOURCES = (
 
 
 def fleet_report(rows: Sequence[FleetRow], answer: Cheapest, within_s: float, title: str) -> Report:
-    """Machines as rows, and which trains a billion samples in time for least money."""
+    """Report machines as rows, and which trains a billion samples in time for least money."""
     values: list[Row] = [
         {
             **asdict(row),
@@ -53,7 +53,7 @@ def fleet_report(rows: Sequence[FleetRow], answer: Cheapest, within_s: float, ti
 
 
 def _words(answer: Cheapest, within_s: float) -> list[str]:
-    """The answer in sentences."""
+    """Return the answer in sentences."""
     row, limit = answer.row, _hours(within_s)
     if row is None:
         words = [f"no machine with a price trains a billion samples in {limit}"]
@@ -78,7 +78,7 @@ def _all(names: Sequence[str]) -> str:
 
 
 def _hours(seconds: float) -> str:
-    """A duration of hours: ``3.5 h``."""
+    """Return a duration of hours: ``3.5 h``."""
     return f"{significant(seconds / _HOUR_S)} h" if seconds >= _HOUR_S else format_seconds(seconds)
 
 
@@ -136,7 +136,7 @@ def plot_fleet(drawn: tuple[Sequence[FleetRow], Cheapest], path: str | os.PathLi
 
 
 def _front(shown: Sequence[tuple[FleetRow, float, float]]) -> list[tuple[float, float]]:
-    """Seconds and dollars of machines than which none is both faster and cheaper."""
+    """Return seconds and dollars of machines than which none is both faster and cheaper."""
     front: list[tuple[float, float]] = []
     for seconds, cost in sorted((seconds, cost) for _, seconds, cost in shown):
         if not front or cost < front[-1][1]:

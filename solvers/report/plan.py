@@ -39,7 +39,7 @@ def plan_report(
     binds: Callable[[CostReport], Binding] | None = None,
     even: Sequence[str] = (),
 ) -> Report:
-    """Memory and time of every device, and the placement of every table.
+    """Report the memory and time of every device, and the placement of every table.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ def plan_report(
 
 
 def placement_kind(plan: Plan, table: str) -> str:
-    """How a table is placed, in the field's words: ``HBM``, ``hot/cold, row-wise``, …
+    """Return how a table is placed, in the field's words: ``HBM``, ``hot/cold, row-wise``, …
 
     ``replicated`` means all rows; of some tables only the hottest are on every GPU.
     """
@@ -228,7 +228,7 @@ def _memory_section(memory: dict[str, MemoryUse]) -> Section:
 
 
 def _time_section(cost: CostReport) -> Section:
-    """Work of GPUs, with the seconds that each is busy, and of hosts."""
+    """Return work of GPUs, with the seconds that each is busy, and of hosts."""
     timed: list[tuple[GpuCost | HostCost, float]] = [
         *zip(cost.gpus, cost.gpu_s.tolist(), strict=True),
         *((host, host.dram_s) for host in cost.hosts),
@@ -264,7 +264,7 @@ def _time_section(cost: CostReport) -> Section:
 
 
 def _phase_section(cost: CostReport) -> Section:
-    """The phases that make up the step."""
+    """Return the phases that make up the step."""
     names = ("name", "slowest", "slowest_s", "mean_s", "waits_s")
     rows: list[Row] = [attributes(one, *names) for one in cost.phases]
     last = next((at for at, row in enumerate(rows) if row["name"] == "gradients"), None)
@@ -277,7 +277,7 @@ def _phase_section(cost: CostReport) -> Section:
 
 
 def _tier_bytes(table: Table, shards: Iterable[Shard], memory: Memory) -> int:
-    """Bytes of a table in HBM, caches of the rows of DRAM included, or in DRAM."""
+    """Return bytes of a table in HBM, caches of the rows of DRAM included, or in DRAM."""
     total = 0
     for shard in shards:
         rows = shard.row_count * (shard.memory == memory) + shard.cache_rows * (memory == "hbm")
@@ -286,7 +286,7 @@ def _tier_bytes(table: Table, shards: Iterable[Shard], memory: Memory) -> int:
 
 
 def _hot_share(table: Table, shards: Iterable[Shard]) -> float | None:
-    """Share of the table's weights that are in HBM or its caches, replicas counted once."""
+    """Return the share of the weights in HBM or its caches, replicas counted once."""
     cells = sum(
         (shard.row_count if shard.memory == "hbm" else shard.cache_rows) * shard.width
         for shard in shards

@@ -15,7 +15,7 @@ MOST_TABLES = 12
 
 
 def replan_report(replanned: Replanned) -> Report:
-    """Candidates, fewest bytes first, and the tables that the chosen one moves."""
+    """Report candidates, fewest bytes first, and the tables that the chosen one moves."""
     chosen = replanned.chosen
     facts: Row = {
         "horizon_steps": replanned.horizon_steps,

@@ -18,7 +18,7 @@ _NO_GAIN = 5e-6
 def whatif_report(
     problem: Problem, answer: WhatIf, points: Sequence[FrontPoint] = (), *, solver: str
 ) -> Report:
-    """The effects, and step time over HBM budgets if there are any."""
+    """Report the effects, and step time over HBM budgets if there are any."""
     base = answer.base
     step_time_s = base.step_time_s or 0.0
     facts: Row = {
@@ -78,14 +78,14 @@ def _verdict(effect: Effect) -> str:
 
 
 def gain(value: float) -> str:
-    """A relative gain with its sign: ``+1.2%``, ``-0.4%``."""
+    """Show a relative gain with its sign: ``+1.2%``, ``-0.4%``."""
     if abs(value) < _NO_GAIN:
         return "0%"
     return f"{'-' if value < 0 else '+'}{form.share(abs(value))}"
 
 
 def front_section(points: Sequence[FrontPoint], samples: int) -> Section:
-    """Step time over HBM budgets, with so many samples a step."""
+    """Return the step time over HBM budgets, with so many samples a step."""
     return table_of(
         points,
         "front",

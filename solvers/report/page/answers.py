@@ -187,7 +187,7 @@ class _Searches:
         return compare_report(rows, "Solvers on the plan's problem")
 
     def front(self, asked: Questions) -> tuple[FrontPoint, ...]:
-        """Step times over budgets of HBM."""
+        """Return the step times over budgets of HBM."""
         sizes = [parse_bytes(text) for text in (asked.hbm_steps or "").split(",") if text.strip()]
         strategy, limits = solver_called(asked.solver), self.limits or Limits(20.0)
         machine = self.problem.topology
@@ -202,7 +202,7 @@ class _Searches:
         return front(at, sizes, solved)
 
     def whatif(self, asked: Questions) -> Report | None:
-        """What changes of the machine would gain."""
+        """Return what changes of the machine would gain."""
         if not asked.whatif:
             return None
         answer = whatif(
@@ -240,7 +240,7 @@ def _simulated(
     profile: Profile,
     other: Plan | None,
 ) -> Report | None:
-    """The log replayed in windows, if one is given."""
+    """Return the log replayed in windows, if one is given."""
     if not asked.data:
         return None
     log = open_log_of(plan, path, asked.data, asked.data_format, profile_path)
@@ -288,7 +288,7 @@ def _sentence(margin: ShardMargin, price: float) -> str:
 
 
 def _times(value: float | None, price: float) -> str:
-    """Seconds per byte beside a price; rows that take no HBM save theirs for free."""
+    """Return seconds per byte beside a price; rows that take no HBM save theirs for free."""
     if value is None:
         return "0 times"
     return "any number of times" if value == float("inf") else f"{form.number(value / price)} times"

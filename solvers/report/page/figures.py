@@ -54,7 +54,7 @@ class Chart:
 
 
 def label(text: object) -> str:
-    """A name as Plotly writes it: no markup, no control characters, of a length that is read.
+    """Write a name for Plotly: no markup, no control characters, and not too long.
 
     >>> label("<b>C1</b>")
     '&lt;b&gt;C1&lt;/b&gt;'
@@ -68,7 +68,7 @@ def label(text: object) -> str:
 def bars(
     x: Sequence[str], y: Sequence[float], name: str, number: int, texts: Sequence[str]
 ) -> Trace:
-    """A part of stacked bars, in the colour and the pattern of its number."""
+    """Return a part of stacked bars, in the colour and the pattern of its number."""
     return {
         "type": "bar",
         "name": name,
@@ -93,7 +93,7 @@ def bars(
 def line(
     name: str, x: Sequence[Any], y: Sequence[Any], colour: str, dash: str, symbol: str, hover: str
 ) -> dict[str, Any]:
-    """Points joined by a line, with what is shown of the one under the pointer."""
+    """Return points joined by a line, with what is shown of the one under the pointer."""
     return {
         "type": "scatter",
         "mode": "lines+markers",
@@ -123,7 +123,7 @@ def levels(lines: Sequence[tuple[float, str, str, str]]) -> tuple[list[Trace], l
 
 
 def device_axis(devices: Sequence[str], topology: Topology) -> dict[str, Any]:
-    """Devices at the x axis; of many, the first GPU of each host by the host's name."""
+    """Return devices at the x axis; of many, the first GPU of each host by the host's name."""
     axis: dict[str, Any] = {"type": "category", "fixedrange": True}
     if len(devices) <= _MOST_NAMED:
         return axis
@@ -154,7 +154,7 @@ _KINDS = (
 
 
 def memory_charts(memory: Section, topology: Topology) -> list[Chart]:
-    """Bytes of GPUs, and of hosts, by kind, beside what they have."""
+    """Draw bytes of GPUs, and of hosts, by kind, beside what they have."""
     gpus = topology.gpus_by_id
     charts = []
     for name, title, among, rows in (
@@ -227,7 +227,7 @@ def _most(rows: Sequence[Row]) -> list[float]:
 
 
 def time_chart(cost: CostReport, topology: Topology, bound_s: float | None) -> Chart:
-    """Seconds of each GPU in the phases of a step, what it waits, and the bound."""
+    """Draw seconds of each GPU in the phases of a step, what it waits, and the bound."""
     names, seconds = cost.longest_chain
     phases = [(name, times.tolist()) for name, times in zip(names, seconds, strict=True)]
     devices = [gpu.device for gpu in cost.gpus]
@@ -282,7 +282,7 @@ def time_chart(cost: CostReport, topology: Topology, bound_s: float | None) -> C
 
 
 def front_chart(section: Section) -> Chart:
-    """Step time and bound over the budget of HBM."""
+    """Draw the step time and bound over the budget of HBM."""
     rows = [row for row in section.rows if row["step_time_s"] is not None]
     budgets = [format_bytes(row["hbm_bytes"]) for row in rows]
     traces = []

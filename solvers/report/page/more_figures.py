@@ -115,7 +115,7 @@ def skew_chart(tables: Sequence[Row], profile: Profile) -> Chart:
 
 
 def comparison_chart(section: Section) -> Chart:
-    """Step times of solvers, the best of them first, and the bound."""
+    """Draw the step times of solvers, the best of them first, and the bound."""
     solved = [row for row in section.rows if row["step_time_s"] is not None]
     solved.sort(key=lambda row: -row["step_time_s"])
     names = [label(row["solver"]) for row in solved]
@@ -169,7 +169,7 @@ def comparison_chart(section: Section) -> Chart:
 
 
 def drift_chart(windows: Section) -> Chart:
-    """Share of lookups that HBM serves, window by window of a log."""
+    """Draw the share of lookups that HBM serves, window by window of a log."""
     names = [label(row["window"]) for row in windows.rows]
     traces: list[Trace] = []
     for key, name, colour, symbol, dash in (
@@ -203,7 +203,7 @@ _KIND_COLOURS = {
 
 
 def moves_chart(moves: Section, old: Plan, new: Plan) -> Chart:
-    """Bytes from where they are to where they go."""
+    """Draw bytes from where they are to where they go."""
     rows = [row for row in moves.rows if row["moved_bytes"] and row["to"] is not None]
     homes = max(len({row[end] for row in rows}) for end in ("from", "to")) if rows else 0
     grouped = homes > _MOST_HOMES

@@ -162,7 +162,7 @@ def verdict(
 
 
 def _gains(binding: Binding) -> str:
-    """What a tenth more of each resource that can be bought gains, most first."""
+    """Return what a tenth more of each resource that can be bought gains, most first."""
     gains = binding.gains.items()
     known = [(gain, _BUYABLE[of]) for of, gain in gains if of in _BUYABLE and gain > _ROUNDING]
     return ", ".join(
