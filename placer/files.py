@@ -337,7 +337,7 @@ class HashedFile(io.IOBase):
             self._failure = error
 
     def writable(self) -> bool:
-        """Always true: the file is open for writing."""
+        """Return true: the file is open for writing."""
         return True
 
     def tell(self) -> int:

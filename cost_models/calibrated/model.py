@@ -71,7 +71,7 @@ class Calibrated(StepEquation):
         return self.calibration.contention
 
     def unit_costs(self, problem: Problem, table: int, gpu: int) -> UnitCosts:
-        """As measured, whatever the topology. See `StepEquation.unit_costs`."""
+        """Return the measured costs, whatever the topology. See `StepEquation.unit_costs`."""
         if self._problem is None or self._problem() is not problem:
             self._problem, self._costs = weakref.ref(problem), {}
         key = table, self._exchange_byte_s(problem, gpu)
@@ -82,7 +82,7 @@ class Calibrated(StepEquation):
         return costs
 
     def schedule(self, problem: Problem) -> Schedule:
-        """With what every step takes, in its main chain. See `CostModel.schedule`."""
+        """Add what every step takes to the main chain. See `CostModel.schedule`."""
         schedule = super().schedule(problem)
         main_s, *others_s = schedule.fixed_s
         return replace(schedule, fixed_s=(main_s + self.calibration.seconds("step"), *others_s))
@@ -100,7 +100,7 @@ class Calibrated(StepEquation):
         return ArenaCosts(*(_in_phases(one, problem.pipeline) for one in seconds))
 
     def least_shard_s(self, problem: Problem) -> float | None:
-        """That of any GPU. See `StepEquation.least_shard_s`."""
+        """Return the same for every GPU. See `StepEquation.least_shard_s`."""
         return self._shard_s
 
     def _exchange_byte_s(self, problem: Problem, gpu: int) -> float:

@@ -161,7 +161,7 @@ def _machines(sweep: Sweep, winners: Mapping[tuple[Any, Any], Row]) -> Section:
 
 
 def _impossible(sweep: Sweep) -> list[Row]:
-    """Placements that some case rules out: the cases, and why the last of them does."""
+    """List placements that some case rules out: the cases, and why the last of them does."""
     impossible: dict[tuple[str, str], dict[str, Any]] = {}
     for point in sweep.points:
         if point.samples_per_s is None:

@@ -78,7 +78,7 @@ def pooled_by_host(problem: Problem, model: CostModel) -> Plan:
 
 
 def hot_and_cold(problem: Problem, model: CostModel) -> Plan:
-    """As many of each table's hottest rows in its GPU's memory as there is room for."""
+    """Place as many of each table's hottest rows in its GPU's memory as there is room for."""
 
     def parts(number: int, hot: int) -> list[Shard]:
         table, gpu = problem.profile.tables[number].table, _gpu_of(problem, number)

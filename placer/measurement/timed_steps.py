@@ -46,7 +46,7 @@ class Job:
 
 
 def run(job: Job, setting: Setting, rank: int = 0) -> Measured:
-    """This process's times."""
+    """Time the steps of a job in this process."""
     plan, effort = job.plan, job.effort
     weights = {t.name: torch.full((1, 1), 0.01).expand(t.rows, t.dim) for t in plan.tables}
     kind = PlacedEmbeddings if setting.ranks == 1 else ShardedEmbeddings

@@ -75,7 +75,7 @@ def progress_bar(words: str, shown: bool = True) -> Iterator[Update]:
 
 @contextmanager
 def stoppable() -> Iterator[Callable[[], bool]]:
-    """Within it, Ctrl-C ends a search with its best plan so far; a second one acts as ever.
+    """Let Ctrl-C end a search with its best plan so far; a second one acts as usual.
 
     Yields what a search asks whether to stop. All later searches stop at once, too.
     """

@@ -35,7 +35,7 @@ _GAP = 2
 
 
 def text(value: Any) -> str:
-    """As it is, but for what a terminal would take for a command."""
+    """Show a text as it is, but for what a terminal would take for a command."""
     return plain_line(str(value))
 
 
@@ -296,7 +296,7 @@ class Report:
     headline: tuple[str, ...] = ()
 
     def renderable(self) -> RenderableType:
-        """For ``rich.print`` or a Console."""
+        """Return what ``rich.print`` or a Console shows."""
         lines: list[RenderableType] = [Text(plain_line(self.title), style="bold")]
         lines += [Prose(plain_line(line)) for line in self.headline]
         tables: list[RenderableType] = []

@@ -242,7 +242,7 @@ _NUMBERED = re.compile(r"(.*?)(0|[1-9][0-9]*)")
 def _grouped(
     items: Iterable[_T], name: Callable[[_T], str], rest: Callable[[_T], Hashable]
 ) -> list[tuple[str, _T]]:
-    """Runs of items with consecutive numbers and an equal `rest`, each under one id."""
+    """Group items with consecutive numbers and an equal `rest`, each run under one id."""
     runs: list[tuple[str, int, int, _T]] = []
     for item in items:
         match = _NUMBERED.fullmatch(name(item))

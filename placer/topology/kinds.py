@@ -48,7 +48,7 @@ class Rate:
         return Rate(self.stated_bytes_per_s * factor, self.share, self.source)
 
     def describe(self) -> str:
-        """For people: figure, share and source."""
+        """Say in words: figure, share and source."""
         return (
             f"{self.bytes_per_s / _GB:.4g} GB/s = {self.share:.3g} of "
             f"{self.stated_bytes_per_s / _GB:.4g} GB/s: {self.source}"

@@ -27,7 +27,7 @@ def alternatives(planned: PlannedTable) -> tuple[Alternative, ...]:
 
 
 def _rank(one: Alternative) -> tuple[bool, float, float]:
-    """Sort key: alternatives that fit come first, then faster ones."""
+    """Sort alternatives that fit first, then faster ones."""
     return bool(one.short_bytes), one.step_time_s, one.table_s
 
 
@@ -66,7 +66,7 @@ def _on_other_gpus(planned: PlannedTable) -> Iterator[Alternative]:
 
 
 def _other_options(planned: PlannedTable) -> Iterator[Alternative]:
-    """Other sharding options: of those with equally many row and column slices the best one."""
+    """Yield other sharding options, the best of those with equally many row and column slices."""
     instance = planned.instance
     best: dict[tuple[object, ...], Alternative] = {}
     for option in instance.options_of(planned.number):

@@ -233,7 +233,7 @@ def _full_memories(planned: PlannedTable) -> Iterator[Binding]:
 
 
 def _hottest_row(planned: PlannedTable) -> Iterator[Binding]:
-    """Row slices share the rows, but not the lookups of one row."""
+    """Say if one row has too many lookups for its row slice to have an even share."""
     option = planned.option
     top = float(planned.problem.profile.tables[planned.number].cdf.share(1))
     if option.row_slices > 1 and not option.replicated_rows and top * option.row_slices > 0.5:

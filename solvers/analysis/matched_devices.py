@@ -82,7 +82,7 @@ def _within(
 
 
 def _classes(instance: Instance) -> list[int]:
-    """Equal numbers for GPUs that can take each other's places."""
+    """Return equal numbers for GPUs that can take each other's places."""
     masks = [
         mask for table in range(instance.tables) if (mask := instance.allowed(table)) is not None
     ]

@@ -227,7 +227,7 @@ def _running(
 def _changes(
     problem: Problem, base: SolveResult, cost_model: CostModel, found: Binding
 ) -> list[tuple[str, Problem, float | None]]:
-    """Changed problems with their names, and what the plan as it is gains.
+    """List changed problems with their names, and what the plan as it is gains.
 
     Left out are changes that would make the plan faster, were it not that the cost model's
     constants stay what they are.
@@ -248,7 +248,7 @@ def _changes(
 
 
 def _twice_the_batch(problem: Problem) -> list[tuple[str, Problem]]:
-    """Nothing where so many samples' dense layers do not fit; measured ones take twice as long."""
+    """Double the batch, if the dense layers then fit; measured ones take twice as long."""
     dense = problem.dense
     if isinstance(dense, MeasuredDense):
         dense = MeasuredDense(2 * dense.step_s)

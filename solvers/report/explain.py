@@ -55,7 +55,7 @@ def _bindings(explanation: Explanation) -> Section:
 
 
 def _margins(explanation: Explanation) -> Section:
-    """Slopes beside that of all GPUs' HBM together: none of them holds for many bytes."""
+    """Show slopes beside that of all GPUs' HBM together: none of them holds for many bytes."""
     pooled = explanation.pooled_price_s_per_byte
 
     def beside(value: float | str) -> str:

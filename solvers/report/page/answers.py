@@ -215,7 +215,7 @@ class _Searches:
         return whatif_report(self.problem, answer, solver=asked.solver)
 
     def explanations(self, asked: Questions, shown: Report) -> dict[str, Report]:
-        """Of the slowest tables, as many as are asked for."""
+        """Explain as many of the slowest tables as are asked for."""
         tables, gpus = len(self.plan.tables), len(self.plan.topology.gpus)
         few = EXPLAINED if tables * gpus <= MOST_EXPLAINED else 0
         most = few if asked.explained is None else asked.explained
@@ -272,7 +272,7 @@ def _reasons(instance: Instance, plan: Plan, bound: LagrangianBound) -> dict[str
 
 
 def _sentence(margin: ShardMargin, price: float) -> str:
-    """Slopes beside one another: a slope times a GiB would be a saving that nobody has solved."""
+    """Compare slopes: a slope times a GiB would be a saving that no search has confirmed."""
     if not price:
         return "Another byte of HBM is worth nothing to this plan's tables."
     last, after = (_times(one, price) for one in (margin.last_s_per_byte, margin.next_s_per_byte))

@@ -259,7 +259,7 @@ def _by_host(home: str, plan: Plan) -> str:
 
 
 def _natural(name: str) -> tuple[str, int, str]:
-    """Sorts gpu:2 before gpu:10."""
+    """Sort gpu:2 before gpu:10."""
     device, _, tier = name.rpartition(" ")
     prefix, _, number = device.rpartition(":")
     return prefix, int(number) if number.isdecimal() else -1, tier
