@@ -1,11 +1,13 @@
 """`placer reshard`: what stays where it is, and what goes from device to device."""
 
+from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from placer.plan.migration import Migration
 from placer.report import section as form
-from placer.report.section import Column, Report, Row, Section, attributes, grouped, table_of
+from placer.report.section import Column, Report, Row, Section, attributes
 from placer.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:  # They import torch, and every command imports this.
@@ -19,7 +21,7 @@ MOST_ROWS = 20
 def reshard_report(
     transfers: "Transfers", way: Migration | None, files: "Resharded | None" = None
 ) -> Report:
-    """Report bytes by device, and of files where there are some."""
+    """Bytes by device, and of files where there are some."""
     facts: dict[str, Any] = {
         "kept_bytes": transfers.kept_bytes,
         "moved_bytes": transfers.moved_bytes,
@@ -47,10 +49,11 @@ def reshard_report(
 
 
 def grown_report(tables: "Iterable[Grown]") -> Report:
-    """Report the rows of each table that were carried over, are new, or were left out."""
+    """Rows of each table that were carried over, are new, or were left out."""
+    rows: list[Row] = [asdict(one) for one in tables]
     columns = [Column(f"{kind}_rows", kind, form.count) for kind in ("kept", "new", "dropped")]
-    section = table_of(tables, "tables", "Rows by table", Column("table", "table"), *columns)
-    return Report("Tables with other rows", (section,))
+    section = Section("tables", "Rows by table", (Column("table", "table"), *columns), tuple(rows))
+    return Report("Tables with other rows", (section,), {}, ())
 
 
 def _time(way: Migration | None) -> str:
@@ -61,28 +64,35 @@ def _time(way: Migration | None) -> str:
 
 
 def _by_device(transfers: "Iterable[Transfer]") -> Section:
-    alike = grouped(transfers, lambda one: (str(one.source), str(one.target), one.kind, one.moves))
-    rows: list[Row] = []
-    for (source, target, kind, moves), group in alike.items():
-        size_bytes = sum(one.size_bytes for one in group)
-        rows.append(
-            {
-                "from": source,
-                "to": target,
-                "kind": kind,
-                "tables": len({one.table for one in group}),
-                "kept_bytes": 0 if moves else size_bytes,
-                "moved_bytes": size_bytes if moves else 0,
-            }
-        )
+    totals: dict[tuple[str, str, str, bool], list[Any]] = defaultdict(lambda: [set(), 0])
+    for one in transfers:
+        total = totals[str(one.source), str(one.target), one.kind, one.moves]
+        total[0].add(one.table)
+        total[1] += one.size_bytes
+    rows: list[Row] = [
+        {
+            "from": source,
+            "to": target,
+            "kind": kind,
+            "tables": len(names),
+            "kept_bytes": 0 if moves else size_bytes,
+            "moved_bytes": size_bytes if moves else 0,
+        }
+        for (source, target, kind, moves), (names, size_bytes) in totals.items()
+    ]
     rows.sort(key=lambda row: (-row["moved_bytes"], -row["kept_bytes"], row["from"], row["to"]))
-    columns = (
-        Column("from", "from"),
-        Column("to", "to"),
-        Column("kind", "kind", spare=True),
-        Column("tables", "tables", form.count),
-        Column("kept_bytes", "kept"),
-        Column("moved_bytes", "moved"),
+    return Section(
+        "transfers",
+        "Rows by device",
+        (
+            Column("from", "from"),
+            Column("to", "to"),
+            Column("kind", "kind", spare=True),
+            Column("tables", "tables", form.count),
+            Column("kept_bytes", "kept", form.size),
+            Column("moved_bytes", "moved", form.size),
+        ),
+        tuple(rows),
+        shown=MOST_ROWS,
+        order="most moved bytes first",
     )
-    order = "most moved bytes first"
-    return Section("transfers", "Rows by device", columns, tuple(rows), MOST_ROWS, order)
