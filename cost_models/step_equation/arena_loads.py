@@ -38,6 +38,17 @@ def arena_loads(problem: Problem, plan: Plan) -> list[dict[Arena, ArenaLoad]]:
     return found
 
 
+def joined_loads(some: Sequence[Loads], others: Sequence[Loads]) -> list[Loads]:
+    """The arenas of each GPU that has both."""
+    return [
+        one or other
+        if not (one and other)
+        else dict(other)
+        | {arena: load.joined(other.get(arena, ArenaLoad())) for arena, load in one.items()}
+        for one, other in zip(some, others, strict=True)
+    ]
+
+
 def times_by_arena(
     model: CostModel, problem: Problem, loads: Sequence[Loads]
 ) -> list[dict[Arena, Float]]:

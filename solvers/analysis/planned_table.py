@@ -3,14 +3,26 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from cost_models import CostModel, CostReport, TableShard
+from cost_models.step_equation.arena_loads import (
+    Loads,
+    added_up,
+    arena_loads,
+    joined_loads,
+    tables_by_arena,
+    times_by_arena,
+)
+from cost_models.step_equation.contention import contended
+from cost_models.step_equation.phases import NAMES
 from placer.errors import PlacerError, PlanMismatchError
 from placer.plan.memory import device_memory
 from placer.plan.plan import Plan
 from placer.problem import Problem
 from solvers.model.build_plan import build_plan
 from solvers.model.instance import Instance, Placement
-from solvers.model.knapsack import BYTES, solve_knapsack
+from solvers.model.knapsack import BYTES, Float, solve_knapsack
 from solvers.model.read_plan import placements_of
 
 _MOST_ATTEMPTS = 12
@@ -70,9 +82,11 @@ class PlannedTable:
         self.own_cost = cost_model.evaluate(problem, self.own)
         self._others = replace(plan, shards=tuple(s for s in plan.shards if s.table != table))
         self.others_cost = cost_model.evaluate(problem, self._others)
+        self._others_loads = arena_loads(problem, self._others)
+        self._neighbours = tables_by_arena(problem, self._others)
         gpus = problem.topology.gpus
         self.free_hbm = [self.others_cost.memory[gpu.id].free_bytes for gpu in gpus]
-        self.current = self._alternative("as planned", plan, self.own, self.cost)
+        self.current = self._alternative("as planned", plan, self.own, self.own_cost)
         # Options that differ only in how cold rows are read may be the same placement.
         self._seen = {frozenset(self.own.shards)}
 
@@ -98,14 +112,51 @@ class PlannedTable:
             hot_ids={**hot_ids, **own.hot_ids},
         )
         try:
-            cost = self.cost_model.evaluate(self.problem, plan)
+            cost = self.cost_model.evaluate(self.problem, own)
         except PlanMismatchError:
             return
         yield self._alternative(name, plan, own, cost)
 
     def _alternative(self, name: str, plan: Plan, own: Plan, cost: CostReport) -> Alternative:
-        table_s = cost.tables[self.table].gpu_s
-        return Alternative(name, cost.step_time_s, table_s, self.short_bytes(own), plan)
+        """Return an alternative whose table costs `cost`.
+
+        The costs of tables add up, but for those of arenas that they share.
+        """
+        others = self.others_cost
+        shared_s, table_s = self._shared(own)
+        phase_s = cost.phase_times_s + others.phase_times_s - shared_s
+        hosts = [a.dram_s + b.dram_s for a, b in zip(cost.hosts, others.hosts, strict=True)]
+        step_time_s = max(cost.schedule.step_time_s(phase_s), *hosts)
+        table_s += cost.tables[self.table].gpu_s
+        return Alternative(name, step_time_s, table_s, self.short_bytes(own), plan)
+
+    def _shared(self, own: Plan) -> tuple[Float, float]:
+        """Return what arenas take less than if the table, and the others, had their own.
+
+        Returns
+        -------
+        float64, shape (phases, GPUs)
+        float
+            GPU seconds of the table's share of them, less what they take where it is alone.
+        """
+        problem, share = self.problem, self.cost_model.contention
+        loads = arena_loads(problem, own)
+        # Elsewhere nothing is shared.
+        others = [
+            load if mine else {} for load, mine in zip(self._others_loads, loads, strict=True)
+        ]
+        parts: tuple[Sequence[Loads], ...] = joined_loads(loads, others), loads, others
+        together, alone, apart = (times_by_arena(self.cost_model, problem, part) for part in parts)
+        phases = len(self.others_cost.phase_times_s)
+        saved_s = added_up(alone, phases) + added_up(apart, phases) - added_up(together, phases)
+        worth_s = contended(np.ones(len(loads)), problem.topology, share)
+        table_s = 0.0
+        for gpu, mine in enumerate(alone):
+            for arena, alone_s in mine.items():
+                sharers = 1 + len(self._neighbours.get((gpu, arena), ()))
+                own_s = together[gpu][arena] / sharers - alone_s
+                table_s += float(own_s[: len(NAMES)].sum() * worth_s[gpu])
+        return contended(saved_s, problem.topology, share), table_s
 
     def short_bytes(self, own: Plan) -> dict[str, int]:
         """Return what each device lacks to hold `own` beside the other tables."""
