@@ -492,7 +492,7 @@ def show(
 def report_command(
     path: Path = PLAN,
     second: File = argument(None, STORED),
-    asked: dict[str, Any] = options_of(page.Questions, page.QUESTION_FLAGS, "Parts of the page"),
+    asked: dict[str, Any] = options_of(page.Questions, "Parts of the page", page.RENAMED_FLAGS),
     profile_path: File = PROFILE,
     model: str = MODEL,
     rules: File = RULES,

@@ -5,7 +5,7 @@ makes options of these, and of parameters whose defaults are an `Option`.
 """
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from types import UnionType
 from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
@@ -131,18 +131,24 @@ def argument(default: Any = ..., kind: Any = None) -> Any:
 
 
 def options_of(
-    configuration: type, flags: dict[str, str], heading: str = "", **changed: tuple[Any, Option]
+    configuration: type,
+    heading: str,
+    renamed: Mapping[str, str],
+    names: Collection[str] | None = None,
+    **changed: tuple[Any, Option],
 ) -> Any:
-    """Return some fields of a configuration as options, for a parameter that is a mapping of them.
+    """Return fields of a configuration as options, for a parameter that is a mapping of them.
 
     Parameters
     ----------
     configuration : type
         A dataclass whose fields have knobs.
-    flags : mapping of str to str
-        The fields, and how each is spelt.
     heading : str
         What they stand under in help.
+    renamed : mapping of str to str
+        How fields are spelt that are not spelt by their name; see `Option.flags`.
+    names : collection of str, optional
+        The other fields that are options; by default all.
     changed
         Types and options that the command line has in place of a field's own.
     """
@@ -150,13 +156,10 @@ def options_of(
     for name, hint, default, knob in knobs(configuration):
         if name in changed:
             known[name] = changed[name]
-        elif name in flags:
-            spelt = flags[name]
-            if spelt.startswith("-"):
-                spelt = f"{spelt[2:].replace('-', '_')} {spelt}"
+        elif name in renamed or names is None or name in names:
             metavar = "SECONDS" if name.endswith("_s") else None
             limits = knob.least, knob.above, None, metavar
-            known[name] = hint, Option(default, knob.help, spelt, *limits)
+            known[name] = hint, Option(default, knob.help, renamed.get(name, ""), *limits)
     return {name: (hint, replace(spec, heading=heading)) for name, (hint, spec) in known.items()}
 
 

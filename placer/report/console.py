@@ -102,10 +102,10 @@ def print_report(shown: Report, output: str = "table") -> None:
 
 def print_training(
     result: "TrainResult",
-    output: str = "table",
-    trace: "TraceRequest | None" = None,
-    checkpoints: Path | None = None,
-    planned: Mapping[str | None, float] | None = None,
+    output: str,
+    trace: "TraceRequest | None",
+    checkpoints: Path | None,
+    planned: Mapping[str | None, float] | None,
 ) -> None:
     """Print what a training run did, and which of what was asked for it did not.
 
@@ -113,28 +113,22 @@ def print_training(
     """
     if trace is not None and result.trace is None:
         print_stderr(f"no trace: the run ended within the {trace.warm_up} steps before it")
-    _print_training(result, output, planned)
+    values, tables = train_values(result), training_reports(result, planned or {})
+    if output == "json":
+        shown = {name: table.to_json() for name, table in tables.items()}
+        print(json.dumps({**values, **shown, "losses": result.losses}, indent=1))
+    else:
+        for name, value in values.items():
+            if value is not None:
+                print(f"{name.replace('_', ' '):>18}  {readable(value)}")
+        for table in tables.values():
+            print()
+            print_report(table)
     if result.interrupted:
         saved = f"--resume goes on from {checkpoints}"
         if checkpoints is None:
             saved = "nothing was saved; --checkpoints saves"
         print_stderr(f"interrupted after step {result.steps}; {saved}")
-
-
-def _print_training(
-    result: "TrainResult", output: str, planned: Mapping[str | None, float] | None
-) -> None:
-    values, tables = train_values(result), training_reports(result, planned)
-    if output == "json":
-        shown = {name: table.to_json() for name, table in tables.items()}
-        print(json.dumps({**values, **shown, "losses": result.losses}, indent=1))
-        return
-    for name, value in values.items():
-        if value is not None:
-            print(f"{name.replace('_', ' '):>18}  {readable(value)}")
-    for table in tables.values():
-        print()
-        print_report(table)
 
 
 def print_violations(

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from placer.report import section as form
-from placer.report.section import Column, Report, Row, Section, table_of
+from placer.report.section import Column, Report, Row, Section, attributes, table_of
 from placer.units import format_seconds
 
 if TYPE_CHECKING:  # They import torch, and every command imports this.
@@ -16,37 +16,28 @@ if TYPE_CHECKING:  # They import torch, and every command imports this.
 
 def train_values(result: "TrainResult") -> dict[str, Any]:
     """Return the figures of a run by name."""
+    names = ("steps", "samples", "unlabelled_samples", "train_s", "read_s", "samples_per_s")
+    values = attributes(result, *names, "step_s", "planned_step_s")
+    if result.planned_on is not None and result.planned_step_s is not None:
+        values["planned_step_is_of"] = f"{result.planned_on}, and step s of this CPU"
     return {
-        "steps": result.steps,
-        "samples": result.samples,
-        "unlabelled_samples": result.unlabelled_samples,
-        "train_s": result.train_s,
-        "read_s": result.read_s,
-        "samples_per_s": result.samples_per_s,
-        "step_s": result.step_s,
-        "planned_step_s": result.planned_step_s,
-        **(
-            {"planned_step_is_of": f"{result.planned_on}, and step s of this CPU"}
-            if result.planned_on is not None and result.planned_step_s is not None
-            else {}
-        ),
+        **values,
         "first_loss": result.losses[0][1] if result.losses else None,
         "last_loss": result.losses[-1][1] if result.losses else None,
         "held_out_samples": result.eval_samples,
-        "auc": result.auc,
-        "log_loss": result.log_loss,
+        **attributes(result, "auc", "log_loss"),
         "checkpoint": None if result.checkpoint is None else str(result.checkpoint),
         "interrupted": result.interrupted,
     }
 
 
 def training_reports(
-    result: "TrainResult", planned: Mapping[str | None, float] | None = None
+    result: "TrainResult", planned: Mapping[str | None, float]
 ) -> dict[str, Report]:
-    """Return tables of a run, by name: those that there are."""
+    """Return the tables of a run, by name: those that there are."""
     reports = {}
     if result.hit_rates is not None:
-        reports["hit_rates"] = hit_rate_report(result.hit_rates, planned or {})
+        reports["hit_rates"] = hit_rate_report(result.hit_rates, planned)
     if result.trace is not None:
         reports["trace"] = trace_report(result.trace)
     return reports

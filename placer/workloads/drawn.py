@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 
@@ -193,9 +194,10 @@ def _resized(profile: TableProfile, name: str, dim: int) -> TableProfile:
 
 
 @cache
-def _meta() -> dict[str, object]:
+def _meta() -> dict[str, Any]:
+    """Read the rows of the trace's tables, and where they are from."""
     text = files("placer.workloads").joinpath("meta_t856.json").read_text(encoding="utf-8")
-    document: dict[str, object] = json.loads(text)
+    document: dict[str, Any] = json.loads(text)
     return document
 
 
@@ -205,16 +207,13 @@ def meta_workload() -> Profile:
     Tables of one row stand for features that the trace never reads: they are kept, with no
     lookups.
     """
-    document = _meta()
-    rows = document["rows"]
-    assert isinstance(rows, list), "shipped with the package"
     draws = _Draws(_META_SEED)
     return Profile(
         tuple(
             draws.table(f"t{number}", count, _META_DIM) if count > 1 else _unread(f"t{number}")
-            for number, count in enumerate(rows)
+            for number, count in enumerate(_meta()["rows"])
         ),
-        source=f"workload meta-t856: {document['source']}. Drawn with seed {_META_SEED}: {_DRAWN}; "
+        source=f"workload meta-t856: {_meta()['source']}. Drawn with seed {_META_SEED}: {_DRAWN}; "
         f"dim {_META_DIM} is assumed. The 269 tables of one row are never read.",
     )
 
