@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from placer.errors import PlanMismatchError
-from placer.executor.local.table_rows import TableRows
+from placer.executor.id_order import tensors_of
+from placer.executor.local.local_id_order import LocalIdOrder
 from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.lookups.batch_reads import FeatureRead, feature_bounds
-from placer.executor.tensor_names import tensor_shape
 from placer.growing.key_map import Growing, Int, KeyCounts, KeyMap
-from placer.tables import OPTIMIZER_STATE, OptimizerName, Table
+from placer.tables import Table
 
 _MOST_OPEN_STEPS = 64
 """Steps that are taken to be open at most: whoever drops a batch after its forward pass without a
@@ -27,9 +27,6 @@ class GrowingKeys:
     ----------
     growing : mapping of table name to Growing
     tables : mapping of table name to Table
-    optimizers : mapping of table name to optimizer
-    rows : TableRows
-        Through which rows that go to another key begin again.
     seed : int or None
         Of the weights with which they begin; None: with zeros.
 
@@ -43,8 +40,6 @@ class GrowingKeys:
         self,
         growing: Mapping[str, Growing],
         tables: Mapping[str, Table],
-        optimizers: Mapping[str, OptimizerName],
-        rows: TableRows,
         seed: int | None,
     ) -> None:
         for name, how in growing.items():
@@ -58,15 +53,20 @@ class GrowingKeys:
                     f"{how.capacity:,} keys takes {how.rows:,}, as row 0 is of all other keys"
                 )
         self.maps = {name: KeyMap(how) for name, how in growing.items()}
-        self._tables, self._optimizers, self._rows, self._seed = tables, optimizers, rows, seed
+        self._seed = seed
         self.open_steps = 0
 
     def rows_of(
-        self, batch: BagBatch, features: tuple[FeatureRead, ...], training: bool
+        self,
+        batch: BagBatch,
+        features: tuple[FeatureRead, ...],
+        training: bool,
+        order: LocalIdOrder,
     ) -> BagBatch:
         """The batch with rows in the place of keys.
 
-        In training, new keys get rows; else keys that have none read row 0, and nothing changes.
+        In training, new keys get rows, which begin again in `order`; else keys that have none read
+        row 0, and nothing changes.
         """
         if not self.maps:
             return batch
@@ -79,7 +79,7 @@ class GrowingKeys:
             if not parts:
                 continue
             keys = np.concatenate([ids[part].numpy() for part in parts])
-            rows = self._read(name, keys) if training else self.maps[name].find(keys)
+            rows = self._read(name, keys, order) if training else self.maps[name].find(keys)
             taken = 0
             for part in parts:
                 length = part.stop - part.start
@@ -93,28 +93,26 @@ class GrowingKeys:
         """Let rows that only the oldest open step read be taken back from here on."""
         self.open_steps = max(0, self.open_steps - 1)
 
-    def _read(self, name: str, keys: Int) -> Int:
+    def _read(self, name: str, keys: Int, order: LocalIdOrder) -> Int:
         # One step is always taken to be open, so that looking ahead changes nothing.
         step = self.maps[name].read(keys, max(1, self.open_steps))
         if step.reused.size:
-            self._begin_again(self._tables[name], torch.from_numpy(step.reused.copy()))
+            self._begin_again(name, torch.from_numpy(step.reused.copy()), order)
         return step.rows
 
-    def _begin_again(self, table: Table, rows: Tensor) -> None:
+    def _begin_again(self, name: str, rows: Tensor, order: LocalIdOrder) -> None:
         """Draw the weights of rows as for a new table, and clear their optimizer's state."""
-        weights = torch.zeros(rows.numel(), table.dim)
-        if self._seed is not None:
-            # By how many rows were given away before, so that a resumed run draws the same.
-            admitted = self.maps[table.name].counts.admitted
-            generator = torch.Generator().manual_seed((self._seed << 40) + admitted)
-            bound = table.rows**-0.5
-            weights.uniform_(-bound, bound, generator=generator)
-        self._rows.settle()
-        self._rows.write_rows(table, "weight", rows, weights)
-        optimizer = self._optimizers[table.name]
-        for name in OPTIMIZER_STATE[optimizer]:
-            shape = tensor_shape(table, name, optimizer)[1:]
-            self._rows.write_rows(table, name, rows, torch.zeros(rows.numel(), *shape))
+        order.synchronize()
+        table = order.plan.tables_by_name[name]
+        for tensor in tensors_of(table, order.optimizers[name]):
+            values = torch.zeros(rows.numel(), *tensor.shape[1:])
+            if tensor.name == "weight" and self._seed is not None:
+                # By how many rows were given away before, so that a resumed run draws the same.
+                admitted = self.maps[name].counts.admitted
+                generator = torch.Generator().manual_seed((self._seed << 40) + admitted)
+                bound = table.rows**-0.5
+                values.uniform_(-bound, bound, generator=generator)
+            order.write_rows(table, tensor.name, rows, values)
 
     def counts(self) -> dict[str, KeyCounts]:
         """What has happened to the keys of each table."""
