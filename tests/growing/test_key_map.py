@@ -234,7 +234,6 @@ def test_a_state_whose_numbers_lead_nowhere_is_refused() -> None:
         keys.read(np.array([7]))
     state = keys.state()
     counts, rows = state["counts"], state["rows"].copy()
-    assert (rows[1:, 0] < 6).all()
     rows[1:, 0] = 2**40  # Keys, and the links of free rows.
     for damaged in ({"counts": np.full_like(counts, 2**40)}, {"rows": rows}):
         with pytest.raises(CheckpointError, match="saved keys"):
