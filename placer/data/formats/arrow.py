@@ -46,7 +46,7 @@ class IpcSource(ColumnSource):
         for file in self.files:
             row = 0
             schema = _schema(file)
-            names = self._partitions.of_file(self.columns.names, schema)
+            names = self._partitions.of_file(self.columns.names, schema.names)
             for batch in _batches(file, outermost(names, schema)):
                 yield file, row, batch
                 row += batch.num_rows

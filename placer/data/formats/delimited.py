@@ -147,7 +147,7 @@ class DelimitedSource(ColumnSource):
 
     def _own(self, names: Sequence[str]) -> list[str]:
         """The columns that are read from a file that has the named ones."""
-        return self._partitions.of_columns(self.columns.names, names)
+        return self._partitions.of_file(self.columns.names, names)
 
     def _types(self, names: Sequence[str]) -> dict[str, pa.DataType]:
         """What each column is read as."""

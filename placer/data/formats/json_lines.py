@@ -33,7 +33,7 @@ class JsonLinesSource(ColumnSource):
         table = self._first([*numbers, *([label] if label else [])])
         schema = flat(self._partitions.added_to(table.schema))
         self._infer(schema, self._sampled(table, self.files[0], schema), as_text=True)
-        names = self._partitions.of_file(self.columns.names, table.schema)
+        names = self._partitions.of_file(self.columns.names, table.column_names)
         types = {name: self._type(name, schema.field(name).type) for name in names}
         self._schema = pruned(table.schema, types)
 

@@ -88,7 +88,7 @@ class ParquetSource(ColumnSource):
             counts = [_leaves(field.type) for field in schema]
             if sum(counts) != footer.num_columns:
                 return None
-            first = dict(zip(schema.names, _starts(counts), strict=True))
+            first = dict(zip(schema.names, accumulate(counts, initial=0), strict=False))
             if any(_holds_no_integers(schema.field(name).type) for name in integers):
                 return None
             leaves = {name: first[name] for name in integers}
@@ -109,7 +109,7 @@ class ParquetSource(ColumnSource):
         """The record batches from a row group on."""
         for place, groups in groupby(islice(self.row_groups, first, None), lambda one: one.file):
             file = self.files[place]
-            names = self._partitions.of_file(self.columns.names, self._schemas[place])
+            names = self._partitions.of_file(self.columns.names, self._schemas[place].names)
             names = outermost(names, self._schemas[place])
             with reading(file, "Parquet"), _parquet_file(file, self.footers[place]) as opened:
                 for group in groups:
@@ -196,10 +196,6 @@ def _leaves(kind: pa.DataType) -> int:
     if isinstance(kind, pa.BaseExtensionType):
         return _leaves(kind.storage_type)
     return _leaves(kind.value_type) if is_list(kind) else 1
-
-
-def _starts(counts: Sequence[int]) -> list[int]:
-    return [sum(counts[:place]) for place in range(len(counts))]
 
 
 def _holds_no_integers(kind: pa.DataType) -> bool:
