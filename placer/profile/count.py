@@ -23,7 +23,6 @@ CHUNK_SAMPLES = 16384
 # Samples of one block are kept or left out together: small enough that a sample of a small
 # log is near the share that was asked for, large enough to be read in one go.
 SAMPLE_BLOCK = 256
-_SMALL_ROWS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +101,7 @@ class AccessCounter:
         self.samples = 0
         self._feature_tables = dict(feature_tables)
         self._features = dict.fromkeys(feature_tables, FeatureCounts())
-        self._counts = dense_counts(tables)
+        self._counts = {name: DenseCounts(rows) for name, rows in tables.items()}
         self._locality = LocalityCounter(tables, feature_tables)
 
     def add(self, samples: int, features: Mapping[str, Bags]) -> None:
@@ -165,33 +164,19 @@ class AccessCounter:
         return Profile(tables=tuple(tables), samples=self.samples, **fields)
 
 
-def dense_counts(tables: Mapping[str, int]) -> dict[str, "DenseCounts"]:
-    """Counts of each table; small tables lie beside each other.
-
-    Memory from some megabytes on comes in large pages, of which the first use costs less.
-    """
-    shared = _zeros(sum(rows for rows in tables.values() if rows <= _SMALL_ROWS))
-    counts = {}
-    for name, rows in tables.items():
-        own, shared = (shared[:rows], shared[rows:]) if rows <= _SMALL_ROWS else (None, shared)
-        counts[name] = DenseCounts(rows, own)
-    return counts
-
-
 class DenseCounts:
-    """One count per row: uint32 until one could overflow, uint64 from then on.
+    """One count per row: uint32 until one could overflow, uint64 from then on."""
 
-    Parameters
-    ----------
-    rows : int
-    zeros : uint32, shape (rows,), optional
-        Memory for the counts.
-    """
-
-    def __init__(self, rows: int, zeros: npt.NDArray[np.uint32] | None = None) -> None:
+    def __init__(self, rows: int) -> None:
         self.rows = rows
         self.values: npt.NDArray[np.uint32] | npt.NDArray[np.uint64]
-        self.values = _zeros(rows) if zeros is None else zeros
+        try:
+            self.values = np.zeros(rows, dtype=np.uint32)
+        except MemoryError as error:
+            raise DataError(
+                f"counts of {rows:,} rows take {4 * rows:,} bytes, more than there is; give fewer "
+                "rows"
+            ) from error
         # Lookups that can be added before any count could exceed 32 bits.
         self._headroom = np.iinfo(np.uint32).max
 
@@ -225,15 +210,6 @@ class DenseCounts:
         if lookups > self._headroom:
             self.values = self.values.astype(np.uint64)
             self._headroom = int(np.iinfo(np.int64).max) - int(self.values.max())
-
-
-def _zeros(rows: int) -> npt.NDArray[np.uint32]:
-    try:
-        return np.zeros(rows, dtype=np.uint32)
-    except MemoryError as error:
-        raise DataError(
-            f"counts of {rows:,} rows take {4 * rows:,} bytes, more than there is; give fewer rows"
-        ) from error
 
 
 def profile_log(
