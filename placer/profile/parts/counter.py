@@ -8,6 +8,7 @@ docs/profile.md shows it with Spark, Dask and Ray; `placer.adapters` has the few
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
@@ -31,7 +32,7 @@ from placer.profile.count import TableOptions
 from placer.profile.counts import RowCounts
 from placer.profile.locality import STRETCH_SAMPLES, LocalityCounter
 from placer.profile.parts.counts import Counts, CountSums, batches, sums_of, window_batches
-from placer.profile.parts.reading import PartReader, joined
+from placer.profile.parts.reading import PartReader
 from placer.profile.parts.tables import PartitionTables
 from placer.profile.profile import Profile
 from placer.profile.table_profile import FeatureCounts, TableProfile, UnknownIds
@@ -199,7 +200,13 @@ class PartitionCounter:
             first = next(part, None)
             if first is None:
                 return
-            part = joined(first, part, f"partition {partition}")
+            every = chain([first], part)
+            part = BatchSource(
+                f"partition {partition}",
+                first.schema,
+                lambda columns: (batch.select(list(columns)) for batch in every),
+                once=True,
+            )
         source = part if isinstance(part, BatchSource) else batches_of(part)
         reader = PartReader(source, self.columns, self.missing, self.position)
         keyed = self.kinds.keys() - self.mappings.keys()
@@ -213,7 +220,7 @@ class PartitionCounter:
         )
         features = dict.fromkeys(self.feature_tables, FeatureCounts())
         samples = 0
-        for batch, positions in reader.batches(partition):
+        for batch, positions in reader.positioned(partition):
             read = {}
             for place, (feature, table) in enumerate(self.feature_tables.items()):
                 bags = batch.features[feature]
