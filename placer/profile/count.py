@@ -50,6 +50,27 @@ class TableOptions:
             ),
         )
 
+    def profiles(
+        self,
+        counts: Mapping[str, RowCounts],
+        features: Mapping[str, dict[str, FeatureCounts]],
+        samples: int,
+    ) -> list[TableProfile]:
+        """Profiles of tables, from counts of their rows and features over `samples` samples.
+
+        Raises
+        ------
+        DataError
+            If an option is for a feature or a table that is not there.
+        """
+        self.check([name for own in features.values() for name in own], counts)
+        return [
+            TableProfile.counted(
+                self.table(name, own.rows, features[name], samples), own, features[name]
+            )
+            for name, own in counts.items()
+        ]
+
     def _dim_of(self, table: str) -> int:
         dim = self.dim
         return dim if isinstance(dim, int) else dim.get(table, dim.get("*", 64))
@@ -128,14 +149,7 @@ class AccessCounter:
             self._counts[self._feature_tables[name]].check(bags.ids, name)
         for name, bags in features.items():
             self._counts[self._feature_tables[name]].add(bags.ids)
-            self._features[name] += FeatureCounts(
-                lookups=bags.ids.size,
-                bags=(
-                    samples
-                    if bags.offsets is None
-                    else int(np.count_nonzero(np.diff(bags.offsets)))
-                ),
-            )
+            self._features[name] += FeatureCounts(bags.ids.size, bags.filled)
         self.samples += samples
         self._locality.add(samples, features)
 
@@ -148,20 +162,14 @@ class AccessCounter:
 
         Counting can go on afterwards.
         """
-        options = options or TableOptions()
-        options.check(self._features, self._counts)
-        tables = []
-        by_table: dict[str, dict[str, FeatureCounts]] = {name: {} for name in self._counts}
-        for feature, own in self._features.items():
-            by_table[self._feature_tables[feature]][feature] = own
+        counts = {name: RowCounts.from_dense(one.values) for name, one in self._counts.items()}
+        features: dict[str, dict[str, FeatureCounts]] = {name: {} for name in counts}
+        for feature, counted in self._features.items():
+            features[self._feature_tables[feature]][feature] = counted
         localities = self._locality.localities()
-        for name, dense in self._counts.items():
-            features = by_table[name]
-            table = options.table(name, dense.rows, features, self.samples)
-            counts = RowCounts.from_dense(dense.values)
-            counted = TableProfile.counted(table, counts, features)
-            tables.append(replace(counted, locality=localities[name]))
-        return Profile(tables=tuple(tables), samples=self.samples, **fields)
+        profiles = (options or TableOptions()).profiles(counts, features, self.samples)
+        tables = tuple(replace(one, locality=localities[one.name]) for one in profiles)
+        return Profile(tables=tables, samples=self.samples, **fields)
 
 
 class DenseCounts:

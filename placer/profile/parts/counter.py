@@ -233,12 +233,7 @@ class PartitionCounter:
                     tables.add_keys(table, bags.keys, places)
                     ids = bags.keys.view(np.int64)
                 read[feature] = Bags(ids, bags.offsets)
-                filled = (
-                    batch.samples
-                    if bags.offsets is None
-                    else int(np.count_nonzero(np.diff(bags.offsets)))
-                )
-                features[feature] += FeatureCounts(bags.keys.size, filled)
+                features[feature] += FeatureCounts(bags.keys.size, read[feature].filled)
             if samples < STRETCH_SAMPLES:  # One stretch: counting windows takes its time.
                 near.add(batch.samples, read)
             samples += batch.samples
@@ -283,23 +278,21 @@ class PartitionCounter:
         """
         sums = sums_of(parts)
         self._check(sums)
-        tables = TableOptions(**options)
-        tables.check(self.feature_tables, self.kinds)
         mappings: dict[str, IdMapping] = {}
         counted: dict[str, RowCounts] = {}
         for name in self.kinds:
             mappings[name], counted[name] = self._table(name, sums)
-        profiles = []
-        by_table: dict[str, dict[str, FeatureCounts]] = {name: {} for name in self.kinds}
+        features: dict[str, dict[str, FeatureCounts]] = {name: {} for name in self.kinds}
         for feature, own in self.feature_tables.items():
-            by_table[own][feature] = FeatureCounts(sums.lookups[feature], sums.bags[feature])
-        for name, counts in counted.items():
-            features = by_table[name]
-            table = tables.table(name, counts.rows, features, sums.samples)
-            profile = TableProfile.counted(table, counts, features)
-            unknown = self._unknown(name, mappings[name], profile, sums)
-            locality = sums.locality(name)
-            profiles.append(replace(profile, locality=locality, unknown=unknown))
+            features[own][feature] = FeatureCounts(sums.lookups[feature], sums.bags[feature])
+        profiles = [
+            replace(
+                one,
+                locality=sums.locality(one.name),
+                unknown=self._unknown(one.name, mappings[one.name], one, sums),
+            )
+            for one in TableOptions(**options).profiles(counted, features, sums.samples)
+        ]
         columns = self.columns
         return Profile(
             tables=tuple(profiles),
