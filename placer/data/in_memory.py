@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator
-from typing import Unpack
+from typing import Any
 
 import pyarrow as pa
 
@@ -13,7 +13,6 @@ from placer.data.formats.base import (
     UNREADABLE,
     BatchCursor,
     Batches,
-    ColumnOptions,
     ColumnSource,
 )
 from placer.data.formats.columns import Columns, check_columns, once
@@ -41,13 +40,13 @@ class ArrowSource(ColumnSource):
         layout: Layout | None = None,
         *,
         columns: Columns | None = None,
-        **options: Unpack[ColumnOptions],
+        **options: Any,
     ) -> None:
         self._held, self.samples, self._was_read = batches, batches.samples, False
         super().__init__((batches.name,), layout, **options)
         schema = flat(_plain_schema(batches.schema))
         if columns is None:
-            self._infer(schema, self._sample(schema) if self._is_inferred() else None)
+            self._infer(schema, self._sample(schema) if self._is_inferred else None)
         else:
             check_columns(batches.name, schema, columns)
             self._choose(columns)

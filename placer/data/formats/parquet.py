@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate, groupby, islice
-from typing import Any, NamedTuple, Unpack
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,7 +15,6 @@ from placer.data.formats.base import (
     SAMPLE_ROWS,
     BatchCursor,
     Batches,
-    ColumnOptions,
     ColumnSource,
     reading,
 )
@@ -47,7 +46,7 @@ class ParquetSource(ColumnSource):
         self,
         files: Sequence[str],
         layout: Layout | None = None,
-        **options: Unpack[ColumnOptions],
+        **options: Any,
     ) -> None:
         kept, self.footers, self.notes = _footers(files)
         super().__init__(kept, layout, **options)
@@ -56,7 +55,7 @@ class ParquetSource(ColumnSource):
         kept = self.files
         self._schemas = [_schema(file, one) for file, one in zip(kept, self.footers, strict=True)]
         full = [flat(self._partitions.added_to(schema)) for schema in self._schemas]
-        self._infer(full[0], self._sample(full[0]) if self._is_inferred() else None)
+        self._infer(full[0], self._sample(full[0]) if self._is_inferred else None)
         for file, own in zip(kept, full, strict=True):
             check_schema(file, own, self.columns)
         # The newest file alone: columns come with a day, and stay.
