@@ -24,6 +24,8 @@ class EncodedLog:
     ----------
     source : Source
     encoding : Encoding
+    tables, feature_tables, dense_names
+        See `placer.data.log.Log`.
     notes : sequence of str
         What the user should hear: columns that were left out, files without a sample.
     expected_samples : int or None
@@ -59,24 +61,12 @@ class EncodedLog:
         self.source = source
         self.notes = (*source.notes, *notes)
         self.encoding = encoding
+        self.tables: Mapping[str, int] = encoding.tables
+        self.feature_tables = encoding.feature_tables
+        self.dense_names = encoding.dense
         self.expected_samples: int | None = None
         self.unknown = {name: UnknownKeys() for name in encoding.vocabularies}
         check_unchanged(source.before)
-
-    @property
-    def tables(self) -> Mapping[str, int]:
-        """Rows of each table, by table name."""
-        return self.encoding.tables
-
-    @property
-    def feature_tables(self) -> Mapping[str, str]:
-        """The table that each feature reads, by feature name, in the log's order."""
-        return self.encoding.feature_tables
-
-    @property
-    def dense_names(self) -> tuple[str, ...]:
-        """Names of the numeric columns."""
-        return self.encoding.dense
 
     @property
     def samples(self) -> int | None:

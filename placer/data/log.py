@@ -31,6 +31,13 @@ class Bags:
         """Samples, those with an empty bag included."""
         return self.ids.size if self.offsets is None else self.offsets.size - 1
 
+    @property
+    def filled(self) -> int:
+        """Samples whose bag is not empty."""
+        if self.offsets is None:
+            return self.ids.size
+        return int(np.count_nonzero(np.diff(self.offsets)))
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chunk:
