@@ -161,7 +161,7 @@ def train(
             config = replace(config, batch_size=size, device=device)
         if checkpoints is not None:  # No other run may write there.
             folder = Path(checkpoints.folder)
-            ranks.together(lambda: held.enter_context(one_run(folder)) if first else None)
+            ranks.together(lambda: _hold(folder, held) if first else None)
         other = config.other_data
         ranks.together(lambda: _check(plan, log, eval_log, checkpoints, resume, other))
         metrics = metrics if first else ()
@@ -204,6 +204,12 @@ def train(
             if config.device != "cpu" or plan.topology.emulated
             else plan.topology.name,
         )
+
+
+def _hold(folder: Path, held: contextlib.ExitStack) -> None:
+    """Hold a folder of checkpoints, and remove what a killed run left there."""
+    held.enter_context(one_run(folder))
+    checkpoint.tidy(folder)
 
 
 def _planned_step_s(plan: Plan, config: TrainConfig, world: int) -> float | None:

@@ -151,9 +151,7 @@ class Run:
             "random": random_state,
         }
         saved = Checkpoint(self.position, self._settings, tensors, self._data)
-        self.saved = checkpoint.save(
-            Path(self._policy.folder), saved, self._policy.keep, self._ranks, [named]
-        )
+        self.saved = checkpoint.save(Path(self._policy.folder), saved, self._policy.keep, [named])
         self._saved_position = self.position
 
     def restore(self, path: Path) -> None:
@@ -189,7 +187,10 @@ class Run:
         """The rest of the current pass over the log; whether it came to the log's end."""
         config, policy = self._config, self._policy
         with closing(self._batches(interrupt)) as stream:
-            while not self._stops(interrupt) and self._may_step():
+            # Many ranks agree on where they stop, a batch or two later.
+            while (config.max_steps is None or self.position.step < config.max_steps) and not (
+                interrupt.requested if self._ranks.world == 1 else self._ranks.stopping
+            ):
                 started = time.perf_counter()
                 item = next(stream, None)
                 trained = item is not None and self._take(*item)
@@ -198,7 +199,8 @@ class Run:
                 self.train_s += time.perf_counter() - started
                 if item is None:
                     self._length = self.position.samples
-                    self._check_labels_seen()
+                    if self.unlabelled_samples and not self._labels_seen and not self.position.step:
+                        raise no_label_error(self.unlabelled_samples)
                     return True
                 if trained:
                     tracer.step()
@@ -206,10 +208,6 @@ class Run:
                 if trained and due:
                     self.save()
         return False
-
-    def _stops(self, interrupt: Interrupt) -> bool:
-        """Whether to stop here: many ranks agree on where they do, a batch or two later."""
-        return interrupt.requested if self._ranks.world == 1 else self._ranks.stopping
 
     def _batches(self, interrupt: Interrupt) -> Generator[tuple[AnyBatch | None, Reading]]:
         """The rest of the current pass, as far as steps are left, one batch ahead."""
@@ -225,7 +223,9 @@ class Run:
             stream: Generator[tuple[BagBatch | None, Reading]],
         ) -> Generator[tuple[BagBatch | None, Reading]]:
             timed = self._timed(stream)
-            return self._ranks.in_step(timed, _samples_of, lambda: interrupt.requested)
+            return self._ranks.in_step(
+                timed, lambda item: item[1].samples, lambda: interrupt.requested
+            )
 
         if not self._looks_ahead:
             return agreed(read())
@@ -247,10 +247,6 @@ class Run:
                     return
                 yield item
 
-    def _may_step(self) -> bool:
-        limit = self._config.max_steps
-        return limit is None or self.position.step < limit
-
     def _take(self, lookups: AnyBatch | None, reading: Reading) -> bool:
         """Move past a batch and train on it where it has lookups; whether it was trained on."""
         self.unlabelled_samples += reading.samples - reading.labelled
@@ -265,11 +261,6 @@ class Run:
             position.step + trained, position.epoch, position.samples + reading.samples
         )
         return trained
-
-    def _check_labels_seen(self) -> None:
-        """Raise at the log's end if no sample had a label: the run has trained on nothing."""
-        if self.unlabelled_samples and not self._labels_seen and not self.position.step:
-            raise no_label_error(self.unlabelled_samples)
 
     def _collect_losses(self, on_progress: OnProgress) -> None:
         """Read the losses since the last time; seldom, because a GPU has to finish for it."""
@@ -315,10 +306,6 @@ def steps_of(config: TrainConfig, samples: int) -> int:
     """
     batches = -(-samples // config.batch_size)
     return batches - (batches // config.holdout_every if config.holdout_every else 0)
-
-
-def _samples_of(item: tuple[BagBatch | None, Reading]) -> int:
-    return item[1].samples
 
 
 def _whole(tensors: Mapping[str, AnyTensor]) -> dict[str, Tensor]:
