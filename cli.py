@@ -91,7 +91,7 @@ def _refuse(result: solvers.SolveResult) -> NoReturn:
 
 
 def _exit_code(reasons: Iterable[str]) -> int:
-    """Of searches without a plan: there is none, or none was found."""
+    """Return the code of searches without a plan: there is none, or none was found."""
     return _EXIT_NO_PLACEMENT if "infeasible" in reasons else _EXIT_LIMIT
 
 
@@ -492,7 +492,7 @@ def show(
 def report_command(
     path: Path = PLAN,
     second: File = argument(None, STORED),
-    asked: dict[str, Any] = options_of(page.Questions, page.QUESTION_FLAGS, "Parts of the page"),
+    asked: dict[str, Any] = options_of(page.Questions, "Parts of the page", page.RENAMED_FLAGS),
     profile_path: File = PROFILE,
     model: str = MODEL,
     rules: File = RULES,
@@ -900,7 +900,7 @@ def calibrate(
     """
     from cost_models.calibrated.fit import calibrate as fit_constants
     from placer.measurement import Dataset
-    from placer.measurement.designed import measure_machine
+    from placer.measurement.collect import measure_machine
 
     measured = file.with_suffix(".measurements.jsonl")
     with report.stoppable() as stop, report.progress_bar("cases") as update:

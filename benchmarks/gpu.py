@@ -1,7 +1,7 @@
 """One training step of DLRM-DCNv2's tables on a GPU: every lookup kind, beside others.
 
     python benchmarks/gpu.py [--scale 0.5] [--time-limit 420] [--output FILE]
-    python benchmarks/gpu.py --tune | --profile | --tiny
+    python benchmarks/gpu.py --tiny
     python benchmarks/gpu.py --predict FILE [--topology 1xh100]
 
 The 26 tables of MLPerf DLRM-DCNv2 (dim 128, fp32, row-wise Adagrad, 214 lookups a sample), with
@@ -18,8 +18,6 @@ medians count. Before a kind is timed, it trains a small model and is compared w
 Bytes per second are held against copies measured in the same run. What does not fit the time
 limit is left out, and the table says so.
 
---tune      tries launch sizes of the Triton kernels and prints the best
---profile   prints a profiler's table of one step of each kind
 --predict   says what the roofline cost model predicts for the steps measured in a file
 --tiny      runs everything at tiny shapes in Triton's interpreter, on a machine without a GPU
 
@@ -54,8 +52,6 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description="embedding step on a GPU, placer and others")
     mode = parser.add_mutually_exclusive_group()
-    mode.add_argument("--tune", action="store_true", help="try launch sizes")
-    mode.add_argument("--profile", action="store_true", help="profile a step of each kind")
     mode.add_argument("--tiny", action="store_true", help="tiny shapes, interpreted on the CPU")
     mode.add_argument("--predict", type=Path, metavar="FILE", help="predict what FILE measured")
     parser.add_argument("--topology", default="1xh100", help="machine of --predict")
@@ -92,11 +88,6 @@ def main() -> int:
         torch.set_num_threads(1)
         print("Triton's interpreter on tiny shapes: times and rates mean nothing here")
     sizes = _sizes(options, device)
-    if options.tune or options.profile:
-        from _gpu_tune import profile, tune
-
-        (tune if options.tune else profile)(device, sizes, started + options.time_limit)
-        return 0
     return run(options, sizes, device, started)
 
 

@@ -5,7 +5,6 @@ import math
 import os
 import subprocess
 import sys
-from dataclasses import fields
 from itertools import product
 from pathlib import Path
 from types import ModuleType
@@ -133,18 +132,6 @@ def test_without_a_gpu_it_says_so() -> None:
     result = run_benchmark()
     assert result.returncode == 2
     assert "--tiny" in result.stderr
-
-
-def test_sizes_that_are_tuned_are_sizes_of_the_kernels(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import _gpu_tune
-
-    from placer.executor.backends.triton.launches import Launch
-
-    tuned = {name for names in _gpu_tune.SIZES.values() for name in names}
-    assert tuned <= {field.name for field in fields(Launch)}
 
 
 @pytest.mark.parametrize("skew", ["zipf-1.05", "criteo"])

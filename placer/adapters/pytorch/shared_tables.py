@@ -118,9 +118,9 @@ class SharedTables:
         self.flush()
         old, self._whole, self.device = self.whole, None, device
         self._parts.clear()
-        for tensor in old.id_order().tensors():
-            values = old._read(tensor.table, tensor.name)
-            self.whole._write(tensor.table, tensor.name, values)
+        before, after = old.id_order(), self.whole.id_order()
+        for tensor in before.tensors():
+            after.overwrite(tensor, before.read(tensor))
         old.close()
 
     def close(self) -> None:

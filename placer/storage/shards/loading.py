@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from placer.executor.distributed.placement.devices import ranks_of_devices
+from placer.executor.distributed.placement.division import ranks_of_devices
 from placer.executor.id_order import tensors_of
 from placer.executor.tensor_names import check_shapes
 from placer.files import StrPath

@@ -1,0 +1,190 @@
+"""What a step reads from each arena, and where these rows are until it has ended."""
+
+import weakref
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from placer.errors import BackendError
+from placer.executor.lookups.batch_reads import ArenaReads, Bags
+from placer.executor.lookups.row_runs import Runs
+from placer.executor.memory.layout import ArenaSpec
+
+MOST_STEPS = (1 << 31) - 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Resolved:
+    """The staged and cached rows of a step: some of its runs, one after the other.
+
+    Attributes
+    ----------
+    run_places : int32 or int64, shape (lookups,)
+        The place of each run.
+    first, last : int32, shape ()
+        The runs ``first..last`` are of staged and cached rows.
+    most : int
+        How many they can be.
+    """
+
+    run_places: Tensor
+    first: Tensor
+    last: Tensor
+    most: int
+
+    def runs(self) -> Tensor:
+        """Numbers of so many runs from the first on, int32; shape (most,)."""
+        return torch.arange(self.most, dtype=torch.int32, device=self.first.device) + self.first
+
+
+class Ticket:
+    """A step from the time its rows are located until they are updated.
+
+    Rows that an open step reads must stay where they were then.
+
+    Attributes
+    ----------
+    number : int
+        Steps are counted in the order in which their rows are located.
+    resolved : dict of ArenaSpec to Resolved
+        Its staged and cached rows.
+    """
+
+    __slots__ = ("__weakref__", "number", "resolved")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.resolved: dict[ArenaSpec, Resolved] = {}
+
+
+class Window:
+    """The steps that are open.
+
+    A step ends with its backward pass; one that never has any ends when nothing refers to it.
+    """
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._tickets: weakref.WeakSet[Ticket] = weakref.WeakSet()
+
+    def open(self) -> Ticket:
+        """The ticket of a new step.
+
+        Raises
+        ------
+        BackendError
+            If there were 2³¹ − 1 before: row caches note steps in 32 bits.
+        """
+        if self._count == MOST_STEPS:
+            raise BackendError(
+                f"row caches count no more than {MOST_STEPS} steps; save a checkpoint, and go on "
+                "from it in a new process"
+            )
+        ticket = Ticket(self._count)
+        self._count += 1
+        self._tickets.add(ticket)
+        return ticket
+
+    def close(self, ticket: Ticket) -> None:
+        """The step's rows may move."""
+        self._tickets.discard(ticket)
+        ticket.resolved.clear()
+
+    @property
+    def oldest(self) -> int:
+        """Number of the oldest open step."""
+        return min((ticket.number for ticket in self._tickets), default=self._count)
+
+    def others(self, arena: ArenaSpec, ticket: Ticket) -> list[Resolved]:
+        """The staged and cached rows of an arena that the other open steps read."""
+        return [
+            other.resolved[arena]
+            for other in self._tickets
+            if other is not ticket and arena in other.resolved
+        ]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HostReads:
+    """The lookups of an arena whose rows the host pools, and the bags that they are in.
+
+    Attributes
+    ----------
+    slots : int32 or int64, shape (lookups,)
+        Counted from the first that the host pools, in the host's memory.
+    offsets : int32, shape (bags + 1,)
+        Where each of these bags begins among the slots, in the host's memory.
+    lookups : int32, shape (lookups,)
+        Which of the arena's lookups they are, on the device.
+    bags : int32, shape (bags,)
+        Which of the arena's bags, on the device. No bag is empty.
+    copied : Event or None
+        When slots and offsets have arrived, where that takes time.
+    """
+
+    slots: Tensor
+    offsets: Tensor
+    lookups: Tensor
+    bags: Tensor
+    copied: "torch.cuda.Event | None"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ArenaStep:
+    """What one step reads from one arena, and where that is during the step.
+
+    Attributes
+    ----------
+    reads : ArenaReads
+    places : int32 or int64, shape (lookups,)
+        Bag i sums the rows at ``places[offsets[i]:offsets[i + 1]]``; see
+        `placer.executor.memory.tiers`. −1 where the host pools.
+    kept_slots : int32 or int64, shape (lookups,), or None
+        Slots of the lookups, where rows have several column slices. None where they are the places.
+    ticket : Ticket or None
+        None where rows stay where they are.
+    runs : Runs or None
+        The lookups by row, where they have been sorted already.
+    run_places : shape (lookups,), or None
+        The place of each run.
+    host : HostReads or None
+        For the rows that the host pools.
+    moved : Event or None
+        When staged and cached rows are at their places, where that takes time.
+    """
+
+    reads: ArenaReads
+    places: Tensor
+    kept_slots: Tensor | None = None
+    ticket: Ticket | None = None
+    runs: Runs | None = None
+    run_places: Tensor | None = None
+    host: HostReads | None = None
+    moved: "torch.cuda.Event | None" = None
+
+    @property
+    def slots(self) -> Tensor:
+        """Slots of the lookups."""
+        return self.places if self.kept_slots is None else self.kept_slots
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PreparedBatch:
+    """A batch whose rows are located; staged ones are on their way to HBM.
+
+    Made by `PlacedEmbeddings.prefetch`, and used up by one forward pass.
+
+    Attributes
+    ----------
+    bags : Bags
+        On the computing device.
+    steps : list of ArenaStep
+        The forward pass takes them out, so that who still has the batch then keeps no memory.
+    ready : torch.cuda.Event or None
+        When all this is there, if it was made on a stream of its own.
+    """
+
+    bags: Bags
+    steps: list[ArenaStep]
+    ready: "torch.cuda.Event | None" = None
