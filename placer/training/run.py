@@ -17,7 +17,6 @@ from placer.errors import PlacerError
 from placer.executor import BagBatch, PlacedEmbeddings, look_ahead
 from placer.executor.distributed import ShardedEmbeddings
 from placer.executor.embeddings import Embeddings
-from placer.executor.local.hit_rates import HitRates
 from placer.executor.optimizers.rounding import rounding_of
 from placer.interrupt import Interrupt
 from placer.plan.plan import Plan
@@ -30,7 +29,7 @@ from placer.training.config import CheckpointPolicy, TraceRequest, TrainConfig
 from placer.training.distributed import ALONE, Ranks
 from placer.training.metric_logs import MetricLog
 from placer.training.reading import Reading, readings
-from placer.training.tables import hit_rates, load_tables, named_tables, update_counts
+from placer.training.tables import load_tables, named_tables, update_counts
 from placer.training.trace import Tracer, TraceSummary, waiting_for_log
 from placer.training.trainer import AnyBatch, Trainer
 
@@ -88,14 +87,14 @@ class Run:
         self._log, self._config, self._policy, self._ranks = log, config, policy, ranks
         self._metrics = metrics
         kind = PlacedEmbeddings if ranks.world == 1 else ShardedEmbeddings
-        self._embeddings: Embeddings = kind(
+        self.embeddings: Embeddings = kind(
             plan,
             **config.embedding_options(),
             rounding=rounding_of(plan.tables, config.rounding),
         )
-        self._embeddings.count_by_table()
+        self.embeddings.count_by_table()
         self.trainer = Trainer(
-            self._embeddings, plan, len(log.dense_names), config, world=ranks.world
+            self.embeddings, plan, len(log.dense_names), config, world=ranks.world
         )
         self._settings = run_settings(plan, log, config)
         self._data = run_data(log)
@@ -128,14 +127,6 @@ class Run:
         self._collect_losses(on_progress)
         return tracer.summary
 
-    def hit_rates(self) -> HitRates | None:
-        """Hit rates of this run so far, over all ranks; None where all rows are read in place."""
-        return hit_rates(self._embeddings, self._ranks)
-
-    def close(self) -> None:
-        """Close the connections to other ranks."""
-        self._embeddings.close()
-
     def save(self) -> None:
         """Write a checkpoint, if checkpoints are on and the last one is not of this position."""
         if self._policy is None or self.position == self._saved_position:
@@ -144,7 +135,7 @@ class Run:
         random_state = {"cpu": torch.get_rng_state()}
         if self.trainer.device.type == "cuda":
             random_state["cuda"] = torch.cuda.get_rng_state()
-        named = named_tables(self._embeddings)
+        named = named_tables(self.embeddings)
         tensors: dict[str, Mapping[str, AnyTensor]] = {
             "dense": self.trainer.dense_state(),
             STATES: update_counts(named),
@@ -172,7 +163,7 @@ class Run:
         if not self._config.other_data:
             checkpoint.check_data(saved.data, self._data)
         self.trainer.load_dense_state(_whole(saved.tensors["dense"]))
-        load_tables(self._embeddings, saved.tensors)
+        load_tables(self.embeddings, saved.tensors)
         random_state = _whole(saved.tensors["random"])
         torch.set_rng_state(random_state["cpu"])
         if self.trainer.device.type == "cuda" and "cuda" in random_state:
@@ -215,7 +206,7 @@ class Run:
         limit = None if config.max_steps is None else config.max_steps - position.step
 
         def read() -> Generator[tuple[BagBatch | None, Reading]]:
-            names = self._embeddings.feature_names
+            names = self.embeddings.feature_names
             skip = position.samples
             return readings(self._log, names, config, skip=skip, limit=limit, ranks=self._ranks)
 
@@ -231,7 +222,7 @@ class Run:
             return agreed(read())
         # A log is read in chunks of many batches: while one trains, the thread reads the next.
         depth = max(2, READ_SAMPLES // config.batch_size)
-        return look_ahead(agreed(in_background(read, depth)), self._embeddings)
+        return look_ahead(agreed(in_background(read, depth)), self.embeddings)
 
     def _timed(
         self, stream: Generator[tuple[BagBatch | None, Reading]]
