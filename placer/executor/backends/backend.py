@@ -369,7 +369,7 @@ class Backend(TorchKernels):
         self, spec: ArenaSpec, row_cache: RowCache, runs: Runs, ordered: SortedSlots
     ) -> Resolved:
         """Which runs are of staged and cached rows; places as if none were in the row cache."""
-        stop, last_lookup = spec.cache_shares[-1].part.stop, runs.lookups - 1
+        stop, last_lookup = spec.cache_ranges[-1].stop, runs.lookups - 1
         edges = self._edges.get(spec)  # On the device already.
         if edges is None:
             edges = self._edges[spec] = torch.tensor([spec.home, stop], device=self._device)

@@ -68,6 +68,12 @@ class Communicator:
     device : torch.device
         Where tensors are handed over and returned.
 
+    Attributes
+    ----------
+    rank, world : int
+    volumes : dict of Kind to Volume
+        What was sent so far.
+
     Raises
     ------
     BackendError
@@ -94,7 +100,7 @@ class Communicator:
         self._closed = False
         self._members = members
         self.world = len(members)
-        self._volumes: dict[Kind, Volume] = defaultdict(Volume)
+        self.volumes: dict[Kind, Volume] = defaultdict(Volume)
 
     @property
     def group(self) -> "dist.ProcessGroup":
@@ -162,17 +168,9 @@ class Communicator:
             raise self._failure(kind, error) from error
         return own.to(self._device)
 
-    def volumes(self) -> dict[Kind, Volume]:
-        """What was sent so far, by kind."""
-        return dict(self._volumes)
-
-    def reset_volumes(self) -> None:
-        """Count from zero."""
-        self._volumes.clear()
-
     def _count(self, kind: Kind, values: Tensor, kept: int, sent: int) -> None:
         size = values.element_size()
-        self._volumes[kind] += Volume((sent - kept) * size, kept * size)
+        self.volumes[kind] += Volume((sent - kept) * size, kept * size)
 
     def _failure(self, kind: Kind, error: RuntimeError) -> BackendError:
         doing = f"exchanging {_WORDS.get(kind, kind)}"

@@ -24,15 +24,7 @@ _Routes = tuple[tuple[Tensor | None, ...], ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InputExchange:
-    """Sends this rank's lookups to the others and receives theirs.
-
-    Attributes
-    ----------
-    survey : Survey
-    channels : Channels
-    comm : Communicator
-    device : torch.device
-    """
+    """Sends this rank's lookups to the others and receives theirs."""
 
     survey: Survey
     channels: Channels

@@ -204,10 +204,10 @@ class ShardedEmbeddings(Embeddings):
         BackendError
             If a rank is lost.
         """
-        if isinstance(batch, SentBatch):
-            step = self._inputs.arrived(batch)
-        else:
+        if isinstance(batch, BagBatch):
             step = self._inputs.now(batch, training=True)
+        else:
+            step = self._inputs.arrived(batch)
         units: list[UnitStep] = []
         served = self._served
         held = zip(served.channels.units, served.modules, step.units, strict=True)
@@ -258,13 +258,13 @@ class ShardedEmbeddings(Embeddings):
     def comm_stats(self) -> dict[Kind, Volume]:
         total: dict[Kind, Volume] = {}
         for comm in self._comms:
-            for kind, volume in comm.volumes().items():
+            for kind, volume in comm.volumes.items():
                 total[kind] = total.get(kind, Volume()) + volume
         return total
 
     def reset_comm_stats(self) -> None:
         for comm in self._comms:
-            comm.reset_volumes()
+            comm.volumes.clear()
 
     def routing_bytes(self) -> dict[str, int]:
         return {name: routes.nbytes for name, routes in self._served.survey.routes.items()}
@@ -289,9 +289,6 @@ class ShardedEmbeddings(Embeddings):
 
     def update_count(self) -> int:
         return max((module.update_count() for module in self._served.modules), default=0)
-
-    def set_update_count(self, updates: int) -> None:
-        self._order.set_update_count(updates)
 
     def extra_repr(self) -> str:
         """What `print(model)` shows of it."""

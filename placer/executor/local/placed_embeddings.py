@@ -4,7 +4,7 @@ import copy
 from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch import Tensor
 from placer.errors import DataError, PlanMismatchError
 from placer.executor.backends import make_backend
 from placer.executor.embeddings import Embeddings
-from placer.executor.local.fused_lookup import FusedLookup, Runtime, WholeRows
+from placer.executor.local.fused_lookup import FusedLookup, Runtime
 from placer.executor.local.hit_rates import HitRates
 from placer.executor.local.local_id_order import LocalIdOrder
 from placer.executor.lookups.bag_batch import BagBatch
@@ -32,6 +32,9 @@ from placer.executor.streams import recorded
 from placer.executor.uncompiled import uncompiled
 from placer.plan.plan import Plan
 from placer.tables import OptimizerName
+
+if TYPE_CHECKING:
+    from placer.executor.distributed.whole_rows import RowTotals
 
 _MOST_AHEAD = 3
 """Batches that the host may have prepared before the first of them is there."""
@@ -77,7 +80,7 @@ class PlacedEmbeddings(Embeddings):
         those that the plan ranks last.
     rounding : {"nearest", "stochastic"}
         How weights of half precision are rounded after an update.
-    whole_rows : WholeRows, optional
+    whole_rows : RowTotals, optional
         Of tables of which the plan has some columns only, while other processes have the rest:
         row-wise Adagrad asks it for Σ g² over whole rows.
 
@@ -120,7 +123,7 @@ class PlacedEmbeddings(Embeddings):
         backend: str = "auto",
         cache_policy: Policy = "lfu",
         rounding: Rounding = "nearest",
-        whole_rows: WholeRows | None = None,
+        whole_rows: "RowTotals | None" = None,
     ) -> None:
         initial = dict(weights or {})
         super().__init__(
@@ -160,14 +163,14 @@ class PlacedEmbeddings(Embeddings):
             elif seed is not None:
                 self._order.draw(weight, seed)
 
-    def part(self, plan: Plan, whole_rows: WholeRows | None = None) -> "PlacedEmbeddings":
+    def part(self, plan: Plan, whole_rows: "RowTotals | None" = None) -> "PlacedEmbeddings":
         """Some of the tables in the same memory, with a learning rate and updates of their own.
 
         Parameters
         ----------
         plan : Plan
             Of these tables; its features read them.
-        whole_rows : WholeRows, optional
+        whole_rows : RowTotals, optional
         """
         names = [table.name for table in plan.tables]
         runtime, part = self._runtime, copy.copy(self)
@@ -190,9 +193,6 @@ class PlacedEmbeddings(Embeddings):
 
     def update_count(self) -> int:
         return int(self._runtime.updates)
-
-    def set_update_count(self, updates: int) -> None:
-        self._runtime.updates.fill_(updates)
 
     def set_lr(self, lr: float) -> None:
         check_constants(lr)
@@ -308,8 +308,8 @@ class PlacedEmbeddings(Embeddings):
                 held[part.device, part.tier] += arena.range_bytes(part)
             if arena.row_cache is None:
                 continue
-            for shard in arena.spec.cache_shares:
-                entries = shard.part.staging_rows + shard.part.cache_rows
+            for shard in arena.spec.cache_ranges:
+                entries = shard.staging_rows + shard.cache_rows
                 share = (
                     arena.row_cache.directory.nbytes * entries // max(arena.row_cache.entries, 1)
                 )

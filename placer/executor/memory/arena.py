@@ -64,8 +64,8 @@ def allocate(spec: ArenaSpec, device: torch.device, policy: Policy | None) -> Ar
     """
     key, row_cache = spec.key, None
     home = spec.rows if policy is None else spec.home
-    if policy is not None and spec.cache_shares:
-        row_cache = RowCache([share.part for share in spec.cache_shares], home, device, policy)
+    if policy is not None and spec.cache_ranges:
+        row_cache = RowCache(spec.cache_ranges, home, device, policy)
     entries = 0 if row_cache is None else row_cache.entries
 
     def rows(shape: tuple[int, ...], dtype: torch.dtype) -> TieredRows:
