@@ -154,7 +154,8 @@ class ShardedEmbeddings(Embeddings):
         self._served = Served(survey, comm, device, gradient_scale, build)
         inputs = InputExchange(survey, self._served.channels, comm, device)
         self._inputs = InputsAhead(inputs, self._new_group)
-        held = {name: module.id_order() for name, module in self._served.held.items()}
+        orders = {module: module.id_order() for module in self._served.modules}
+        held = {name: orders[module] for name, module in self._served.held.items()}
         self._order = DistributedIdOrder(survey, counts_updates, held, comm, device)
 
     def write_from_first(self, name: str, weight: Tensor | None) -> None:

@@ -17,6 +17,7 @@ from placer.executor.local.hit_rates import HitRates
 from placer.executor.local.local_id_order import LocalIdOrder
 from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.lookups.batch_reads import (
+    FeatureRead,
     arena_reads,
     feature_reads,
     keep_until_used,
@@ -151,17 +152,17 @@ class PlacedEmbeddings(Embeddings):
             torch.zeros((), dtype=torch.int64, device=self.device),
             whole_rows,
         )
-        self._order = self._make_order()
+        order = self.id_order()
         # Batches are prepared beside the step in training, on a stream of their own.
         self._stream: torch.cuda.Stream | None = None
         self._ready: deque[torch.cuda.Event] = deque()
         if self.device.type == "cuda":
             self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        for weight in self._order.weights():
+        for weight in order.weights():
             if weight.table.name in initial:
-                self._order.overwrite(weight, initial[weight.table.name])
+                order.overwrite(weight, initial[weight.table.name])
             elif seed is not None:
-                self._order.draw(weight, seed)
+                order.draw(weight, seed)
 
     def part(self, plan: Plan, whole_rows: "RowTotals | None" = None) -> "PlacedEmbeddings":
         """Some of the tables in the same memory, with a learning rate and updates of their own.
@@ -184,8 +185,16 @@ class PlacedEmbeddings(Embeddings):
             updates=runtime.updates.clone(),
             whole_rows=whole_rows,
         )
-        part._order = part._make_order()
         return part
+
+    def by_row(self) -> "PlacedEmbeddings":
+        """The same rows, each looked up by itself: a feature a table, called like the table."""
+        rows = copy.copy(self)
+        rows.features = tuple(
+            FeatureRead(table.name, table.name, table.rows, "none", None)
+            for table in self.plan.tables
+        )
+        return rows
 
     @property
     def backend(self) -> str:
@@ -286,7 +295,7 @@ class PlacedEmbeddings(Embeddings):
         backend = self._runtime.backend
         if backend.in_one_memory:
             return None
-        self._order.synchronize()
+        self.id_order().synchronize()
         row_caches = [
             arena.row_cache for arena in self._runtime.arenas if arena.row_cache is not None
         ]
@@ -331,9 +340,6 @@ class PlacedEmbeddings(Embeddings):
         )
 
     def id_order(self) -> LocalIdOrder:
-        return self._order
-
-    def _make_order(self) -> LocalIdOrder:
         return LocalIdOrder(
             self.plan,
             self.optimizers,
