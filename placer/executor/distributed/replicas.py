@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from placer.executor.distributed.placement.channels import Channel, Unit
-from placer.executor.distributed.row_sums import HeldSums, RowSums
+from placer.executor.distributed.row_sums import RowSums
 from placer.executor.distributed.sharded_batch import UnitStep, spans
 from placer.executor.local.placed_embeddings import PlacedEmbeddings
 from placer.executor.lookups.bag_batch import BagBatch
@@ -105,22 +105,20 @@ class ReplicaUpdates:
     def __init__(
         self, position: int, unit: Unit, channels: Sequence[Channel], module: PlacedEmbeddings
     ) -> None:
-        self.position, self._module, self._holders = position, module.by_row(), unit.holders
+        self.position, self._module, self.holders = position, module.by_row(), unit.holders
         self._pooled = [channel.pooled for channel in channels]
         self._alike = tuple(_alike(unit, channels))
         self._names = [target.name for target in unit.targets]
 
-    def sums(self, unit_step: UnitStep, gradients: Sequence[Tensor]) -> HeldSums:
+    def sums(self, unit_step: UnitStep, gradients: Sequence[Tensor]) -> list[RowSums]:
         """Of the gradients of the rows that were read here; `all_reduce_rows` adds them up."""
-        return HeldSums(
-            self._holders, [self._row_sums(unit_step, gradients, alike) for alike in self._alike]
-        )
+        return [self._row_sums(unit_step, gradients, alike) for alike in self._alike]
 
-    def apply(self, totals: HeldSums) -> None:
+    def apply(self, totals: Sequence[RowSums]) -> None:
         """Update the rows with all holders' gradients."""
         rows: dict[int, Tensor] = {}
         values: dict[int, Tensor] = {}
-        for alike, (numbers, sums) in zip(self._alike, totals.sums, strict=True):
+        for alike, (numbers, sums) in zip(self._alike, totals, strict=True):
             numbers, order = torch.sort(numbers)
             bases = torch.tensor(alike.bases, device=numbers.device)
             ends = [*torch.searchsorted(numbers, bases[1:]).tolist(), numbers.numel()]
