@@ -158,12 +158,6 @@ class ShardedEmbeddings(Embeddings):
         held = {name: orders[module] for name, module in self._served.held.items()}
         self._order = DistributedIdOrder(survey, counts_updates, held, comm, device)
 
-    def write_from_first(self, name: str, weight: Tensor | None) -> None:
-        """Overwrite a table's weight by that which the first rank gives; all must call this."""
-        order = self._order
-        (tensor,) = (tensor for tensor in order.weights() if tensor.table.name == name)
-        order.overwrite_from_first(tensor, weight)
-
     def said(self, values: Sequence[int]) -> list[list[int]]:
         """What each rank says, as many numbers on all of them."""
         said: list[list[int]] = self._comm.gather("header", torch.tensor(values)).tolist()

@@ -314,7 +314,7 @@ class PlacedEmbeddings(Embeddings):
         held: dict[tuple[str, str], int] = defaultdict(int)
         for arena in self._runtime.arenas:
             for part in arena.spec.ranges:
-                held[part.device, part.tier] += arena.range_bytes(part)
+                held[part.device, part.tier] += (part.stop - part.start) * arena.row_bytes
             if arena.row_cache is None:
                 continue
             for shard in arena.spec.cache_ranges:

@@ -6,7 +6,7 @@ from math import prod
 import torch
 
 from placer.executor.memory.host_memory import host_rows
-from placer.executor.memory.layout import ArenaSpec, SlotRange
+from placer.executor.memory.layout import ArenaSpec
 from placer.executor.memory.row_cache import RowCache
 from placer.executor.memory.tiers import TieredRows
 from placer.executor.names import Policy
@@ -37,10 +37,6 @@ class Arena:
         """Weights and state of one row."""
         held = [rows.hbm for rows in (self.weights, self.state) if rows is not None]
         return sum(data.element_size() * prod(data.shape[1:]) for data in held)
-
-    def range_bytes(self, part: SlotRange) -> int:
-        """Bytes of weights and state in a range of slots."""
-        return (part.stop - part.start) * self.row_bytes
 
 
 def state_shape(optimizer: OptimizerName, width: int) -> tuple[int, ...] | None:
