@@ -24,12 +24,11 @@ from placer.errors import BackendError
 from placer.executor.backends.torch_kernels import RowReads, SegmentTable
 from placer.executor.backends.triton.triton_backend import TritonBackend
 from placer.executor.lookups.row_runs import CHUNK, find_runs
-from placer.executor.memory.arena import Arena
+from placer.executor.memory.arena import Arena, TieredRows
 from placer.executor.memory.cache_range import CacheRange
 from placer.executor.memory.directory import Moves
 from placer.executor.memory.layout import ArenaKey, ArenaSpec, SlotRange
 from placer.executor.memory.row_cache import RowCache
-from placer.executor.memory.tiers import TieredRows
 from placer.executor.names import Policy
 from placer.executor.optimizers.rule import Rule
 from placer.tables import OPTIMIZER_STATE, OptimizerName

@@ -16,12 +16,11 @@ from placer.executor.backends.torch_kernels import places_of
 from placer.executor.lookups import batch_reads, steps
 from placer.executor.lookups.batch_reads import ArenaReads
 from placer.executor.lookups.steps import ArenaStep, Resolved, Window
-from placer.executor.memory.arena import Arena
+from placer.executor.memory.arena import Arena, TieredRows
 from placer.executor.memory.arena_order import ArenaKey
 from placer.executor.memory.cache_range import CacheRange
 from placer.executor.memory.layout import ArenaSpec
 from placer.executor.memory.row_cache import RowCache
-from placer.executor.memory.tiers import TieredRows
 from placer.executor.optimizers.rule import Rule
 
 FAR = 2**32
