@@ -35,7 +35,7 @@ from placer.executor import BagBatch, look_ahead, make_embeddings
 from placer.executor.backends.triton.triton_backend import TritonBackend
 from placer.executor.distributed import inputs_ahead
 from placer.executor.memory import host_memory
-from placer.executor.memory.tiers import TieredRows
+from placer.executor.memory.arena import TieredRows
 from placer.files import write_text
 from placer.plan.buffers import with_buffers
 from placer.plan.peak_memory import peak_memory

@@ -16,7 +16,6 @@ from placer.executor.tensor_names import (
     check_shapes,
     check_weights,
     state_shapes,
-    weights_to_load,
 )
 from placer.plan.plan import Plan
 from placer.tables import OPTIMIZERS, OptimizerName
@@ -142,9 +141,9 @@ class Embeddings(nn.Module, ABC):
     def update_count(self) -> int:
         """Updates so far in this process; waits for the device."""
 
-    @abstractmethod
     def set_update_count(self, updates: int) -> None:
         """Go on counting updates from here."""
+        self.id_order().set_update_count(updates)
 
     def optimizer_state_dict(self) -> dict[str, Tensor]:
         """Optimizer state by ``<table>.<name>``, in id order whatever the plan.
@@ -196,14 +195,16 @@ class Embeddings(nn.Module, ABC):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        weights = weights_to_load(
-            state_dict,
-            prefix,
-            self.plan.tables,
-            strict=strict,
-            missing_keys=missing_keys,
-            unexpected_keys=unexpected_keys,
-        )
+        keys = {f"{prefix}{table.name}.weight": table.name for table in self.plan.tables}
+        weights = {name: state_dict[key] for key, name in keys.items() if key in state_dict}
+        check_weights("checkpoint", weights, self.plan.tables)
+        missing = [key for key in keys if key not in state_dict]
+        missing_keys.extend(missing)
+        if strict:
+            unknown = [key for key in state_dict if key.startswith(prefix) and key not in keys]
+            unexpected_keys.extend(unknown)
+            if missing or unknown:
+                return  # The caller raises, and the weights stay as they are.
         order = self.id_order()
         for weight in order.weights():
             if weight.table.name in weights:

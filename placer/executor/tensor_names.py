@@ -96,34 +96,3 @@ def check_weights(what: str, weights: Mapping[str, Tensor], tables: Sequence[Tab
     ]
     if faults:
         raise PlanMismatchError(f"{what}: {'; '.join(faults)}")
-
-
-def weights_to_load(
-    state_dict: Mapping[str, Tensor],
-    prefix: str,
-    tables: Sequence[Table],
-    *,
-    strict: bool,
-    missing_keys: list[str],
-    unexpected_keys: list[str],
-) -> dict[str, Tensor]:
-    """What `nn.Module.load_state_dict` shall overwrite, by table name; keys are noted as it asks.
-
-    Nothing, where it is strict and the keys do not fit: then the caller raises, and the weights
-    stay as they are.
-
-    Raises
-    ------
-    PlanMismatchError
-        If a table has another shape.
-    """
-    keys = {f"{prefix}{table.name}.weight": table.name for table in tables}
-    weights = {name: state_dict[key] for key, name in keys.items() if key in state_dict}
-    check_weights("checkpoint", weights, tables)
-    missing = [key for key in keys if key not in state_dict]
-    unknown = [key for key in state_dict if key.startswith(prefix) and key not in keys]
-    missing_keys.extend(missing)
-    if not strict:
-        return weights
-    unexpected_keys.extend(unknown)
-    return {} if missing or unknown else weights

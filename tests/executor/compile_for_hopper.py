@@ -24,12 +24,11 @@ from placer.errors import BackendError
 from placer.executor.backends.torch_kernels import RowReads, SegmentTable
 from placer.executor.backends.triton.triton_backend import TritonBackend
 from placer.executor.lookups.row_runs import CHUNK, find_runs
-from placer.executor.memory.arena import Arena
+from placer.executor.memory.arena import Arena, TieredRows
 from placer.executor.memory.cache_range import CacheRange
 from placer.executor.memory.directory import Moves
-from placer.executor.memory.layout import ArenaKey, ArenaSpec, CacheShare, SlotRange
+from placer.executor.memory.layout import ArenaKey, ArenaSpec, SlotRange
 from placer.executor.memory.row_cache import RowCache
-from placer.executor.memory.tiers import TieredRows
 from placer.executor.names import Policy
 from placer.executor.optimizers.rule import Rule
 from placer.tables import OPTIMIZER_STATE, OptimizerName
@@ -149,10 +148,10 @@ def compile_all(kernels: Compiler) -> None:
 def stage(kernels: Compiler, kind: torch.dtype, policy: Policy) -> None:
     """Two steps that are open at once, over an arena whose rows are half in HBM, half cached."""
     key = ArenaKey("fp32", 4, "sgd", False)
-    shared = CacheShare("gpu:0", CacheRange(100, 200, 10, 20))
+    cached = (CacheRange(100, 200, 10, 20),)
     ranges = (SlotRange("gpu:0", "hbm", "device", 0, 100),)
-    spec = ArenaSpec(key, 200, ranges, (shared,), indices(1))
-    row_cache = RowCache([shared.part], 100, META, policy)
+    spec = ArenaSpec(key, 200, ranges, cached, indices(1))
+    row_cache = RowCache(cached, 100, META, policy)
     arena = Arena(spec, matrix(200, 4), None, row_cache)
     tickets = [kernels._window.open(), kernels._window.open()]
     for ticket in tickets:

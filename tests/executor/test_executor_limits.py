@@ -16,12 +16,11 @@ from placer.executor.backends.torch_kernels import places_of
 from placer.executor.lookups import batch_reads, steps
 from placer.executor.lookups.batch_reads import ArenaReads
 from placer.executor.lookups.steps import ArenaStep, Resolved, Window
-from placer.executor.memory.arena import Arena
+from placer.executor.memory.arena import Arena, TieredRows
 from placer.executor.memory.arena_order import ArenaKey
 from placer.executor.memory.cache_range import CacheRange
-from placer.executor.memory.layout import ArenaSpec, CacheShare
+from placer.executor.memory.layout import ArenaSpec
 from placer.executor.memory.row_cache import RowCache
-from placer.executor.memory.tiers import TieredRows
 from placer.executor.optimizers.rule import Rule
 
 FAR = 2**32
@@ -36,8 +35,7 @@ def sparse_matrix(rows: int) -> np.ndarray:  # type: ignore[type-arg]
 
 def spec_of(rows: int, *shares: CacheRange, optimizer: str = "sgd") -> ArenaSpec:
     key = ArenaKey("float32", 1, optimizer, False)  # type: ignore[arg-type]
-    held = tuple(CacheShare("gpu:0", part) for part in shares)
-    return ArenaSpec(key, rows, (), held, torch.empty(0, dtype=torch.int64))
+    return ArenaSpec(key, rows, (), shares, torch.empty(0, dtype=torch.int64))
 
 
 @pytest.mark.parametrize("threads", [1, 3])

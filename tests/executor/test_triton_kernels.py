@@ -18,8 +18,8 @@ from placer.executor.backends.torch_kernels import RowReads, SegmentTable
 from placer.executor.backends.triton import triton_backend
 from placer.executor.backends.triton.triton_backend import TritonBackend
 from placer.executor.lookups.row_runs import CHUNK, find_runs
+from placer.executor.memory.arena import TieredRows
 from placer.executor.memory.directory import Moves
-from placer.executor.memory.tiers import TieredRows
 from placer.executor.optimizers.rounding import stochastic_round
 from placer.executor.optimizers.rule import Rule
 from placer.tables import OptimizerName

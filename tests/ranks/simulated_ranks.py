@@ -6,6 +6,7 @@ table, id and column. Its values are small whole numbers, so that sums of them a
 float32 in any order, and what comes back can be held against the sums over the bags' ids.
 """
 
+import copy
 import gc
 import threading
 from collections import Counter, defaultdict
@@ -26,7 +27,7 @@ from placer.executor.distributed.serving import Serve, Served
 from placer.executor.distributed.sharded_batch import spans
 from placer.executor.distributed.survey import Survey
 from placer.executor.distributed.whole_rows import RowTotals
-from placer.executor.lookups.batch_reads import feature_reads
+from placer.executor.lookups.batch_reads import FeatureRead, feature_reads
 from placer.plan.order import Ranks
 from placer.plan.plan import Plan
 
@@ -182,8 +183,15 @@ class Rows:
         rank: int,
         world: "World",
     ) -> None:
-        self.features = feature_reads(own.tables, {})
+        self.features, self.tables = feature_reads(own.tables, {}), own.tables
         self.targets, self.totals, self.rank, self.world = targets, totals, rank, world
+
+    def by_row(self) -> "Rows":
+        rows = copy.copy(self)
+        rows.features = [
+            FeatureRead(table.name, table.name, table.rows, "none", None) for table in self.tables
+        ]
+        return rows
 
     def __call__(self, batch: BagBatch) -> dict[str, Tensor]:
         anchor = torch.zeros((), requires_grad=True)

@@ -94,7 +94,7 @@ def test_every_row_is_routed_to_the_ranks_that_hold_it(placement: str, world: in
         for id in range(61):
             target = columns.targets[int(position[id])]
             row = int(rows[id])
-            assert ids_of(plan, target, range(row, row + 1)).tolist() == [id]
+            assert ids_of(plan, target, row, row + 1).tolist() == [id]
             rank = by_rank.index(id)
             (holding,) = [
                 shard
@@ -171,7 +171,7 @@ def test_routing_tables_stay_small_and_ranks_agree_on_large_machines(gpus: int) 
         for columns in known.column_slices:
             position, rows = known.route(ids, columns)
             for id, at, row in zip(*(part.tolist() for part in (ids, position, rows)), strict=True):
-                assert ids_of(plan, columns.targets[at], range(row, row + 1)).tolist() == [id]
+                assert ids_of(plan, columns.targets[at], row, row + 1).tolist() == [id]
     features = feature_reads(plan.tables, {})
     channels = all_channels(features, maps)
     some = [0, 1, gpus // 2, gpus - 1]

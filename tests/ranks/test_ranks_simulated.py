@@ -13,7 +13,7 @@ from cost_models import cost_model
 from cost_models.step_equation.exchanged_bytes import replica_bytes
 from placer import Problem
 from placer.executor import BagBatch
-from placer.executor.distributed.row_sums import HeldSums, all_reduce_rows
+from placer.executor.distributed.row_sums import RowSums, all_reduce_rows
 from placer.plan.plan import Plan
 from placer.tables import Feature, Table
 from placer.workloads import named_workload
@@ -159,7 +159,10 @@ def test_all_groups_of_holders_add_up_in_four_collectives() -> None:
     def rows_of(rank: int, table: int) -> torch.Tensor:
         return torch.tensor([0, 3 + rank, 7 + table])  # Two of them are those of all holders.
 
-    def work(rank: SimulatedRank) -> list[HeldSums]:
+    def groups_of(rank: int) -> list[tuple[int, ...]]:
+        return [holders for holders in sorted(groups) if rank in holders]
+
+    def work(rank: SimulatedRank) -> list[list[RowSums]]:
         exchange = rank.exchange
 
         def counted(kind, *options):
@@ -167,28 +170,21 @@ def test_all_groups_of_holders_add_up_in_four_collectives() -> None:
             return exchange(kind, *options)
 
         rank.exchange = counted  # type: ignore[method-assign]
-        held = [
-            HeldSums(
-                holders,
-                [
-                    (rows_of(rank.rank, n), torch.full((3, width), 10.0**rank.rank))
-                    for n, width in enumerate(widths)
-                ],
-            )
-            for holders, widths in sorted(groups.items())
-            if rank.rank in holders
+        sums = [
+            [
+                (rows_of(rank.rank, n), torch.full((3, width), 10.0**rank.rank))
+                for n, width in enumerate(groups[holders])
+            ]
+            for holders in groups_of(rank.rank)
         ]
-        return all_reduce_rows(rank, held)
+        return all_reduce_rows(rank, groups_of(rank.rank), sums)
 
     for rank, totals in enumerate(run(4, work)):
         assert sum(who == rank for who, _ in calls) == 4
-        assert [own.holders for own in totals] == [h for h in sorted(groups) if rank in h]
-        for own in totals:
-            for table, (width, (rows, sums)) in enumerate(
-                zip(groups[own.holders], own.sums, strict=True)
-            ):
-                every = sum(10.0**holder for holder in own.holders)
-                expected = {3 + holder: 10.0**holder for holder in own.holders}
+        for holders, own in zip(groups_of(rank), totals, strict=True):
+            for table, (width, (rows, sums)) in enumerate(zip(groups[holders], own, strict=True)):
+                every = sum(10.0**holder for holder in holders)
+                expected = {3 + holder: 10.0**holder for holder in holders}
                 expected |= {0: every, 7 + table: every}
                 assert sums.shape == (len(expected), width)
                 assert dict(zip(rows.tolist(), sums[:, 0].tolist(), strict=True)) == expected

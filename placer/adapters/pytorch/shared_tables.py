@@ -92,9 +92,10 @@ class SharedTables:
     def write(self, table: "PlacedTable", weight: "Tensor | DrawnRows") -> None:
         """Set the weight of a table to the first rank's, or draw it where that has none."""
         ((is_given, *_), *_) = self.whole.said([isinstance(weight, Tensor)])
+        order = self._part((table.name,)).id_order()
         if is_given:
-            given = weight if isinstance(weight, Tensor) else None
-            self.whole.write_from_first(table.name, given)
+            (tensor,) = order.weights()
+            order.overwrite_from_first(tensor, weight if isinstance(weight, Tensor) else None)
             return
         if isinstance(weight, Tensor):
             raise DataError(
@@ -102,7 +103,7 @@ class SharedTables:
                 "the model alike on all ranks"
             )
         ((weight.seed, *_), *_) = self.whole.said([weight.seed])
-        weight.write(self._part((table.name,)).id_order())
+        weight.write(order)
 
     def of_table(self, table: "PlacedTable") -> ShardedEmbeddings:
         """One table alone, when no call waits any more: ranks ask for it in the same order."""

@@ -1,20 +1,17 @@
 """Backends: the kernels that read and update arenas, by name."""
 
 import importlib.util
-from typing import TYPE_CHECKING
+
+import torch
 
 from placer.errors import BackendError
+from placer.executor.backends.backend import Backend
 from placer.executor.names import BACKENDS, Policy
-
-if TYPE_CHECKING:
-    import torch
-
-    from placer.executor.backends.backend import Backend
 
 __all__ = ["BACKENDS", "make_backend"]
 
 
-def make_backend(name: str, device: "torch.device", policy: Policy = "lfu") -> "Backend":
+def make_backend(name: str, device: torch.device, policy: Policy = "lfu") -> Backend:
     """The backend called `name`; ``auto`` takes the fastest that is installed.
 
     ``numba`` and ``torch`` keep both tiers in the host's memory and read all rows in place.
@@ -30,41 +27,23 @@ def make_backend(name: str, device: "torch.device", policy: Policy = "lfu") -> "
         raise BackendError(f"no backend {name!r}; there are {', '.join(BACKENDS)}")
     if device.type != "cpu" and name in ("numba", "torch"):
         raise BackendError(f"backend {name!r} runs on cpu, not on {device.type}; use 'triton'")
-    if device.type == "cuda":
-        _check_gpu()
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise BackendError("device 'cuda': torch finds no GPU here; use device='cpu'")
+    best_host = "numba" if _installed("numba") else "torch"
     if name == "auto":
-        name = _best(device)
+        best = "triton" if device.type == "cuda" and _installed("triton") else "tiered"
+        name = best_host if device.type == "cpu" else best
     if name in ("numba", "torch"):
         return _host_backend(name)
-    host = _host_backend("numba" if _installed("numba") else "torch")
     if name == "tiered":
-        from placer.executor.backends.backend import Backend
-
-        return Backend(device, policy, host)
+        return Backend(device, policy, _host_backend(best_host))
     from placer.executor.backends.triton.triton_backend import TritonBackend
 
-    return TritonBackend(device, policy, host)
+    return TritonBackend(device, policy, _host_backend(best_host))
 
 
-def _check_gpu() -> None:
-    import torch
-
-    if not torch.cuda.is_available():
-        raise BackendError("device 'cuda': torch finds no GPU here; use device='cpu'")
-
-
-def _best(device: "torch.device") -> str:
-    if device.type == "cpu":
-        return "numba" if _installed("numba") else "torch"
-    return "triton" if device.type == "cuda" and _installed("triton") else "tiered"
-
-
-def _host_backend(name: str) -> "Backend":
+def _host_backend(name: str) -> Backend:
     if name == "torch":
-        import torch
-
-        from placer.executor.backends.backend import Backend
-
         return Backend(torch.device("cpu"))
     if not _installed("numba"):
         raise BackendError("backend 'numba' needs numba: pip install 'embedding-placer[cpu]'")

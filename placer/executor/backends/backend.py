@@ -8,6 +8,7 @@ but what happens here, and results are bit-equal between them.
 
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ from placer.executor.backends.torch_kernels import (
 )
 from placer.executor.local.hit_rates import LookupCounts
 from placer.executor.lookups.bag_batch import BagBatch
-from placer.executor.lookups.batch_reads import ArenaReads, FeatureRead, Segment, keep_until_used
+from placer.executor.lookups.batch_reads import ArenaReads, FeatureRead, keep_until_used
 from placer.executor.lookups.row_runs import Runs, SortedSlots, find_runs
 from placer.executor.lookups.steps import ArenaStep, Resolved, Ticket, Window
 from placer.executor.memory.arena import Arena, allocate
@@ -35,7 +36,7 @@ from placer.executor.phases import phase
 from placer.executor.streams import recorded
 
 _SEGMENT_TABLES = 16
-"""Batches of one shape share their segment tables; so many shapes are remembered."""
+"""So many shapes of batches are remembered."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -131,7 +132,8 @@ class Backend(TorchKernels):
         self._device, self._policy = device, policy
         self._window = Window()
         self._faults = Faults(device)
-        self._tables: dict[tuple[tuple[int, ...], ...], SegmentTable] = {}
+        # Batches of one shape share their segment tables, which are on the device already.
+        self._segment_table = lru_cache(_SEGMENT_TABLES)(partial(_segment_table, device))
         self._edges: dict[ArenaSpec, Tensor] = {}
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
@@ -261,33 +263,21 @@ class Backend(TorchKernels):
         kind = torch.int64 if self.in_one_memory else spec.kind
         slots = torch.empty(reads.lookups, dtype=kind, device=self._device)
         if reads.lookups:
-            table = self._segment_table(reads.segments)
+            table = self._segment_table(
+                tuple(
+                    (
+                        segment.batch[0],
+                        segment.lookups[0],
+                        segment.lookups[1] - segment.lookups[0],
+                        segment.columns.rows,
+                        *astuple(segment.columns.follows),
+                        segment.columns.map_start,
+                    )
+                    for segment in reads.segments
+                )
+            )
             self.translate(ids.contiguous(), table, spec.slot_map, slots, fault)
         return slots
-
-    def _segment_table(self, segments: Sequence[Segment]) -> SegmentTable:
-        """Batches of one shape have the same table, which is then on the device already."""
-        rows = tuple(
-            (
-                segment.batch[0],
-                segment.lookups[0],
-                segment.lookups[1] - segment.lookups[0],
-                segment.columns.rows,
-                *astuple(segment.columns.follows),
-                segment.columns.map_start,
-            )
-            for segment in segments
-        )
-        table = self._tables.pop(rows, None)
-        if table is None:
-            data = torch.tensor(rows)
-            if self._device.type == "cuda":
-                data = data.pin_memory().to(self._device, non_blocking=True)
-            table = SegmentTable(data, max(row[2] for row in rows))
-        self._tables[rows] = table  # Now the most recently used.
-        if len(self._tables) > _SEGMENT_TABLES:
-            del self._tables[next(iter(self._tables))]
-        return table
 
     def _sort(self, slots: Tensor) -> tuple[Runs, SortedSlots]:
         with phase("sort"):
@@ -369,7 +359,7 @@ class Backend(TorchKernels):
         self, spec: ArenaSpec, row_cache: RowCache, runs: Runs, ordered: SortedSlots
     ) -> Resolved:
         """Which runs are of staged and cached rows; places as if none were in the row cache."""
-        stop, last_lookup = spec.cache_shares[-1].part.stop, runs.lookups - 1
+        stop, last_lookup = spec.cache_ranges[-1].stop, runs.lookups - 1
         edges = self._edges.get(spec)  # On the device already.
         if edges is None:
             edges = self._edges[spec] = torch.tensor([spec.home, stop], device=self._device)
@@ -392,3 +382,10 @@ class Backend(TorchKernels):
             with torch.cuda.stream(self._stream):
                 self.exchange(matrices, moves)
                 return recorded()
+
+
+def _segment_table(device: torch.device, rows: tuple[tuple[int, ...], ...]) -> SegmentTable:
+    data = torch.tensor(rows)
+    if device.type == "cuda":
+        data = data.pin_memory().to(device, non_blocking=True)
+    return SegmentTable(data, max(row[2] for row in rows))

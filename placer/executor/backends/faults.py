@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,12 +13,8 @@ from placer.executor.streams import recorded, start_copy
 NO_FAULT = torch.iinfo(torch.int64).max
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Watched:
-    position: Tensor
-    copied: torch.cuda.Event
-    batch: BagBatch
-    features: Sequence[FeatureRead]
+_Watched = tuple[Tensor, torch.cuda.Event, BagBatch, Sequence[FeatureRead]]
+"""A position, when it has been copied, and what it is of."""
 
 
 class Faults:
@@ -50,16 +45,16 @@ class Faults:
             return
         if torch.cuda.is_current_stream_capturing():
             return  # A captured graph has no host code; its bad lookups are skipped all the same.
-        self._watched.append(_Watched(start_copy(fault), recorded(), batch, features))
+        self._watched.append((start_copy(fault), recorded(), batch, features))
 
     def poll(self) -> None:
         """Raise for earlier batches whose result has come in meanwhile; see `watch`."""
         if self._watched and torch.cuda.is_current_stream_capturing():
             return  # Events must not be queried meanwhile.
-        while self._watched and self._watched[0].copied.query():  # type: ignore[no-untyped-call]
-            seen = self._watched.popleft()
-            if int(seen.position) != NO_FAULT:
-                _raise(int(seen.position), seen.batch, seen.features)
+        while self._watched and self._watched[0][1].query():  # type: ignore[no-untyped-call]
+            position, _, batch, features = self._watched.popleft()
+            if int(position) != NO_FAULT:
+                _raise(int(position), batch, features)
 
 
 def _raise(position: int, batch: BagBatch, features: Sequence[FeatureRead]) -> None:

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from placer.executor.lookups.batch_reads import ArenaReads
 from placer.executor.lookups.steps import ArenaStep, HostReads
-from placer.executor.memory.arena import Arena
-from placer.executor.memory.tiers import TieredRows
+from placer.executor.memory.arena import Arena, TieredRows
 from placer.executor.optimizers.rule import Rule
 from placer.executor.streams import on_host, recorded, start_copy
 

@@ -12,8 +12,7 @@ from placer.executor.backends.backend import Backend
 from placer.executor.backends.threads import run, thread_count
 from placer.executor.backends.torch_kernels import SegmentTable
 from placer.executor.lookups.steps import ArenaStep
-from placer.executor.memory.arena import Arena
-from placer.executor.memory.tiers import TieredRows
+from placer.executor.memory.arena import Arena, TieredRows
 from placer.executor.optimizers.rule import Rule
 
 _KINDS = {

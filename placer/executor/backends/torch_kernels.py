@@ -11,10 +11,10 @@ from torch import Tensor
 
 from placer.executor.lookups.row_runs import Runs, SortedSlots
 from placer.executor.lookups.steps import Resolved
+from placer.executor.memory.arena import TieredRows
 from placer.executor.memory.directory import Moves, Resolution
 from placer.executor.memory.layout import ArenaSpec
 from placer.executor.memory.row_cache import RowCache
-from placer.executor.memory.tiers import TieredRows
 from placer.executor.optimizers.rule import Rule, row_sums, updated
 
 

@@ -1,7 +1,7 @@
 """Collectives between the ranks, with counts of bytes and errors that name the cause."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal
@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from placer.errors import BackendError
 from placer.executor.distributed.lost_ranks import rank_lost
 
 Kind = Literal[
@@ -68,6 +67,14 @@ class Communicator:
     device : torch.device
         Where tensors are handed over and returned.
 
+    Attributes
+    ----------
+    rank, world : int
+    group : torch.distributed.ProcessGroup
+        For what `torch.distributed` itself does with these ranks.
+    volumes : dict of Kind to Volume
+        What was sent so far.
+
     Raises
     ------
     BackendError
@@ -83,30 +90,24 @@ class Communicator:
         self._wire = device if backend == "nccl" else torch.device("cpu")
         self._device = device
         self.timeout: timedelta = _timeout(group, self._wire)
-        self._group: dist.ProcessGroup = dist.new_group(
+        self.group: dist.ProcessGroup = dist.new_group(
             members,
             timeout=self.timeout,
             backend=backend,
             # Ranks outside of the parent do not know of this.
             use_local_synchronization=group is not dist.group.WORLD,
         )
-        self.rank = dist.get_rank(self._group)
+        self.rank = dist.get_rank(self.group)
         self._closed = False
         self._members = members
         self.world = len(members)
-        self._volumes: dict[Kind, Volume] = defaultdict(Volume)
-
-    @property
-    def group(self) -> "dist.ProcessGroup":
-        """The process group, for what `torch.distributed` itself does with these ranks."""
-        group: dist.ProcessGroup = self._group
-        return group
+        self.volumes: dict[Kind, Volume] = defaultdict(Volume)
 
     def close(self) -> None:
         """Close its connections; a second call does nothing."""
         if not self._closed:
             self._closed = True
-            dist.destroy_process_group(self._group)
+            dist.destroy_process_group(self.group)
 
     def exchange(
         self, kind: Kind, values: Tensor, sent: Sequence[int], received: Sequence[int]
@@ -123,10 +124,10 @@ class Communicator:
         self._count(kind, values, sent[self.rank], sum(sent))
         values = values.detach().to(self._wire).contiguous()
         out = values.new_empty(sum(received))
-        try:
-            dist.all_to_all_single(out, values, list(received), list(sent), self._group)
-        except RuntimeError as error:
-            raise self._failure(kind, error) from error
+        self._run(
+            kind,
+            lambda: dist.all_to_all_single(out, values, list(received), list(sent), self.group),
+        )
         return out.to(self._device)
 
     def gather(self, kind: Kind, values: Tensor) -> Tensor:
@@ -135,49 +136,38 @@ class Communicator:
         self._count(kind, values, size, size * self.world)
         values = values.detach().to(self._wire).contiguous()
         out = [torch.empty_like(values) for _ in range(self.world)]
-        try:
-            dist.all_gather(out, values, self._group)
-        except RuntimeError as error:
-            raise self._failure(kind, error) from error
+        self._run(kind, lambda: dist.all_gather(out, values, self.group))
         return torch.stack(out).to(self._device)
 
     def total(self, kind: Kind, values: Tensor) -> Tensor:
         """Sum over the ranks, elementwise."""
         self._count(kind, values, 0, values.numel() * max(self.world - 1, 0))
         values = values.detach().to(self._wire).clone()
-        try:
-            dist.all_reduce(values, group=self._group)
-        except RuntimeError as error:
-            raise self._failure(kind, error) from error
+        self._run(kind, lambda: dist.all_reduce(values, group=self.group))
         return values.to(self._device)
 
     def from_first(self, kind: Kind, values: Tensor) -> Tensor:
         """The values of the first rank; the others' say their shape and dtype."""
         self._count(kind, values, 0, values.numel() * (self.world - 1) * (self.rank == 0))
         own = values.detach().to(self._wire).clone(memory_format=torch.contiguous_format)
-        try:
-            # As bytes: not every backend knows every dtype.
-            dist.broadcast(own.view(-1).view(torch.uint8), self._members[0], self._group)
-        except RuntimeError as error:
-            raise self._failure(kind, error) from error
+        # As bytes: not every backend knows every dtype.
+        self._run(
+            kind,
+            lambda: dist.broadcast(own.view(-1).view(torch.uint8), self._members[0], self.group),
+        )
         return own.to(self._device)
-
-    def volumes(self) -> dict[Kind, Volume]:
-        """What was sent so far, by kind."""
-        return dict(self._volumes)
-
-    def reset_volumes(self) -> None:
-        """Count from zero."""
-        self._volumes.clear()
 
     def _count(self, kind: Kind, values: Tensor, kept: int, sent: int) -> None:
         size = values.element_size()
-        self._volumes[kind] += Volume((sent - kept) * size, kept * size)
+        self.volumes[kind] += Volume((sent - kept) * size, kept * size)
 
-    def _failure(self, kind: Kind, error: RuntimeError) -> BackendError:
-        doing = f"exchanging {_WORDS.get(kind, kind)}"
-        within = f"within {self.timeout.total_seconds():g} s"
-        return rank_lost(self.rank, self._members, doing, error, within)
+    def _run(self, kind: Kind, collective: Callable[[], object]) -> None:
+        try:
+            collective()
+        except RuntimeError as error:
+            doing = f"exchanging {_WORDS.get(kind, kind)}"
+            within = f"within {self.timeout.total_seconds():g} s"
+            raise rank_lost(self.rank, self._members, doing, error, within) from error
 
 
 def _timeout(group: "dist.ProcessGroup", device: torch.device) -> timedelta:

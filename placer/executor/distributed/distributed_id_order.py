@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from placer.executor.distributed.collectives import Communicator
-from placer.executor.distributed.placement.division import ColumnSlice, Target
-from placer.executor.distributed.placement.table_routes import TableRoutes, ids_of
+from placer.executor.distributed.placement.division import Target
+from placer.executor.distributed.placement.table_routes import ids_of
 from placer.executor.distributed.survey import Survey
 from placer.executor.id_order import (
     IdOrder,
@@ -19,8 +19,12 @@ from placer.executor.id_order import (
     tensors_of,
 )
 from placer.executor.local.local_id_order import LocalIdOrder
-from placer.plan.plan import Plan
 from placer.tables import Table
+
+_Held = Mapping[str, LocalIdOrder]
+
+_Part = tuple[Target, Tensor, Tensor]
+"""A target that has some of a block, their positions in the block, and the target's rows."""
 
 
 class DistributedIdOrder(IdOrder):
@@ -42,7 +46,7 @@ class DistributedIdOrder(IdOrder):
         self,
         survey: Survey,
         counts_updates: bool,
-        held: Mapping[str, LocalIdOrder],
+        held: _Held,
         comm: Communicator,
         device: torch.device,
     ) -> None:
@@ -70,10 +74,10 @@ class DistributedIdOrder(IdOrder):
         # Each process writes what it holds and zeros elsewhere, and the bits are added as integers,
         # so that they arrive as they are.
         chunk = torch.zeros(block.shape, dtype=torch.float32)
-        for target, order, places, rows in self._here(block):
+        for target, places, rows in self._here(block):
             if target.holders[0] != self.rank:
                 continue
-            values = read_rows(order, target.name, block.tensor.name, rows).float()
+            values = read_rows(self._held, target, block.tensor.name, rows).float()
             if not block.tensor.is_per_row:
                 chunk[places, slice(*target.cols)] = values
             elif not target.cols[0]:  # Of the copies that column slices have, one.
@@ -130,11 +134,11 @@ class DistributedIdOrder(IdOrder):
         return any(rows.numel() for *_, rows in self._here(block))
 
     def write(self, block: IdRange, values: Tensor) -> None:
-        for target, order, places, rows in self._here(block):
+        for target, places, rows in self._here(block):
             own = values[places]
             if not block.tensor.is_per_row:
                 own = own[:, slice(*target.cols)]
-            _write_rows(order, target.name, block.tensor.name, rows, own)
+            _write_rows(self._held, target, block.tensor.name, rows, own)
 
     def local_shards(self) -> Iterator[LocalShard]:
         for routes in self._routes.values():
@@ -142,8 +146,8 @@ class DistributedIdOrder(IdOrder):
             for target in targets:
                 if target.name not in self._held:
                     continue
-                write = partial(_write_rows, self._held[target.name], target.name)
-                ids = partial(_ids_between, self.plan, target)
+                write = partial(_write_rows, self._held, target)
+                ids = partial(ids_of, self.plan, target)
                 for tensor in tensors_of(routes.table, self.optimizers[routes.table.name]):
                     cols = None if tensor.is_per_row else target.cols
                     yield LocalShard(tensor, cols, target.rows, ids, partial(write, tensor.name))
@@ -163,56 +167,49 @@ class DistributedIdOrder(IdOrder):
         parts = [torch.empty(0, dtype=torch.uint8)]
         if block is not None:
             for target, _, rows in self._sources(block, asker, self.rank):
-                values = read_rows(self._held[target.name], target.name, block.tensor.name, rows)
+                values = read_rows(self._held, target, block.tensor.name, rows)
                 flat = values.to(block.tensor.dtype).contiguous().view(-1)
                 parts.append(flat.view(torch.uint8))
         return torch.cat(parts)
 
-    def _sources(
-        self, block: IdRange, asker: int, only: int | None = None
-    ) -> Iterator[tuple[Target, Tensor, Tensor]]:
-        """Targets that have some of a block, positions in the block, and rows of the target.
+    def _sources(self, block: IdRange, asker: int, only: int | None = None) -> Iterator[_Part]:
+        """The parts of a block; with `only`, those that this process sends to the asker.
 
-        With `only`, those from which this process serves the asker; each cell comes from one
-        holder.
+        Each cell comes from one holder.
         """
-        routes = self._routes[block.tensor.table.name]
-        # Column slices of a row have equal copies of a state that is one number a row.
-        last = 1 if block.tensor.is_per_row else None
-        for columns in routes.column_slices[:last]:
-            serves = [only in (None, target.holder_for(asker)) for target in columns.targets]
-            if any(serves):
-                yield from self._routed(routes, columns, block.ids, serves)
 
-    def _here(self, block: IdRange) -> Iterator[tuple[Target, LocalIdOrder, Tensor, Tensor]]:
-        """What is here of a block: target, its tables, positions in the block, rows."""
+        def is_source(target: Target) -> bool:
+            # Column slices of a row have equal copies of a state that is one number a row.
+            is_first = not block.tensor.is_per_row or not target.cols[0]
+            return is_first and only in (None, target.holder_for(asker))
+
+        return self._parts(block, is_source)
+
+    def _here(self, block: IdRange) -> Iterator[_Part]:
+        """The parts of a block that this process holds."""
+        return self._parts(block, lambda target: target.name in self._held)
+
+    def _parts(self, block: IdRange, is_wanted: Callable[[Target], bool]) -> Iterator[_Part]:
         routes = self._routes[block.tensor.table.name]
         for columns in routes.column_slices:
-            held = [target.name in self._held for target in columns.targets]
-            if any(held):
-                for target, places, rows in self._routed(routes, columns, block.ids, held):
-                    yield target, self._held[target.name], places, rows
-
-    def _routed(
-        self, routes: TableRoutes, columns: ColumnSlice, ids: Tensor, wanted: Sequence[bool]
-    ) -> Iterator[tuple[Target, Tensor, Tensor]]:
-        """Of the wanted targets of a column slice: positions among the ids, and rows."""
-        position, rows = (part.cpu() for part in routes.route(ids.to(self._device), columns))
-        for number, target in enumerate(columns.targets):
-            if wanted[number]:
-                places = torch.nonzero(position == number).squeeze(1)
-                yield target, places, rows[places]
+            wanted = [is_wanted(target) for target in columns.targets]
+            if not any(wanted):
+                continue
+            position, rows = routes.route(block.ids.to(self._device), columns)
+            position, rows = position.cpu(), rows.cpu()
+            for number, target in enumerate(columns.targets):
+                if wanted[number]:
+                    places = torch.nonzero(position == number).squeeze(1)
+                    yield target, places, rows[places]
 
 
-def read_rows(order: LocalIdOrder, table: str, tensor: str, rows: Tensor) -> Tensor:
-    """Some rows of a table's weights or state, on the host."""
-    return order.read_rows(order.plan.tables_by_name[table], tensor, rows)
+def read_rows(held: _Held, target: Target, tensor: str, rows: Tensor) -> Tensor:
+    """Some rows of a target's weights or state, on the host."""
+    order = held[target.name]
+    return order.read_rows(order.plan.tables_by_name[target.name], tensor, rows)
 
 
-def _write_rows(order: LocalIdOrder, table: str, tensor: str, rows: Tensor, values: Tensor) -> None:
+def _write_rows(held: _Held, target: Target, tensor: str, rows: Tensor, values: Tensor) -> None:
     if rows.numel():
-        order.write_rows(order.plan.tables_by_name[table], tensor, rows, values)
-
-
-def _ids_between(plan: Plan, target: Target, start: int, stop: int) -> Tensor:
-    return ids_of(plan, target, range(start, stop))
+        order = held[target.name]
+        order.write_rows(order.plan.tables_by_name[target.name], tensor, rows, values)

@@ -24,15 +24,7 @@ _Routes = tuple[tuple[Tensor | None, ...], ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InputExchange:
-    """Sends this rank's lookups to the others and receives theirs.
-
-    Attributes
-    ----------
-    survey : Survey
-    channels : Channels
-    comm : Communicator
-    device : torch.device
-    """
+    """Sends this rank's lookups to the others and receives theirs."""
 
     survey: Survey
     channels: Channels
@@ -174,13 +166,6 @@ class InputExchange:
         size = sum(came.samples[source] for source in unit.sources)
         of_bags = spans(bag_starts, bags, self.device)
         bag_lengths = came.lengths.index_select(0, of_bags).long()
-        entries = [place for _, place in unit.entries]
-        if unit.replicated:  # Features by which replicas are updated have empty bags here.
-            by_channel = bag_lengths.view(len(unit.channels), size)
-            and_empty = torch.nn.functional.pad(
-                by_channel, (0, 0, 0, 1)
-            )  # The last, which −1 means.
-            bag_lengths = and_empty[torch.tensor(entries, device=self.device)].flatten()
         whole = bounds[-1] == rows.numel() and np.array_equal(starts, _starts(sizes))
         index = None if whole else spans(starts, sizes, self.device)
         own_rows = rows if index is None else rows.index_select(0, index)
@@ -189,10 +174,7 @@ class InputExchange:
             own_weights = weights if index is None else weights.index_select(0, index)
             own_weights = own_weights.clone().requires_grad_(wanted and not unit.replicated)
         offsets = torch.nn.functional.pad(bag_lengths.cumsum(0), (1, 0))
-        ends = [0]
-        for place in entries:
-            ends.append(ends[-1] if place < 0 else bounds[place + 1])
-        batch = BagBatch(own_rows, offsets, size, own_weights, tuple(ends) if size else None)
+        batch = BagBatch(own_rows, offsets, size, own_weights, tuple(bounds) if size else None)
         return UnitStep(batch, own_weights, None, index if wanted else None, tuple(bounds))
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
@@ -14,21 +14,9 @@ from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.lookups.batch_reads import keep_until_used
 from placer.executor.streams import recorded
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SentBatch:
-    """A batch whose lookups are on their way to the ranks that hold their rows.
-
-    Made by `ShardedEmbeddings.send_ahead`, and used up by `prefetch`.
-
-    Attributes
-    ----------
-    arriving : Future
-        Of what the ranks ask of each other, or of the error that one of them met; and, on a GPU,
-        of an event that says when it is there.
-    """
-
-    arriving: "Future[tuple[ShardedBatch, torch.cuda.Event | None]]"
+SentBatch = Future[tuple[ShardedBatch, torch.cuda.Event | None]]
+"""What the ranks ask of each other, or the error that one of them met; and, on a GPU, an event that
+says when it is there. Made by `ShardedEmbeddings.send_ahead`, and used up by `prefetch`."""
 
 
 class InputsAhead:
@@ -66,7 +54,7 @@ class InputsAhead:
         if self._stream is not None:
             with torch.cuda.device(self._inputs.device):
                 made = recorded()
-        return SentBatch(self._thread.submit(self._exchange, batch, training, made))
+        return self._thread.submit(self._exchange, batch, training, made)
 
     def arrived(self, sent: SentBatch) -> ShardedBatch:
         """What the ranks ask of each other.
@@ -78,7 +66,7 @@ class InputsAhead:
         BackendError
             If a rank is lost.
         """
-        step, ready = sent.arriving.result()
+        step, ready = sent.result()
         if ready is not None:
             stream = torch.cuda.current_stream(self._inputs.device)
             stream.wait_event(ready)

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from placer.executor.distributed.placement.channels import Channel, Unit
-from placer.executor.distributed.placement.local_plans import update_name
-from placer.executor.distributed.row_sums import HeldSums, RowSums
+from placer.executor.distributed.row_sums import RowSums
 from placer.executor.distributed.sharded_batch import UnitStep, spans
 from placer.executor.local.placed_embeddings import PlacedEmbeddings
 from placer.executor.lookups.bag_batch import BagBatch
@@ -27,8 +26,8 @@ class _Alike:
         Their places in the unit.
     bases : tuple of int
         The number of each one's first row, a multiple of the holders.
-    channels, entries : tuple of int
-        The unit's channels that read them, target by target, and its features for these.
+    channels : tuple of int
+        The unit's channels that read them, target by target.
     owners : tuple of int
         For each channel the place in `targets` of what it reads.
     """
@@ -36,28 +35,27 @@ class _Alike:
     targets: tuple[int, ...]
     bases: tuple[int, ...]
     channels: tuple[int, ...]
-    entries: tuple[int, ...]
     owners: tuple[int, ...]
 
 
-def _alike(unit: Unit) -> Iterator[_Alike]:
-    reads: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    for entry, (number, place) in enumerate(unit.entries):
-        if place >= 0:
-            reads[number].append((place, entry))
+def _alike(unit: Unit, channels: Sequence[Channel]) -> Iterator[_Alike]:
     by_width: dict[int, list[int]] = defaultdict(list)
     for number, target in enumerate(unit.targets):
         by_width[target.width].append(number)
     holders = len(unit.holders)
     for members in by_width.values():
         sizes = [-(-unit.targets[number].rows // holders) * holders for number in members]
-        found = [(*read, at) for at, number in enumerate(members) for read in reads[number]]
+        owners = {unit.targets[number].name: at for at, number in enumerate(members)}
+        reads = [
+            (place, owners[channel.target.name])
+            for place, channel in enumerate(channels)
+            if channel.target.name in owners
+        ]
         yield _Alike(
             tuple(members),
             (0, *accumulate(sizes))[:-1],
-            tuple(place for place, _, _ in found),
-            tuple(entry for _, entry, _ in found),
-            tuple(at for _, _, at in found),
+            tuple(place for place, _ in reads),
+            tuple(at for _, at in reads),
         )
 
 
@@ -107,24 +105,20 @@ class ReplicaUpdates:
     def __init__(
         self, position: int, unit: Unit, channels: Sequence[Channel], module: PlacedEmbeddings
     ) -> None:
-        self.position, self._module, self._holders = position, module, unit.holders
+        self.position, self._module, self.holders = position, module.by_row(), unit.holders
         self._pooled = [channel.pooled for channel in channels]
-        self._alike = tuple(_alike(unit))
-        self._names = [update_name(target) for target in unit.targets]
-        # The feature by which each target is updated comes after those that read it.
-        self._entries = [place for _, place in unit.entries]
+        self._alike = tuple(_alike(unit, channels))
+        self._names = [target.name for target in unit.targets]
 
-    def sums(self, unit_step: UnitStep, gradients: Sequence[Tensor]) -> HeldSums:
+    def sums(self, unit_step: UnitStep, gradients: Sequence[Tensor]) -> list[RowSums]:
         """Of the gradients of the rows that were read here; `all_reduce_rows` adds them up."""
-        return HeldSums(
-            self._holders, [self._row_sums(unit_step, gradients, alike) for alike in self._alike]
-        )
+        return [self._row_sums(unit_step, gradients, alike) for alike in self._alike]
 
-    def apply(self, totals: HeldSums) -> None:
+    def apply(self, totals: Sequence[RowSums]) -> None:
         """Update the rows with all holders' gradients."""
         rows: dict[int, Tensor] = {}
         values: dict[int, Tensor] = {}
-        for alike, (numbers, sums) in zip(self._alike, totals.sums, strict=True):
+        for alike, (numbers, sums) in zip(self._alike, totals, strict=True):
             numbers, order = torch.sort(numbers)
             bases = torch.tensor(alike.bases, device=numbers.device)
             ends = [*torch.searchsorted(numbers, bases[1:]).tolist(), numbers.numel()]
@@ -161,14 +155,14 @@ class ReplicaUpdates:
         for at, size in zip(alike.owners, sizes, strict=True):
             counts[at] += size
         places = spans(starts, sizes, device)
-        lengths = batch.offsets.diff().view(len(self._entries), batch.batch_size)
+        lengths = batch.offsets.diff().view(len(self._pooled), batch.batch_size)
         if all(self._pooled[place] for place in alike.channels):
-            of_bags = lengths[torch.tensor(alike.entries, dtype=torch.int64, device=device)]
+            of_bags = lengths[torch.tensor(alike.channels, dtype=torch.int64, device=device)]
         else:
             of_bags = torch.cat(
                 [
-                    lengths[entry] if self._pooled[place] else lengths.new_ones(size)
-                    for place, entry, size in zip(alike.channels, alike.entries, sizes, strict=True)
+                    lengths[place] if self._pooled[place] else lengths.new_ones(size)
+                    for place, size in zip(alike.channels, sizes, strict=True)
                 ]
             )
         of_bags = of_bags.flatten()
@@ -197,9 +191,7 @@ class ReplicaUpdates:
     def _update_batch(self, rows: dict[int, Tensor]) -> BagBatch:
         """One sample that reads these rows of each target, and nothing else."""
         each = [rows[number] for number in range(len(rows))]
-        sizes = iter(each)
-        lengths = [0 if place >= 0 else next(sizes).numel() for place in self._entries]
-        bounds = (0, *accumulate(lengths))
+        bounds = (0, *accumulate(own.numel() for own in each))
         device = self._module.device
         offsets = torch.tensor(bounds, dtype=torch.int64).to(device)
         return BagBatch(torch.cat(each).to(device), offsets, 1, None, bounds)

@@ -6,7 +6,6 @@ all-reduce of these rows, and only rows that were touched are sent.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -21,23 +20,9 @@ _WORDS_OF_ID = 2
 """Ids and vectors travel in one message, as words of 32 bits."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class HeldSums:
-    """This rank's sums for the tables whose rows the same ranks hold.
-
-    Attributes
-    ----------
-    holders : tuple of int
-        In order; this rank is one of them.
-    sums : sequence of RowSums
-        By table.
-    """
-
-    holders: tuple[int, ...]
-    sums: Sequence[RowSums]
-
-
-def all_reduce_rows(comm: Communicator, held: Sequence[HeldSums]) -> list[HeldSums]:
+def all_reduce_rows(
+    comm: Communicator, holders: Sequence[Sequence[int]], sums: Sequence[Sequence[RowSums]]
+) -> list[list[RowSums]]:
     """Totals over the holders of each table's row sums; the same bits on each of them.
 
     However many groups of ranks hold rows together, these are four collectives.
@@ -46,28 +31,33 @@ def all_reduce_rows(comm: Communicator, held: Sequence[HeldSums]) -> list[HeldSu
     ----------
     comm : Communicator
         All of its ranks must be here: those that hold no such rows send and get nothing.
-    held : sequence of HeldSums
-        One for each group of holders that this rank is in, in their order.
+    holders : sequence of sequence of int
+        The ranks of each group that this rank is in, in their order.
+    sums : sequence of sequence of RowSums
+        Of this rank, by group and table.
     """
-    dealt = [[_dealt(*one, len(own.holders)) for one in own.sums] for own in held]
-    added = [
-        replace(own, sums=[_added(*one) for one in own.sums])
-        for own in _exchanged(comm, held, dealt)
+    dealt = [
+        [_dealt(*one, len(ranks)) for one in own] for ranks, own in zip(holders, sums, strict=True)
     ]
-    to_all = [[[one] * len(own.holders) for one in own.sums] for own in added]
-    return _exchanged(comm, added, to_all)
+    added = [[_added(*one) for one in own] for own in _exchanged(comm, holders, dealt)]
+    to_all = [
+        [[one] * len(ranks) for one in own] for ranks, own in zip(holders, added, strict=True)
+    ]
+    return _exchanged(comm, holders, to_all)
 
 
 def _exchanged(
-    comm: Communicator, held: Sequence[HeldSums], parts: Sequence[Sequence[Sequence[RowSums]]]
-) -> list[HeldSums]:
+    comm: Communicator,
+    holders: Sequence[Sequence[int]],
+    parts: Sequence[Sequence[Sequence[RowSums]]],
+) -> list[list[RowSums]]:
     """What the holders sent here, joined in their order; counts are exchanged first.
 
     `parts` are by group of holders, table and holder that gets them.
     """
     to: list[list[RowSums]] = [[] for _ in range(comm.world)]
-    for own, tables in zip(held, parts, strict=True):
-        for place, rank in enumerate(own.holders):
+    for ranks, tables in zip(holders, parts, strict=True):
+        for place, rank in enumerate(ranks):
             to[rank] += [table[place] for table in tables]
     # Two ranks have the same tables in common, whichever of them sends.
     met = [len(theirs) for theirs in to]
@@ -84,11 +74,8 @@ def _exchanged(
     received = comm.exchange("replicas", torch.cat(words), list(map(_words, counts, widths)), sizes)
     from_rank = list(map(_unpacked, torch.split(received, sizes), came, widths))
     return [
-        replace(
-            own,
-            sums=[_joined([next(from_rank[rank]) for rank in own.holders]) for _ in own.sums],
-        )
-        for own in held
+        [_joined([next(from_rank[rank]) for rank in ranks]) for _ in tables]
+        for ranks, tables in zip(holders, parts, strict=True)
     ]
 
 

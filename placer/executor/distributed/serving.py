@@ -95,72 +95,67 @@ class Served:
         sizes: list[int] = (step.served_rows * self.channels.widths).sum(1).tolist()
         return sizes
 
-    def look_up(self, step: ShardedBatch, training: bool) -> list[list[Tensor]]:
-        """Outputs of each unit by channel; those of rows held alone with their graph."""
-        outputs = []
+    def look_up(self, step: ShardedBatch, training: bool) -> list[Tensor]:
+        """Outputs of `channels.served`; those of rows held alone with their graph."""
+        outputs: dict[int, Tensor] = {}
         held = zip(self.channels.units, self.modules, step.units, strict=True)
         for unit, module, unit_step in held:
             with torch.set_grad_enabled(training and not unit.replicated):
                 vectors = module(unit_step.prepared or unit_step.batch)
-            outputs.append([vectors[self._names[at]] for at in unit.channels])
-        return outputs
+            outputs |= {at: vectors[self._names[at]] for at in unit.channels}
+        return [outputs[at] for at in range(len(self.channels.served))]
 
-    def to_sources(self, outputs: Sequence[Sequence[Tensor]], step: ShardedBatch) -> Tensor:
-        """Outputs of all units as one vector, rank by rank."""
+    def to_sources(self, outputs: Sequence[Tensor], step: ShardedBatch) -> Tensor:
+        """All outputs as one vector, rank by rank."""
         pieces = [
             torch.split(output, rows.tolist())
-            for output, rows in zip(self._by_channel(outputs), step.served_rows.T, strict=True)
+            for output, rows in zip(outputs, step.served_rows.T, strict=True)
         ]
         parts = [part.reshape(-1) for by_rank in zip(*pieces, strict=True) for part in by_rank]
         return torch.cat(parts) if parts else torch.empty(0, device=self.device)
 
-    def from_sources(self, flat: Tensor, step: ShardedBatch) -> list[list[Tensor]]:
-        """The reverse: gradients of each unit's outputs by channel."""
+    def from_sources(self, flat: Tensor, step: ShardedBatch) -> list[Tensor]:
+        """The reverse: gradients of `channels.served`."""
         widths = self.channels.widths
         sizes = (step.served_rows * widths).ravel().tolist()
         pieces = torch.split(flat, sizes) if sizes else ()
-
-        def of(at: int) -> Tensor:
-            return torch.cat(pieces[at :: widths.size]).view(-1, int(widths[at]))
-
-        return [[of(at) for at in unit.channels] for unit in self.channels.units]
+        return [
+            torch.cat(pieces[at :: widths.size]).view(-1, int(width))
+            for at, width in enumerate(widths)
+        ]
 
     def update(
-        self,
-        outputs: Sequence[Sequence[Tensor]],
-        gradients: Sequence[Sequence[Tensor]],
-        step: ShardedBatch,
+        self, outputs: Sequence[Tensor], gradients: Sequence[Tensor], step: ShardedBatch
     ) -> Tensor | None:
         """Update all rows; the gradients of the weights of our own lookups."""
         wanted = sum(step.served_lookups) if step.weight_gradients else 0
         weight_gradients = torch.zeros(wanted, device=self.device)
+        by_unit = [[gradients[at] for at in unit.channels] for unit in self.channels.units]
         entered = False
-        for index, (unit, unit_step) in enumerate(
-            zip(self.channels.units, step.units, strict=True)
-        ):
+        for unit, own, unit_step in zip(self.channels.units, by_unit, step.units, strict=True):
             weights = unit_step.weights
-            if unit.replicated or not outputs[index]:
+            if unit.replicated or not own:
                 continue
             entered = True
-            torch.autograd.backward(list(outputs[index]), list(gradients[index]))
+            torch.autograd.backward([outputs[at] for at in unit.channels], own)
             if step.weight_gradients and weights is not None and weights.grad is not None:
                 _scatter(weight_gradients, unit_step, weights.grad)
         if self._totals is not None and not entered:
             self._totals.total({})  # The others wait for us there.
         result = None
+        replicas = [
+            (one, by_unit[one.position], step.units[one.position]) for one in self._replicas
+        ]
         if step.weight_gradients:
-            for replicas in self._replicas:
-                unit_step, own = step.units[replicas.position], gradients[replicas.position]
-                _scatter(weight_gradients, unit_step, replicas.weight_gradients(unit_step, own))
+            for one, own, unit_step in replicas:
+                _scatter(weight_gradients, unit_step, one.weight_gradients(unit_step, own))
             result = self._return_weight_gradients(weight_gradients, step)
         if self._any_replicated:
-            sums = [
-                replicas.sums(step.units[replicas.position], gradients[replicas.position])
-                for replicas in self._replicas
-            ]
-            totals = all_reduce_rows(self.comm, sums)
-            for replicas, own_totals in zip(self._replicas, totals, strict=True):
-                replicas.apply(own_totals)
+            sums = [one.sums(unit_step, own) for one, own, unit_step in replicas]
+            holders = [one.holders for one in self._replicas]
+            totals = all_reduce_rows(self.comm, holders, sums)
+            for one, own_totals in zip(self._replicas, totals, strict=True):
+                one.apply(own_totals)
         return result
 
     def _return_weight_gradients(self, served: Tensor, step: ShardedBatch) -> Tensor:
@@ -171,14 +166,6 @@ class Served:
         # alike.
         order = torch.sort(step.lookups, stable=True).indices
         return result.index_add_(0, step.lookups[order], own[order])
-
-    def _by_channel(self, by_unit: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-        placed = {
-            at: output
-            for unit, outputs in zip(self.channels.units, by_unit, strict=True)
-            for at, output in zip(unit.channels, outputs, strict=True)
-        }
-        return [placed[at] for at in range(len(self.channels.served))]
 
 
 class Serve(torch.autograd.Function):

@@ -156,14 +156,9 @@ class ShardedEmbeddings(Embeddings):
         self._served = Served(survey, comm, device, gradient_scale, build)
         inputs = InputExchange(survey, self._served.channels, comm, device)
         self._inputs = InputsAhead(inputs, self._new_group)
-        held = {name: module.id_order() for name, module in self._served.held.items()}
+        orders = {module: module.id_order() for module in self._served.modules}
+        held = {name: orders[module] for name, module in self._served.held.items()}
         self._order = DistributedIdOrder(survey, counts_updates, held, comm, device)
-
-    def write_from_first(self, name: str, weight: Tensor | None) -> None:
-        """Overwrite a table's weight by that which the first rank gives; all must call this."""
-        order = self._order
-        (tensor,) = (tensor for tensor in order.weights() if tensor.table.name == name)
-        order.overwrite_from_first(tensor, weight)
 
     def said(self, values: Sequence[int]) -> list[list[int]]:
         """What each rank says, as many numbers on all of them."""
@@ -206,10 +201,10 @@ class ShardedEmbeddings(Embeddings):
         BackendError
             If a rank is lost.
         """
-        if isinstance(batch, SentBatch):
-            step = self._inputs.arrived(batch)
-        else:
+        if isinstance(batch, BagBatch):
             step = self._inputs.now(batch, training=True)
+        else:
+            step = self._inputs.arrived(batch)
         units: list[UnitStep] = []
         served = self._served
         held = zip(served.channels.units, served.modules, step.units, strict=True)
@@ -260,13 +255,13 @@ class ShardedEmbeddings(Embeddings):
     def comm_stats(self) -> dict[Kind, Volume]:
         total: dict[Kind, Volume] = {}
         for comm in self._comms:
-            for kind, volume in comm.volumes().items():
+            for kind, volume in comm.volumes.items():
                 total[kind] = total.get(kind, Volume()) + volume
         return total
 
     def reset_comm_stats(self) -> None:
         for comm in self._comms:
-            comm.reset_volumes()
+            comm.volumes.clear()
 
     def routing_bytes(self) -> dict[str, int]:
         return {name: routes.nbytes for name, routes in self._served.survey.routes.items()}
@@ -291,9 +286,6 @@ class ShardedEmbeddings(Embeddings):
 
     def update_count(self) -> int:
         return max((module.update_count() for module in self._served.modules), default=0)
-
-    def set_update_count(self, updates: int) -> None:
-        self._order.set_update_count(updates)
 
     def extra_repr(self) -> str:
         """What `print(model)` shows of it."""

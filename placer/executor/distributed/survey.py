@@ -28,12 +28,7 @@ class Survey:
 
     Attributes
     ----------
-    plan : Plan
-    features : tuple of FeatureRead
-    optimizers : mapping of table name to optimizer
     ranks : mapping of device to rank
-    targets : tuple of Target
-    routes : mapping of table name to TableRoutes
     channels : tuple of Channel
         Between any ranks.
     shards : mapping of (table name, ranks) to sequence of (int, Shard)

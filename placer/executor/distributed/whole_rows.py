@@ -10,22 +10,6 @@ from placer.executor.distributed.collectives import Communicator
 from placer.executor.distributed.placement.division import Target
 
 
-@dataclass(frozen=True, slots=True)
-class RowGroup:
-    """The column slices of the same rows.
-
-    Attributes
-    ----------
-    own : tuple of str
-        Tables here that hold column slices of them, from left to right.
-    ranks : tuple of int
-        Everyone who holds one, in order.
-    """
-
-    own: tuple[str, ...]
-    ranks: tuple[int, ...]
-
-
 @dataclass(slots=True, eq=False)
 class RowTotals:
     """Adds Σ g² up over the ranks that hold the columns of a row.
@@ -35,7 +19,9 @@ class RowTotals:
 
     Attributes
     ----------
-    groups : tuple of RowGroup
+    groups : tuple of (tuple of str, list of int)
+        The column slices of the same rows: tables here that hold some, from left to right; and
+        everyone who holds one, in order. All ranks have the same order of groups.
     dims : mapping of table name to int
         Columns of the whole row.
     comm : Communicator or None
@@ -43,7 +29,7 @@ class RowTotals:
     device : torch.device
     """
 
-    groups: tuple[RowGroup, ...]
+    groups: tuple[tuple[tuple[str, ...], list[int]], ...]
     dims: Mapping[str, int]
     comm: Communicator | None
     device: torch.device
@@ -59,7 +45,7 @@ class RowTotals:
         """Of rows held alone, across ranks; or, without a communicator, of replicated ones.
 
         Of replicated rows every holder has all columns, so each needs only itself. None where no
-        row has columns apart. Groups are in an order that all ranks share.
+        row has columns apart.
         """
         apart = [t for t in targets if t.peers and t.replicated == (comm is None)]
         if not apart:
@@ -72,39 +58,39 @@ class RowTotals:
             own = tuple(target.name for target in members if rank in target.holders)
             ranks = sorted({holder for target in members for holder in target.holders})
             if own:
-                groups.append(RowGroup(own, (rank,) if comm is None else tuple(ranks)))
+                groups.append((own, [rank] if comm is None else ranks))
         dims = {target.name: target.table.dim for target in apart if rank in target.holders}
         return cls(tuple(groups), dims, comm, device)
 
     def total(self, squares: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Sums over whole rows; every rank must call it, whatever it read."""
         # What was not read by one column slice was not read by the others.
-        read = [group for group in self.groups if group.own[0] in squares]
-        own = [torch.stack([squares[name] for name in group.own]).sum(0) for group in read]
-        if self.comm is None:
-            return _by_table(read, own)
-        rank, world = self.comm.rank, self.comm.world
-        peers = [
-            [i for i, group in enumerate(read) if other in group.ranks] for other in range(world)
-        ]
-        peers[rank] = []
-        sizes = [sum(own[i].numel() for i in here) for here in peers]
-        parts = [own[i] for here in peers for i in here]
-        sent = torch.cat(parts) if parts else torch.empty(0, device=self.device)
-        received = self.comm.exchange("rows", sent, sizes, sizes)
-        theirs: dict[tuple[int, int], Tensor] = {}
-        first = 0
-        for other, here in enumerate(peers):
-            for i in here:
-                last = first + own[i].numel()
-                theirs[other, i] = received[first:last]
-                first = last
-        totals = [
-            torch.stack([theirs.get((other, i), own[i]) for other in group.ranks]).sum(0)
-            for i, group in enumerate(read)
-        ]
-        return _by_table(read, totals)
+        read = [(names, ranks) for names, ranks in self.groups if names[0] in squares]
+        totals = [torch.stack([squares[name] for name in names]).sum(0) for names, _ in read]
+        if self.comm is not None:
+            totals = self._over_ranks([ranks for _, ranks in read], totals, self.comm)
+        return {
+            name: total for (names, _), total in zip(read, totals, strict=True) for name in names
+        }
 
-
-def _by_table(groups: Sequence[RowGroup], totals: Sequence[Tensor]) -> dict[str, Tensor]:
-    return {name: total for group, total in zip(groups, totals, strict=True) for name in group.own}
+    def _over_ranks(
+        self, holders: Sequence[Sequence[int]], own: Sequence[Tensor], comm: Communicator
+    ) -> list[Tensor]:
+        """Sums of each group over its ranks."""
+        met = [
+            (other, group)
+            for other in range(comm.world)
+            for group, ranks in enumerate(holders)
+            if other in ranks and other != comm.rank
+        ]
+        lengths = [own[group].numel() for _, group in met]
+        sizes = [0] * comm.world
+        for (other, _), length in zip(met, lengths, strict=True):
+            sizes[other] += length
+        sent = torch.cat([torch.empty(0, device=self.device), *(own[group] for _, group in met)])
+        received = torch.split(comm.exchange("rows", sent, sizes, sizes), [*lengths, 0])
+        theirs = dict(zip(met, received, strict=False))
+        return [
+            torch.stack([theirs.get((other, group), own[group]) for other in ranks]).sum(0)
+            for group, ranks in enumerate(holders)
+        ]

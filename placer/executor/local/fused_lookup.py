@@ -1,9 +1,9 @@
 """The autograd node: rows forward, gradients and the fused update backward."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,25 +17,8 @@ from placer.executor.optimizers.rule import Rule
 from placer.executor.phases import phase
 from placer.executor.scaled_gradients import refuse_scaled
 
-
-class WholeRows(Protocol):
-    """Who knows the other columns of rows that are not held whole, such as other processes.
-
-    Attributes
-    ----------
-    dims : mapping of table name to int
-        Columns of the whole row of each such table.
-    """
-
-    dims: Mapping[str, int]
-
-    def total(self, squares: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Sums of Σ g² over whole rows, from those over the columns held here.
-
-        Called once in each backward pass, whether such a table was read or not. Vectors are
-        float32, in the order of the rows that were read; what is beyond them means nothing.
-        """
-        ...
+if TYPE_CHECKING:
+    from placer.executor.distributed.whole_rows import RowTotals
 
 
 @dataclass(slots=True, eq=False)
@@ -53,7 +36,7 @@ class Runtime:
         Updates so far.
     keys : GrowingKeys
         Of tables that grow.
-    whole_rows : WholeRows or None
+    whole_rows : RowTotals or None
         For tables of whose rows only some columns are here.
     """
 
@@ -65,7 +48,7 @@ class Runtime:
     lr: Tensor
     updates: Tensor
     keys: GrowingKeys
-    whole_rows: WholeRows | None = None
+    whole_rows: "RowTotals | None" = None
 
     def rule(self, arena: Arena) -> Rule:
         """The optimizer of an arena as it stands."""

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from placer.executor.id_order import IdOrder, IdRange, LocalShard
-from placer.executor.memory.arena import Arena
+from placer.executor.memory.arena import Arena, TieredRows
 from placer.executor.memory.layout import ArenaSlice, Layout
-from placer.executor.memory.tiers import TieredRows
 from placer.plan.plan import Plan
 from placer.tables import OPTIMIZER_STATE, OptimizerName, Table
 

@@ -3,43 +3,18 @@
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
-from typing import Any, Protocol, TypeVar, TypeVarTuple, overload
+from typing import TYPE_CHECKING, Any
 
 from placer.errors import BackendError, DataError, PlacerError
 from placer.executor.lookups.bag_batch import BagBatch
 
-_Prepared = TypeVar("_Prepared", covariant=True)
-_P = TypeVar("_P")
-_Extra = TypeVarTuple("_Extra")
+if TYPE_CHECKING:
+    from placer.executor.embeddings import Embeddings
 
 _WINDOW = 2
 
 
-class Prefetching(Protocol[_Prepared]):
-    """What `look_ahead` needs of `PlacedEmbeddings`.
-
-    It may have a method ``send_ahead(batch)`` too, as `ShardedEmbeddings` has: that begins what
-    can run beside the training of two batches, and `prefetch` takes what it returns.
-    """
-
-    def prefetch(self, batch: Any, /) -> _Prepared:
-        """Start to copy the rows of a batch; what `forward` takes in its place."""
-        ...
-
-
-@overload
-def look_ahead(
-    batches: Iterable[BagBatch], embeddings: Prefetching[_P]
-) -> Generator[_P, None, None]: ...
-@overload
-def look_ahead(
-    batches: Iterable[tuple[BagBatch, *_Extra]], embeddings: Prefetching[_P]
-) -> Generator[tuple[_P, *_Extra], None, None]: ...
-@overload
-def look_ahead(
-    batches: Iterable[tuple[BagBatch | None, *_Extra]], embeddings: Prefetching[_P]
-) -> Generator[tuple[_P | None, *_Extra], None, None]: ...
-def look_ahead(batches: Iterable[Any], embeddings: Prefetching[Any]) -> Generator[Any, None, None]:
+def look_ahead(batches: Iterable[Any], embeddings: "Embeddings") -> Generator[Any, None, None]:
     """The same batches in the same order, each prepared before its predecessor is trained on.
 
     ::
@@ -89,12 +64,11 @@ def look_ahead(batches: Iterable[Any], embeddings: Prefetching[Any]) -> Generato
     >>> embeddings.update_count()
     2
     """
+    # What can run beside the training of two batches, where ranks share them.
     send: Callable[[BagBatch], Any] | None = getattr(embeddings, "send_ahead", None)
-    items = _checked(batches)
-    shared = send is not None
-    if send is not None:
-        items = _behind(items, send, shared)
-    return _behind(items, embeddings.prefetch, shared)
+    if send is None:
+        return _behind(_checked(batches), embeddings.prefetch, shared=False)
+    return _behind(_behind(_checked(batches), send, shared=True), embeddings.prefetch, shared=True)
 
 
 def _behind(

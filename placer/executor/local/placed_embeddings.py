@@ -4,7 +4,7 @@ import copy
 from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from torch import Tensor
@@ -13,11 +13,12 @@ from placer.errors import DataError, PlanMismatchError
 from placer.executor.backends import make_backend
 from placer.executor.embeddings import Embeddings
 from placer.executor.growing_keys import GrowingKeys
-from placer.executor.local.fused_lookup import FusedLookup, Runtime, WholeRows
+from placer.executor.local.fused_lookup import FusedLookup, Runtime
 from placer.executor.local.hit_rates import HitRates
 from placer.executor.local.local_id_order import LocalIdOrder
 from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.lookups.batch_reads import (
+    FeatureRead,
     arena_reads,
     feature_reads,
     keep_until_used,
@@ -34,6 +35,9 @@ from placer.executor.uncompiled import uncompiled
 from placer.growing import Growing, KeyCounts
 from placer.plan.plan import Plan
 from placer.tables import OptimizerName
+
+if TYPE_CHECKING:
+    from placer.executor.distributed.whole_rows import RowTotals
 
 _MOST_AHEAD = 3
 """Batches that the host may have prepared before the first of them is there."""
@@ -82,7 +86,7 @@ class PlacedEmbeddings(Embeddings):
     growing : mapping of table name to Growing, or None
         Tables whose ids may be any int64: rows are given to them as they are read. Such a table
         has one row more than its capacity.
-    whole_rows : WholeRows, optional
+    whole_rows : RowTotals, optional
         Of tables of which the plan has some columns only, while other processes have the rest:
         row-wise Adagrad asks it for Σ g² over whole rows.
 
@@ -126,7 +130,7 @@ class PlacedEmbeddings(Embeddings):
         cache_policy: Policy = "lfu",
         rounding: Rounding = "nearest",
         growing: Mapping[str, Growing] | None = None,
-        whole_rows: WholeRows | None = None,
+        whole_rows: "RowTotals | None" = None,
     ) -> None:
         initial = dict(weights or {})
         super().__init__(
@@ -155,26 +159,26 @@ class PlacedEmbeddings(Embeddings):
             GrowingKeys(growing or {}, plan.tables_by_name, seed),
             whole_rows,
         )
-        self._order = self._make_order()
+        order = self.id_order()
         # Batches are prepared beside the step in training, on a stream of their own.
         self._stream: torch.cuda.Stream | None = None
         self._ready: deque[torch.cuda.Event] = deque()
         if self.device.type == "cuda":
             self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        for weight in self._order.weights():
+        for weight in order.weights():
             if weight.table.name in initial:
-                self._order.overwrite(weight, initial[weight.table.name])
+                order.overwrite(weight, initial[weight.table.name])
             elif seed is not None:
-                self._order.draw(weight, seed)
+                order.draw(weight, seed)
 
-    def part(self, plan: Plan, whole_rows: WholeRows | None = None) -> "PlacedEmbeddings":
+    def part(self, plan: Plan, whole_rows: "RowTotals | None" = None) -> "PlacedEmbeddings":
         """Some of the tables in the same memory, with a learning rate and updates of their own.
 
         Parameters
         ----------
         plan : Plan
             Of these tables; its features read them.
-        whole_rows : WholeRows, optional
+        whole_rows : RowTotals, optional
         """
         names = [table.name for table in plan.tables]
         runtime, part = self._runtime, copy.copy(self)
@@ -188,8 +192,16 @@ class PlacedEmbeddings(Embeddings):
             updates=runtime.updates.clone(),
             whole_rows=whole_rows,
         )
-        part._order = part._make_order()
         return part
+
+    def by_row(self) -> "PlacedEmbeddings":
+        """The same rows, each looked up by itself: a feature a table, called like the table."""
+        rows = copy.copy(self)
+        rows.features = tuple(
+            FeatureRead(table.name, table.name, table.rows, "none", None)
+            for table in self.plan.tables
+        )
+        return rows
 
     @property
     def backend(self) -> str:
@@ -197,9 +209,6 @@ class PlacedEmbeddings(Embeddings):
 
     def update_count(self) -> int:
         return int(self._runtime.updates)
-
-    def set_update_count(self, updates: int) -> None:
-        self._runtime.updates.fill_(updates)
 
     def set_lr(self, lr: float) -> None:
         check_constants(lr)
@@ -302,7 +311,7 @@ class PlacedEmbeddings(Embeddings):
         backend = self._runtime.backend
         if backend.in_one_memory:
             return None
-        self._order.synchronize()
+        self.id_order().synchronize()
         row_caches = [
             arena.row_cache for arena in self._runtime.arenas if arena.row_cache is not None
         ]
@@ -321,11 +330,11 @@ class PlacedEmbeddings(Embeddings):
         held: dict[tuple[str, str], int] = defaultdict(int)
         for arena in self._runtime.arenas:
             for part in arena.spec.ranges:
-                held[part.device, part.tier] += arena.range_bytes(part)
+                held[part.device, part.tier] += (part.stop - part.start) * arena.row_bytes
             if arena.row_cache is None:
                 continue
-            for shard in arena.spec.cache_shares:
-                entries = shard.part.staging_rows + shard.part.cache_rows
+            for shard in arena.spec.cache_ranges:
+                entries = shard.staging_rows + shard.cache_rows
                 share = (
                     arena.row_cache.directory.nbytes * entries // max(arena.row_cache.entries, 1)
                 )
@@ -347,9 +356,6 @@ class PlacedEmbeddings(Embeddings):
         )
 
     def id_order(self) -> LocalIdOrder:
-        return self._order
-
-    def _make_order(self) -> LocalIdOrder:
         return LocalIdOrder(
             self.plan,
             self.optimizers,
@@ -390,7 +396,7 @@ class PlacedEmbeddings(Embeddings):
         """Check a batch and find its rows, on the current stream."""
         batch, bags = ready_to_read(batch, self.features, self.device)
         runtime = self._runtime
-        batch = runtime.keys.rows_of(batch, self.features, training, self._order)
+        batch = runtime.keys.rows_of(batch, self.features, training, self.id_order)
         reads = arena_reads(bags, self.features, self._layout)
         steps = runtime.backend.prepare(runtime.arenas, batch, self.features, reads, training)
         return PreparedBatch(bags, list(steps))

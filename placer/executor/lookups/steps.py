@@ -139,7 +139,7 @@ class ArenaStep:
     reads : ArenaReads
     places : int32 or int64, shape (lookups,)
         Bag i sums the rows at ``places[offsets[i]:offsets[i + 1]]``; see
-        `placer.executor.memory.tiers`. −1 where the host pools.
+        `placer.executor.memory.arena`. −1 where the host pools.
     kept_slots : int32 or int64, shape (lookups,), or None
         Slots of the lookups, where rows have several column slices. None where they are the places.
     ticket : Ticket or None

@@ -26,6 +26,8 @@ class CacheRange:
         default the first ones.
     is_ordered : bool
         Whether the plan says which rows are hot, so that the first ones are.
+    device : str
+        Whose HBM has the entries.
     """
 
     start: int
@@ -34,6 +36,7 @@ class CacheRange:
     cache_rows: int
     warm: npt.NDArray[np.int64] | None = field(default=None, compare=False)
     is_ordered: bool = True
+    device: str = ""
 
 
 def warm_slots(part: CacheRange) -> Tensor:

@@ -39,14 +39,6 @@ class SlotRange:
     stop: int
 
 
-@dataclass(frozen=True, slots=True)
-class CacheShare:
-    """Entries of HBM that a shard adds to its arena's row cache on the device that serves it."""
-
-    device: str
-    part: CacheRange
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class ArenaSpec:
     """Shape of an arena and who holds which range of it.
@@ -58,7 +50,7 @@ class ArenaSpec:
         Slots. Those in HBM come first, then staged and cached rows, those read in place, and
         those that the host pools.
     ranges : tuple of SlotRange
-    cache_shares : tuple of CacheShare
+    cache_ranges : tuple of CacheRange
         Shards whose rows are staged or cached.
     slot_map : int32 or int64
         The id → slot maps of the arena's column slices, one after the other.
@@ -67,14 +59,13 @@ class ArenaSpec:
     key: ArenaKey
     rows: int
     ranges: tuple[SlotRange, ...]
-    cache_shares: tuple[CacheShare, ...]
+    cache_ranges: tuple[CacheRange, ...]
     slot_map: Tensor
 
     @property
     def kind(self) -> torch.dtype:
         """Type of slots, and of places, which are slots moved up by the entries of a row cache."""
-        shares = [share.part for share in self.cache_shares]
-        entries = sum(part.staging_rows + part.cache_rows for part in shares)
+        entries = sum(part.staging_rows + part.cache_rows for part in self.cache_ranges)
         return torch.int32 if self.rows + entries < 2**31 else torch.int64
 
     @property
@@ -208,7 +199,7 @@ def lay_out(
         ]
         mapped = [slots.to(kind) for _, slots in places if slots is not None]
         slot_map = torch.cat([torch.empty(0, dtype=kind), *mapped]).to(device)
-        arenas.append(ArenaSpec(key, rows, ranges, tuple(_cache_shares(plan, starts)), slot_map))
+        arenas.append(ArenaSpec(key, rows, ranges, tuple(_cache_ranges(plan, starts)), slot_map))
         first = 0
         for columns, (follows, slots) in zip(members, places, strict=True):
             table, start, view = columns.table, -1, None
@@ -249,7 +240,7 @@ def _ranges(members: Sequence[SlicedColumns]) -> tuple[tuple[SlotRange, ...], _S
     return tuple(ranges), starts
 
 
-def _cache_shares(plan: Plan, starts: _Starts) -> Iterator[CacheShare]:
+def _cache_ranges(plan: Plan, starts: _Starts) -> Iterator[CacheRange]:
     """What the staged and cached shards of an arena add to its row cache, in order of slots."""
     cached = [
         (start, shard)
@@ -261,8 +252,8 @@ def _cache_shares(plan: Plan, starts: _Starts) -> Iterator[CacheShare]:
         stop = start + shard.row_count
         warm = warm_members(plan, shard.table, shard.rows)
         is_ordered = knows_hot_rows(plan, shard.table)
-        part = CacheRange(start, stop, shard.staging_rows, shard.cache_rows, warm, is_ordered)
-        yield CacheShare(shard.devices[0], part)
+        entries = shard.staging_rows, shard.cache_rows
+        yield CacheRange(start, stop, *entries, warm, is_ordered, shard.devices[0])
 
 
 def _slots(

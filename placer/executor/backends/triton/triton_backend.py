@@ -20,10 +20,10 @@ from placer.executor.backends.backend import Backend
 from placer.executor.backends.torch_kernels import RowReads, SegmentTable
 from placer.executor.lookups.row_runs import CHUNK, Runs, SortedSlots
 from placer.executor.lookups.steps import Resolved
+from placer.executor.memory.arena import TieredRows
 from placer.executor.memory.directory import Moves, Resolution
 from placer.executor.memory.layout import ArenaSpec
 from placer.executor.memory.row_cache import IN_PLACE, RowCache
-from placer.executor.memory.tiers import TieredRows
 from placer.executor.names import Policy
 from placer.executor.optimizers.rule import Rule
 

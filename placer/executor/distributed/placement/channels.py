@@ -50,10 +50,7 @@ class Unit:
     holders : tuple of int
     targets : tuple of Target
     channels : tuple of int
-        Positions in `Channels.served`, in the order of targets and features.
-    entries : tuple of (int, int)
-        The features of the unit's tables, in order: the target's position, and the channel's in
-        `channels`, or −1 for the feature by which replicas are updated.
+        Positions in `Channels.served`, in the order of targets and of their features.
     sources : tuple of int
         Ranks whose lookups come here.
     """
@@ -61,7 +58,6 @@ class Unit:
     holders: tuple[int, ...]
     targets: tuple[Target, ...]
     channels: tuple[int, ...]
-    entries: tuple[tuple[int, int], ...]
     sources: tuple[int, ...]
 
     @property
@@ -139,25 +135,8 @@ def channels_of(
     for at, channel in enumerate(served):
         reads[channel.target.holders].append(at)
     groups = sorted(held, key=lambda ranks: (len(ranks) > 1, ranks))
-    units = tuple(_unit(held[ranks], served, reads[ranks], rank, world) for ranks in groups)
-    return Channels(sent, served, serves, widths, units)
-
-
-def _unit(
-    targets: Sequence[Target],
-    served: Sequence[Channel],
-    channels: Sequence[int],
-    rank: int,
-    world: int,
-) -> Unit:
-    """The unit of targets that the same ranks hold; `channels` read them."""
-    readers: dict[str, list[int]] = defaultdict(list)
-    for place, at in enumerate(channels):
-        readers[served[at].target.name].append(place)
-    entries: list[tuple[int, int]] = []
-    for number, target in enumerate(targets):
-        entries += [(number, place) for place in readers[target.name]]
-        if target.replicated:
-            entries.append((number, -1))
-    sources = tuple(s for s in range(world) if targets[0].holder_for(s) == rank)
-    return Unit(targets[0].holders, tuple(targets), tuple(channels), tuple(entries), sources)
+    units = []
+    for holders in groups:
+        sources = tuple(s for s in range(world) if held[holders][0].holder_for(s) == rank)
+        units.append(Unit(holders, tuple(held[holders]), tuple(reads[holders]), sources))
+    return Channels(sent, served, serves, widths, tuple(units))

@@ -21,26 +21,17 @@ def local_features(
 ) -> tuple[Feature, ...]:
     """The features that read a target, each by a name of its own.
 
-    Replicated rows are read by one more, whose lookups are the rows to update. `poolings`
-    are by target's and feature's names.
+    `poolings` are by target's and feature's names.
     """
-    features = [
+    return tuple(
         Feature(channel_name(target, feature.name), pooling=poolings[target.name, feature.name])
         for feature in target.table.features
-    ]
-    if target.replicated:
-        features.append(Feature(update_name(target), pooling="none"))
-    return tuple(features)
+    )
 
 
 def channel_name(target: Target, feature: str) -> str:
     """Name of a feature where it reads a target."""
     return f"{feature} of {target.name}"
-
-
-def update_name(target: Target) -> str:
-    """Name of the feature by which a replicated target is updated."""
-    return f"update of {target.name}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,11 +39,6 @@ class RankOrder:
         kind = _kind(rows)
         return cls(ascending.to(device, kind), ranks.to(device, kind))
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes held."""
-        return self.ascending.nbytes + self.ranks.nbytes
-
     def ranks_of(self, ids: Tensor) -> Tensor:
         """Row ranks of ids, int64. An id that is not listed follows all that are."""
         listed = self.ascending.numel()
@@ -133,13 +128,6 @@ class Router:
             numbers([base for _, _, base in slices]),
             numbers([target for _, target, _ in slices], torch.int32),
         )
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held."""
-        segments = (self.segment_starts, self.periods, self.offsets, self.owners)
-        slices = (self.starts, self.steps, self.bases, self.targets)
-        return sum(tensor.nbytes for tensor in (*segments, *slices))
 
     def route(self, ranks: Tensor) -> tuple[Tensor, Tensor]:
         """Target of each row rank, and its row there; both int64, shape (n,)."""

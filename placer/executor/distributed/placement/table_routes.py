@@ -8,6 +8,7 @@ from torch import Tensor
 
 from placer.executor.distributed.placement.division import ColumnSlice, Target
 from placer.executor.distributed.placement.row_routing import RankOrder, Router
+from placer.executor.lookups.batch_reads import tensors_of
 from placer.plan.order import Ranks
 from placer.plan.plan import Plan
 from placer.tables import Table
@@ -39,10 +40,9 @@ class TableRoutes:
     @property
     def nbytes(self) -> int:
         """Bytes of the routing tables that each rank holds for it."""
-        routers = {
-            id(s.router): s.router.nbytes for s in self.column_slices if s.router is not None
-        }
-        return sum(routers.values()) + (0 if self.order is None else self.order.nbytes)
+        # Column slices may share a router.
+        parts = [self.order, *(columns.router for columns in self.column_slices)]
+        return sum({id(t): t.nbytes for part in parts for t in tensors_of(part)}.values())
 
 
 def table_routes(
@@ -55,23 +55,16 @@ def table_routes(
     }
 
 
-def ids_of(plan: Plan, target: Target, rows: range) -> Tensor:
-    """Ids of consecutive rows of a target, int64."""
-    own = torch.arange(rows.start, rows.stop)
+def ids_of(plan: Plan, target: Target, start: int, stop: int) -> Tensor:
+    """Ids of the rows ``start..stop`` of a target, int64."""
+    own = torch.arange(start, stop)
     if target.by_id:
         return own
     ranks = torch.empty_like(own)
     for part, base in zip(target.parts, target.bases, strict=True):
         here = (own >= base) & (own < base + part.count)
         ranks[here] = part.start + (own[here] - base) * part.step
-    if plan.order_of(target.table.name).kind == "id":
-        return ranks
-    order = Ranks.in_plan(plan, target.table.name)
-    listed = ranks < order.listed.size
-    ids = torch.empty_like(ranks)
-    ids[listed] = torch.from_numpy(order.listed)[ranks[listed]]
-    ids[~listed] = torch.from_numpy(order.unlisted_ids(ranks[~listed].numpy()))
-    return ids
+    return torch.from_numpy(Ranks.in_plan(plan, target.table.name).ids(ranks.numpy()))
 
 
 def _table_routes(
