@@ -122,8 +122,6 @@ class State(NamedTuple):
     replicated : int64, shape (units,)
         The units with replicas, in any order, of which the first `replicated_count[0]` count.
     replicated_count : int64, shape (1,)
-    gathered : int64, shape (units, 3)
-        Unit, number and new GPU of the shards that have left one in a move.
     weight_s : float64, shape (phases,)
         What phases count in the energy.
     host_s : float64, shape (hosts,)
@@ -149,7 +147,6 @@ class State(NamedTuple):
     candidates: Int
     replicated: Int
     replicated_count: Int
-    gathered: Int
     weight_s: Float
     host_s: Float
 
@@ -161,7 +158,6 @@ class Rules(NamedTuple):
     """
 
     resharded_below: float
-    gathered_below: float
     swapped_below: float
     many_gpus: int
     together: float
@@ -218,7 +214,6 @@ def tiny() -> tuple[Model, State]:
         candidates=one.copy(),
         replicated=one.copy(),
         replicated_count=one.copy(),
-        gathered=np.zeros((1, 3), dtype=np.int64),
         weight_s=np.ones(1),
         host_s=np.zeros(1),
     )

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from solvers.bounds.claims import Claim
 from solvers.model.assignment import Assignment
 from solvers.model.clock import Clock
 from solvers.model.instance import Instance
@@ -132,10 +131,9 @@ class BranchAndBound:
         self._rounding = threading.Lock()
 
     @property
-    def claim(self) -> Claim:
-        """What is proven of the plans of the formulation's options."""
-        bound_s = min(self.bound_s, self.best.own_step_time_s)
-        return Claim(bound_s, self.formulation.looked_at)
+    def proven_s(self) -> float:
+        """The bound, which may be above the best plan by rounding errors."""
+        return min(self.bound_s, self.best.own_step_time_s)
 
     @property
     def limit(self) -> float:
