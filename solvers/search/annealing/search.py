@@ -20,13 +20,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cost_models import Roofline
+from placer import Problem, Topology
+from placer.workloads import named_workload
 from solvers.model.assignment import Assignment
 from solvers.model.clock import Clock
+from solvers.model.instance import Instance
 from solvers.result import Limits, SearchState
 from solvers.search.annealing.compiled import HAS_COMPILER, is_compiled, is_loaded
 from solvers.search.annealing.moves import run_moves
 from solvers.search.annealing.problem import AnnealingProblem
-from solvers.search.annealing.rating import rate, replace_items, weigh_phases
 from solvers.search.annealing.runs import (
     MANY_GPUS,
     SLOWER,
@@ -35,7 +38,6 @@ from solvers.search.annealing.runs import (
     Run,
     make_moves,
 )
-from solvers.search.annealing.state import HIGH_POWER, Rules, tiny
 from solvers.search.moves import improve
 
 _HEATS: tuple[Heat, ...] = ((8, 0.3), (24, 0.03), (8, 0.03), (24, 0.003))
@@ -206,10 +208,9 @@ def prepare(limits: Limits) -> None:
         return
     if limits.on_state is not None:
         limits.on_state(SearchState("compiling the search, once", None, 0.0))
-    model, state = tiny()
-    rules = Rules(0.0, 0.0, 1, 0.0, HIGH_POWER, 1.0, 1.0, 0.0)
-    rng = np.random.default_rng(0)
-    rate(model, state, rules, 0)
-    replace_items(model, state, 0)
-    weigh_phases(model, state, rules)
-    run_moves(model, state, rules, 0, 0, 1.0, state.option.copy(), state.gpu.copy(), rng)
+    problem = Problem(named_workload("random-2"), Topology.parse("2xh100"), batch_size=64)
+    instance = Instance(problem, Roofline())
+    start = Assignment.of(instance, [(instance.whole(table), table) for table in range(2)])
+    assert start is not None, "two tables fit on two GPUs"
+    arrays = AnnealingProblem(start, Clock.start(limits))
+    Run(arrays, arrays.start(start), np.random.default_rng(0), 0, _HEATS[0])
