@@ -48,8 +48,9 @@ _RELAXED_TABLES = 200
 _DELAYED_BOUNDS = 1.2
 """Times the first bound that one with delays takes."""
 
-_RELAXED_S, _RELAXED_S_PER_POINT = 0.5, 1e-6
-"""Seconds that the first relaxation takes at least, and for each point of all curves."""
+_LEAST_S, _LEAST_S_PER_POINT = 0.5, 1.5e-6
+"""Seconds that have to be left for a first proof, at least and for each point of all curves: the
+program and its first relaxation take about 1e-6 for each."""
 
 
 def construct(search: Search, share: float = 1.0, *, resharded: bool = True) -> Assignment | None:
@@ -157,7 +158,8 @@ def prove(search: Search, share: float) -> Assignment | None:
     if not is_whole and (search.branched is not None or instance.tables > _RELAXED_TABLES):
         return None
     is_begun = search.branched is not None or clock.repeats
-    if not is_begun and clock.left_s < max(_RELAXED_S, _RELAXED_S_PER_POINT * points_of(instance)):
+    least_s = max(_LEAST_S, _LEAST_S_PER_POINT * points_of(instance))
+    if not is_begun and search.clock.left_s < least_s:
         return None
     found = branch_and_bound(
         search.best,
