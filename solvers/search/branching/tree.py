@@ -46,9 +46,6 @@ better plan it may be nearer."""
 _ARENA_SHARE = 0.2
 """Share of a step that the launches of an arena have to take for it to be decided first."""
 
-_PLACEMENTS = 100
-"""Ways to serve a table's shards beyond which they are left open."""
-
 _ROUNDED_SHARE = 0.2
 """Share of the time for making placements of relaxations."""
 
@@ -211,7 +208,6 @@ class BranchAndBound:
         branches = Branches(
             self.formulation,
             self._order,
-            _PLACEMENTS,
             self._are_arenas_first,
             lambda nodes: self._examined(nodes, gap),
             lambda: self._target(gap),
