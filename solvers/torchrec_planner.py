@@ -10,7 +10,6 @@ from typing import Any
 
 import torch.nn
 from torchrec.distributed.planner import EmbeddingShardingPlanner
-from torchrec.distributed.planner.partitioners import GreedyPerfPartitioner
 from torchrec.distributed.planner.perf_models import NoopPerfModel
 from torchrec.distributed.planner.types import PlannerError, PlannerErrorType
 from torchrec.distributed.types import ShardingPlan
@@ -20,15 +19,14 @@ from placer.errors import PlacerError
 from placer.profile.profile import Profile
 from solvers.registry import SOLVERS, no_solver
 from solvers.result import Limit, Reason, SolveResult, Termination
-from solvers.torchrec.planning import Planning
-from solvers.torchrec.proposers import Again, Limited, OwnSearch
+from solvers.torchrec.planning import Beside, Planning
 from solvers.torchrec.search import Effort
 from solvers.torchrec.trainable import is_replica_of_fused, trained_wrong
 
-DEFAULT_TIME_LIMIT_S = 20.0
+DEFAULT_TIME_LIMIT_S = 20
 
-PLACEMENTS = 5_000
-"""Tables that each of TorchRec's default proposers may place: about a second of its time."""
+_OWN_SHARE = 0.6
+"""Share of the time limit by which our search ends where other proposers run after it."""
 
 
 class PlacerPlanner(EmbeddingShardingPlanner):  # type: ignore[misc]
@@ -37,19 +35,19 @@ class PlacerPlanner(EmbeddingShardingPlanner):  # type: ignore[misc]
     It minimizes what TorchRec's planner does, the time of the slowest rank by the estimates of
     the enumerator, over all options that the enumerator has and TorchRec can train, within
     the memory that the storage reservation leaves each rank. Load factors of caches with
-    statistics are searched as well. TorchRec's default proposers run beside it, for about a second
-    each where there are many tables, and the plan that the performance model rates best is taken.
+    statistics are searched as well.
 
     Parameters
     ----------
     topology, batch_size, enumerator, storage_reservation, performance_model, stats, \
 constraints, debug, callbacks, plan_loader
-        As TorchRec's planner has them. Another performance model than `NoopPerfModel` chooses
-        among the plans; the search minimizes the time of the slowest rank all the same.
+        As TorchRec's planner has them. The search minimizes the time of the slowest rank whatever
+        the performance model is. With another one than `NoopPerfModel`, TorchRec's default
+        proposers run too, and it chooses among all plans.
     proposer, partitioner
-        Run instead of TorchRec's default ones, beside the search.
+        Run beside the search.
     timeout_seconds : int, optional
-        Of all searches together; 20 by default.
+        Of the search, and of all proposers together; 20 by default.
     solver : str
         ``auto``. Other names of `solvers.SOLVERS` make no difference, with a warning.
     seed, gap, max_steps
@@ -114,27 +112,24 @@ constraints, debug, callbacks, plan_loader
             enumerator=enumerator,
             storage_reservation=storage_reservation,
             proposer=proposer,
-            partitioner=partitioner or GreedyPerfPartitioner(),
+            partitioner=partitioner,
             performance_model=performance_model,
             stats=stats,
             constraints=constraints,
             debug=debug,
             callbacks=callbacks,
-            timeout_seconds=timeout_seconds,
+            timeout_seconds=timeout_seconds or DEFAULT_TIME_LIMIT_S,
             plan_loader=plan_loader,
         )
-        effort = Effort(float(timeout_seconds or DEFAULT_TIME_LIMIT_S), gap, seed, max_steps)
-        others_matter = proposer is not None or type(self._perf_model) is not NoopPerfModel
-        planning = Planning(
-            effort, profile, self._partitioner, others_matter, self._topology.world_size, replicate
-        )
-        placements = None if proposer is not None else PLACEMENTS
-        self._planning, self._partitioner = planning, planning
-        self._proposers = [
-            OwnSearch(planning),
-            *(Limited(one, planning, placements) for one in self._proposers),
-            Again(planning),
-        ]
+        others = self._proposers
+        if proposer is None and type(self._perf_model) is NoopPerfModel:
+            others = []  # By the same aim, they find nothing better.
+        own_share = _OWN_SHARE if others else 1.0
+        effort = Effort(own_share * self._timeout_seconds, gap, seed, max_steps)
+        ranks = self._topology.world_size
+        self._planning = Planning(effort, profile, self._partitioner, ranks, replicate)
+        self._partitioner = self._planning
+        self._proposers = [self._planning, *(Beside(one, self._planning) for one in others)]
         self.result: SolveResult | None = None
 
     def plan(self, module: torch.nn.Module, sharders: list[Any]) -> ShardingPlan:

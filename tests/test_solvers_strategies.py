@@ -287,7 +287,8 @@ def test_the_program_finds_the_least_total_time(seed: int) -> None:
     for proposal in proposals:
         chosen = zip(options, proposal.options, proposal.price_indices, strict=True)
         picked = [
-            (one, one.options.tolist().index(option), price_index) for one, option, price_index in chosen
+            (one, one.options.tolist().index(option), price_index)
+            for one, option, price_index in chosen
         ]
         assert all(index == price_index for _, index, price_index in picked)
         assert sum(one.time_s[n] for one, n, _ in picked) == proposal.total_s

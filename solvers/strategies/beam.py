@@ -45,7 +45,7 @@ class Beam(Strategy):
         """Halve shards, assign, keep the best few."""
         greedy = _Greedy(search.instance, search.lagrangian)
         beam, steps = [greedy.assign(())], 0
-        states = {(): beam[0]}
+        states: dict[Options, _State] = {(): beam[0]}
         # A shard without a GPU needs further halving, whatever the number of steps.
         while (steps < _STEPS or beam[0].unplaced_bytes) and not search.clock.spent:
             search.clock.step()

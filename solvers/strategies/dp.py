@@ -88,7 +88,7 @@ class Choices(NamedTuple):
         fits = np.flatnonzero(self.longest_s <= np.fmax(longest_s, self.longest_s.min()))
         order = fits[np.lexsort((self.time_s[fits], self.bytes_[fits]))]
         kept = order[_spread(_falling(self.time_s[order]), _CHOICES)]
-        return Choices(*(values[kept] for values in self))
+        return Choices._make(values[kept] for values in self)
 
 
 class Proposal(NamedTuple):
@@ -191,11 +191,11 @@ def _placed(instance: Instance, proposal: Proposal) -> Assignment | None:
     needs = {}
     for block in instance.blocks(shards):
         at = [proposal.price_indices[shard.table] for shard in block]
-        each = [
+        of_kinds = [
             sum(instance.priced_costs(s, gpu)[:, n] for s, n in zip(block, at, strict=True))
             for gpu in instance.kinds
         ]
-        own = np.array(each)[instance.kind_of_gpu]
+        own = np.array(of_kinds)[instance.kind_of_gpu]
         needs[block] = Needs(own[:, GPU_S], own[:, BYTES], own[:, DRAM_BYTES])
     longest_first = sorted(needs, key=lambda b: (-needs[b].cost[instance.kinds[0]], b))
     gpu_of = pack(instance, {block: needs[block] for block in longest_first}, load, hbm)

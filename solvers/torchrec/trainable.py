@@ -79,7 +79,8 @@ def _is_uneven(option: TorchRecOption) -> bool:
     if option.sharding_type not in ROW_WISE or not option.shards:
         return False
     first = option.shards[0].offset[1]
-    return not _is_even([shard for shard in option.shards if shard.offset[1] == first])
+    rows = [shard.size[0] for shard in option.shards if shard.offset[1] == first]
+    return rows != [stop - start for start, stop in even_blocks(sum(rows), len(rows))]
 
 
 def with_even_blocks(
@@ -91,23 +92,16 @@ def with_even_blocks(
     """
     evened = {}
     for option in options:
-        if option.sharding_type == "row_wise" and not _is_even(option.shards):
-            changed = copy.copy(option)
+        if option.sharding_type == "row_wise" and _is_uneven(option):
+            changed = evened[id(option)] = copy.copy(option)
             blocks = even_blocks(sum(s.size[0] for s in option.shards), len(option.shards))
             changed.shards = [
                 TorchRecShard(size=[stop - start, s.size[1]], offset=[start, s.offset[1]])
                 for s, (start, stop) in zip(option.shards, blocks, strict=True)
             ]
-            evened[id(option)] = changed
     if evened:
         estimate([*evened.values()])
     return [evened.get(id(option), option) for option in options]
-
-
-def _is_even(blocks: Sequence[TorchRecShard]) -> bool:
-    """Whether row blocks, in their order, are those that TorchRec trains."""
-    rows = [shard.size[0] for shard in blocks]
-    return rows == [stop - start for start, stop in even_blocks(sum(rows), len(rows))]
 
 
 def is_replica_of_fused(option: TorchRecOption) -> bool:
