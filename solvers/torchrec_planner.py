@@ -11,19 +11,21 @@ from typing import Any
 import torch.nn
 from torchrec.distributed.planner import EmbeddingShardingPlanner
 from torchrec.distributed.planner.perf_models import NoopPerfModel
-from torchrec.distributed.planner.types import PlannerError, PlannerErrorType
+from torchrec.distributed.planner.types import PlannerError
 from torchrec.distributed.types import ShardingPlan
 
 from placer.adapters.torchrec.read import from_sharding_plan
 from placer.errors import PlacerError
 from placer.profile.profile import Profile
-from solvers.registry import SOLVERS, no_solver
 from solvers.result import Limit, Reason, SolveResult, Termination
-from solvers.torchrec.planning import Beside, Planning
+from solvers.torchrec.planning import Planning
 from solvers.torchrec.search import Effort
-from solvers.torchrec.trainable import is_replica_of_fused, trained_wrong
+from solvers.torchrec.trainable import is_replica_of_fused, is_trained_wrong
 
 DEFAULT_TIME_LIMIT_S = 20
+
+_PROPOSER = 4
+"""Position of the proposer among the arguments of TorchRec's planner."""
 
 _OWN_SHARE = 0.6
 """Share of the time limit by which our search ends where other proposers run after it."""
@@ -39,17 +41,14 @@ class PlacerPlanner(EmbeddingShardingPlanner):  # type: ignore[misc]
 
     Parameters
     ----------
-    topology, batch_size, enumerator, storage_reservation, performance_model, stats, \
-constraints, debug, callbacks, plan_loader
-        As TorchRec's planner has them. The search minimizes the time of the slowest rank whatever
+    *args, **options
+        Those of TorchRec's planner. The search minimizes the time of the slowest rank whatever
         the performance model is. With another one than `NoopPerfModel`, TorchRec's default
         proposers run too, and it chooses among all plans.
     proposer, partitioner
         Run beside the search.
     timeout_seconds : int, optional
         Of the search, and of all proposers together; 20 by default.
-    solver : str
-        ``auto``. Other names of `solvers.SOLVERS` make no difference, with a warning.
     seed, gap, max_steps
         Of the search: what is random in it, the gap to the bound at which it ends, rounds.
     profile : Profile, optional
@@ -64,72 +63,34 @@ constraints, debug, callbacks, plan_loader
     result : SolveResult or None
         Of the last plan: the plan in our words if there are such, its step time, and a bound
         over what is searched.
-
-    Raises
-    ------
-    PlannerError
-        If there is no such solver.
     """
 
     _partitioner: Any
     _proposers: list[Any]
+    _timeout_seconds: int | None
 
     def __init__(
         self,
-        topology: Any = None,
-        batch_size: int | None = None,
-        enumerator: Any = None,
-        storage_reservation: Any = None,
-        proposer: Any = None,
-        partitioner: Any = None,
-        performance_model: Any = None,
-        stats: Any = None,
-        constraints: dict[str, Any] | None = None,
-        debug: bool = True,
-        callbacks: Any = None,
-        timeout_seconds: int | None = None,
-        plan_loader: Any = None,
-        *,
-        solver: str = "auto",
+        *args: Any,
         seed: int = 0,
         gap: float = 1e-3,
         max_steps: int | None = None,
         profile: Profile | None = None,
         replicate: bool = True,
+        **options: Any,
     ) -> None:
-        if solver not in SOLVERS:
-            raise PlannerError(
-                message=f"{no_solver(solver)}; PlacerPlanner has a search of its own, auto",
-                error_type=PlannerErrorType.INPUT_VALIDATION,
-            )
-        if solver != "auto":
-            warnings.warn(
-                f"PlacerPlanner has a search of its own: {solver} is not used", stacklevel=2
-            )
-        super().__init__(
-            topology=topology,
-            batch_size=batch_size,
-            enumerator=enumerator,
-            storage_reservation=storage_reservation,
-            proposer=proposer,
-            partitioner=partitioner,
-            performance_model=performance_model,
-            stats=stats,
-            constraints=constraints,
-            debug=debug,
-            callbacks=callbacks,
-            timeout_seconds=timeout_seconds or DEFAULT_TIME_LIMIT_S,
-            plan_loader=plan_loader,
-        )
+        super().__init__(*args, **options)
+        limit_s = self._timeout_seconds = self._timeout_seconds or DEFAULT_TIME_LIMIT_S
         others = self._proposers
-        if proposer is None and type(self._perf_model) is NoopPerfModel:
-            others = []  # By the same aim, they find nothing better.
-        own_share = _OWN_SHARE if others else 1.0
-        effort = Effort(own_share * self._timeout_seconds, gap, seed, max_steps)
+        given = options.get("proposer") or any(args[_PROPOSER : _PROPOSER + 1])
+        if not given and type(self._perf_model) is NoopPerfModel:
+            others = []  # By the same aim, TorchRec's default ones find nothing better.
+        effort = Effort(limit_s * (_OWN_SHARE if others else 1.0), gap, seed, max_steps)
         ranks = self._topology.world_size
-        self._planning = Planning(effort, profile, self._partitioner, ranks, replicate)
-        self._partitioner = self._planning
-        self._proposers = [self._planning, *(Beside(one, self._planning) for one in others)]
+        self._planning = self._partitioner = Planning(
+            effort, profile, self._partitioner, ranks, replicate=replicate, is_first=bool(others)
+        )
+        self._proposers = [self._planning, *others]
         self.result: SolveResult | None = None
 
     def plan(self, module: torch.nn.Module, sharders: list[Any]) -> ShardingPlan:
@@ -181,10 +142,10 @@ constraints, debug, callbacks, plan_loader
 
 def _warn(plan: list[Any]) -> None:
     """Say which tables TorchRec would not train as the user may think."""
-    wrong = trained_wrong(plan)
+    wrong = [option.fqn for option in plan if is_trained_wrong(option)]
     if wrong:
         warnings.warn(
-            "TorchRec trains tables wrong that this plan, the only one found, places so: "
+            "TorchRec may train tables wrong that this plan, the only one found, places so: "
             f"{', '.join(wrong)} (docs/torchrec.md)",
             stacklevel=3,
         )

@@ -38,9 +38,9 @@ class Space:
     limit_s: float
 
     @cached_property
-    def bound(self) -> frozenset[int]:
-        """Tables that have to be together with others."""
-        return frozenset(t for bundle in self.bundles if len(bundle) > 1 for t in bundle)
+    def bundle_of(self) -> dict[int, tuple[int, ...]]:
+        """The bundle of each table."""
+        return {table: bundle for bundle in self.bundles for table in bundle}
 
     def norm(self, seconds: Float) -> Float:
         """A number that grows with the times of ranks, the last axis, most with the longest."""

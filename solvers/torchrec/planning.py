@@ -32,12 +32,7 @@ from solvers.torchrec.candidates import (
 )
 from solvers.torchrec.placement import State, ranks_of
 from solvers.torchrec.search import Effort, Found, search
-from solvers.torchrec.trainable import (
-    has_empty_block,
-    trainable,
-    with_even_blocks,
-    without_companions,
-)
+from solvers.torchrec.trainable import trainable, with_even_blocks
 
 
 class Planning(Proposer, Partitioner):  # type: ignore[misc]
@@ -58,10 +53,19 @@ class Planning(Proposer, Partitioner):  # type: ignore[misc]
     ----------
     partitioner : Partitioner
         For the proposals of others.
+    is_first : bool
+        Whether other proposers come after it.
     """
 
     def __init__(
-        self, effort: Effort, profile: Profile | None, partitioner: Any, ranks: int, replicate: bool
+        self,
+        effort: Effort,
+        profile: Profile | None,
+        partitioner: Any,
+        ranks: int,
+        *,
+        replicate: bool,
+        is_first: bool,
     ) -> None:
         self.effort = effort
         self.found: Found | None = None
@@ -69,7 +73,7 @@ class Planning(Proposer, Partitioner):  # type: ignore[misc]
         self.leaves_out_options = False
         self.space: list[TorchRecOption] = []
         self._profile, self._partitioner = profile, partitioner
-        self._ranks, self._replicate = ranks, replicate
+        self._ranks, self._replicate, self._is_first = ranks, replicate, is_first
         self._least: list[TorchRecOption] = []
         self._is_proposed = False
 
@@ -80,7 +84,7 @@ class Planning(Proposer, Partitioner):  # type: ignore[misc]
         if self.only_trainable:
             even = with_even_blocks(space, self._estimate)
             space = trainable(even, replicate=self._replicate)
-            self.leaves_out_options = space != search_space or any(map(has_empty_block, space))
+            self.leaves_out_options = space != search_space
         self.space = [self._with_statistics(option) for option in space]
         self.found, self._is_proposed = None, False
         # If there is no plan, TorchRec checks by the least memory whether all together is too
@@ -92,6 +96,20 @@ class Planning(Proposer, Partitioner):  # type: ignore[misc]
             if option.fqn not in least or (size.hbm, size.ddr) < (other.hbm, other.ddr):
                 least[option.fqn] = option
         self._least = list(least.values())
+        if self._is_first:
+            # TorchRec's planner passes the same list to the proposers after this one.
+            search_space[:] = self._with_usual_factors()
+
+    def _with_usual_factors(self) -> list[TorchRecOption]:
+        """The space with a load factor for each cache: without one, TorchRec charges no misses."""
+        usual = {
+            id(option): with_load_factor(option, UVM_CACHING_RATIO)
+            for option in self.space
+            if has_free_load_factor(option)
+        }
+        if usual:
+            self._estimate([*usual.values()])
+        return [usual.get(id(option), option) for option in self.space]
 
     def propose(self) -> list[TorchRecOption] | None:
         """Propose the options of each table that take the least memory, once."""
@@ -117,24 +135,7 @@ class Planning(Proposer, Partitioner):  # type: ignore[misc]
         plan: list[TorchRecOption] = self._partitioner.partition(
             proposal=proposal, storage_constraint=storage_constraint
         )
-        lone = self._lone(plan)
-        if lone:
-            raise _no_plan(
-                f"tables {', '.join(lone)} have row blocks of no rows on ranks that serve no other "
-                "table with them, where TorchRec's kernels fail"
-            )
         return plan
-
-    def for_others(self) -> list[TorchRecOption]:
-        """The space with a load factor for each cache: without one, TorchRec charges no misses."""
-        usual = {
-            id(option): with_load_factor(option, UVM_CACHING_RATIO)
-            for option in self.space
-            if has_free_load_factor(option)
-        }
-        if usual:
-            self._estimate([*usual.values()])
-        return [usual.get(id(option), option) for option in self.space]
 
     def _searched(self, storage_constraint: Any) -> list[TorchRecOption]:
         devices = storage_constraint.devices
@@ -152,27 +153,10 @@ class Planning(Proposer, Partitioner):  # type: ignore[misc]
         for option in self.space:
             towers[option.dependency or f"\0{option.fqn}"][numbers[option.fqn]] = None
         bundles = [tuple(own) for own in towers.values()]
-        while True:
-            found = search([*tables.values()], bundles, memory, local_ranks, self.effort)
-            self.found = found
-            if found.state is None:
-                raise _no_plan(
-                    "no placement was found in which every rank has memory for its shards"
-                )
-            plan = self._placed(found.state)
-            # A table that has no other candidate, for want of memory, keeps them.
-            fuller = ((name, _without_empty_blocks(tables[name])) for name in self._lone(plan))
-            name, groups = next(((name, groups) for name, groups in fuller if groups), ("", []))
-            if not groups:
-                return plan
-            tables[name] = groups
-
-    def _lone(self, plan: list[TorchRecOption]) -> list[str]:
-        """Tables with blocks of no rows that TorchRec cannot train, but could otherwise."""
-        if not self.only_trainable:
-            return []
-        free = {option.fqn for option in self.space if not has_empty_block(option)}
-        return [name for name in without_companions(plan) if name in free]
+        self.found = search([*tables.values()], bundles, memory, local_ranks, self.effort)
+        if self.found.state is None:
+            raise _no_plan("no placement was found in which every rank has memory for its shards")
+        return self._placed(self.found.state)
 
     def _require_candidates(self, tables: dict[str, list[Group]], hbm_bytes: int) -> None:
         """Raise if some table has no option that fits."""
@@ -226,35 +210,6 @@ class Planning(Proposer, Partitioner):  # type: ignore[misc]
         if not has_free_load_factor(changed):
             self._estimate([changed])
         return changed
-
-
-class Beside(Proposer):  # type: ignore[misc]
-    """Another proposer, which gets the search space of a planning."""
-
-    def __init__(self, proposer: Any, planning: Planning) -> None:
-        self._proposer, self._planning = proposer, planning
-
-    def load(self, search_space: list[TorchRecOption], enumerator: Any = None) -> None:
-        """Pass on what may be chosen."""
-        self._proposer.load(search_space=self._planning.for_others(), enumerator=enumerator)
-
-    def propose(self) -> list[TorchRecOption] | None:
-        """Propose what the other one does."""
-        proposal: list[TorchRecOption] | None = self._proposer.propose()
-        return proposal
-
-    def feedback(self, *args: Any, **kwargs: Any) -> None:
-        """Pass on what became of a proposal."""
-        self._proposer.feedback(*args, **kwargs)
-
-
-def _without_empty_blocks(groups: list[Group]) -> list[Group]:
-    """The candidates whose shards all have rows."""
-    full = [
-        (group, np.array([not has_empty_block(option) for option, _ in group.sources]))
-        for group in groups
-    ]
-    return [group.only(kept) for group, kept in full if kept.any()]
 
 
 def _no_plan(message: str) -> PlannerError:

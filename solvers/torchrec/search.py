@@ -193,7 +193,7 @@ def _kick(state: State, draw: np.random.Generator, way: dict[str, Any]) -> bool:
     bundles = state.space.bundles
     near = [*state.seconds_on(int(state.seconds.argmax()))]
     table = near[int(draw.integers(len(near)))]
-    picked = {bundle for bundle in bundles if table in bundle}
+    picked = {state.space.bundle_of[table]}
     for _ in range(int(draw.integers(1, 4))):
         picked.add(bundles[int(draw.integers(len(bundles)))])
     order = sorted(picked)
@@ -215,7 +215,7 @@ def _descend(state: State, over: Callable[[], bool], patience: int) -> None:
 def _place_anew(state: State, rank: int) -> bool:
     """Place a table of a rank, with those that must be with it, in a better way."""
     enough, share = state.norm * (1 - _GAIN), state.seconds_on(rank)
-    bundle_of = {table: bundle for bundle in state.space.bundles for table in bundle}
+    bundle_of = state.space.bundle_of
     for table in sorted(share, key=lambda table: -share[table])[:_TRIED]:
         trial = state.copy()
         for own in bundle_of[table]:
@@ -231,7 +231,8 @@ def _exchange(state: State, rank: int) -> bool:
     loose = [
         (table, unit, slot, group.seconds[candidate, unit, 0], group.tier_bytes[candidate, unit, 0])
         for table, (number, candidate, slots) in state.places.items()
-        if (group := state.space.tables[table][number]).is_loose and table not in state.space.bound
+        if (group := state.space.tables[table][number]).is_loose
+        and state.space.bundle_of[table] == (table,)
         for unit, slot in enumerate(slots)
     ]
     mine, others = ([own for own in loose if (own[2] == rank) == here] for here in (True, False))
