@@ -772,6 +772,7 @@ def simulate(
         streams.append(cost_models.log_stream(loaded, log, size, batches))
     if not logs:
         known = found(needed_for="drawing batches")
+        assert known is not None, "else an error says that it is needed"
         streams.append(cost_models.drawn_stream(known, size, batches or 1, seed=seed))
     with report.progress_bar("steps") as update:
         simulated = cost_models.simulate(
@@ -854,7 +855,7 @@ def reshard_command(
     placer reshard old.json new.json --shards shards -o new-shards
     placer reshard old.json new.json --grow --checkpoint runs/a -o runs/b
     """
-    from placer.storage.shards import reshard, schedule
+    from placer.plan.diff import diff
 
     if grow:
         if folder is None or (shards is None) == (checkpoint is None):
@@ -869,12 +870,14 @@ def reshard_command(
     if (shards is None) != (folder is None) or (no_verify and shards is None):
         raise click.UsageError("give --shards and -o, or neither; --no-verify goes with both")
     before, after = placer.Plan.load(old), placer.Plan.load(new)
-    planned = schedule(before, after)
     if shards is None or folder is None:
-        report.print_report(report.reshard_report(planned.transfers, planned.migration), output)
-        return
+        difference = diff(before, after)
+        difference.check_rows()
+        return report.print_report(report.reshard_report(difference), output)
+    from placer.storage.shards import reshard
+
     done = reshard(shards, after, folder, old=before, verify_files=not no_verify)
-    report.print_report(report.reshard_report(done.transfers, planned.migration, done), output)
+    report.print_report(report.reshard_report(done.difference, done), output)
     report.print_stderr(f"shards written to {folder}")
 
 

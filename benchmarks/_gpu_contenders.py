@@ -12,12 +12,11 @@ import torch
 from _gpu_model import Batches, Model, bags_of
 from torch import Tensor, nn
 
-import placer.executor.local.placed_embeddings as placed_module
 import placer.executor.memory.arena as arena_module
 from placer.errors import BackendError
 from placer.executor import BagBatch, PlacedEmbeddings, RowWiseAdagrad
+from placer.executor.id_order import IdOrder
 from placer.executor.memory.host_memory import host_rows
-from placer.executor.memory.tiers import TieredRows
 from placer.plan.plan import Plan
 
 LR, EPS = 0.01, 1e-8
@@ -58,7 +57,7 @@ def _in_memory(memory: HostMemory) -> Iterator[None]:
 
     The weights are filled in by `placed`; what a step does is the same.
     """
-    nothing = patch.object(placed_module, "initial_weights", lambda table, seed: iter(()))
+    nothing = patch.object(IdOrder, "draw", lambda self, weight, seed: None)
     with nothing, patch.object(arena_module, "host_rows", memory.take):
         yield
 
@@ -71,7 +70,6 @@ def placed(plan: Plan, memory: HostMemory, device: torch.device) -> PlacedEmbedd
             plan, lr=LR, eps=EPS, device=device, backend="triton", cache_policy="lfu"
         )
     for arena in model._runtime.arenas:
-        assert isinstance(arena.weights, TieredRows), "what the triton backend allocates"
         arena.weights.hbm.uniform_(-_SPREAD, _SPREAD)
     return model
 

@@ -32,7 +32,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from placer import Feature, Plan, Profile, Table
 from placer.dense import DenseLayers
 from placer.executor import BagBatch, look_ahead, make_embeddings
-from placer.executor.backends.triton import launches
+from placer.executor.backends.triton.triton_backend import TritonBackend
 from placer.executor.distributed import inputs_ahead
 from placer.executor.memory import host_memory
 from placer.executor.memory.tiers import TieredRows
@@ -129,13 +129,13 @@ class _AtOnce:
 
 def _collect_after_kernels() -> None:
     """Triton's interpreter keeps the arguments of a kernel until garbage is collected."""
-    launch = launches.TritonKernels._run
+    launch = TritonBackend.run
 
     def collecting(self: Any, *arguments: Any, **options: Any) -> None:
         launch(self, *arguments, **options)
         gc.collect()
 
-    launches.TritonKernels._run = collecting  # type: ignore[method-assign]
+    TritonBackend.run = collecting  # type: ignore[method-assign]
 
 
 def held_bytes(trainer: Trainer, data: Sequence[Any], world: int) -> int:

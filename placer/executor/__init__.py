@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from placer.executor.local.reference import RowWiseAdagrad as RowWiseAdagrad
     from placer.executor.local.reference import UnplacedEmbeddings as UnplacedEmbeddings
     from placer.executor.lookups.bag_batch import BagBatch as BagBatch
-    from placer.executor.lookups.batch_reads import PreparedBatch as PreparedBatch
-    from placer.executor.memory.freed_memory import keep_freed_memory as keep_freed_memory
+    from placer.executor.lookups.steps import PreparedBatch as PreparedBatch
+    from placer.executor.memory.host_memory import keep_freed_memory as keep_freed_memory
 
 __getattr__, __all__ = lazy_exports(__name__)

@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +19,7 @@ from placer.executor.tensor_names import (
     weights_to_load,
 )
 from placer.plan.plan import Plan
-from placer.tables import OPTIMIZER_STATE, OPTIMIZERS, OptimizerName, Table
+from placer.tables import OPTIMIZERS, OptimizerName
 
 if TYPE_CHECKING:
     from placer.executor.distributed.collectives import Kind, Volume
@@ -76,7 +75,7 @@ class Embeddings(nn.Module, ABC):
     def backend(self) -> str:
         """Name of the backend in use; empty where a process holds no rows."""
 
-    @cached_property
+    @property
     def counts_updates(self) -> bool:
         """Whether results depend on the number of updates: under Adam and stochastic rounding."""
         return self._stochastic or "adam" in self.optimizers.values()
@@ -155,13 +154,12 @@ class Embeddings(nn.Module, ABC):
         ``updates``, the number of updates so far, int64 of shape (): Adam and stochastic rounding
         depend on it. Every process gets the whole state, and all of them must call this.
         """
+        order = self.id_order()
         state = {
-            f"{table.name}.{name}": self._read(table, name)
-            for table in self.plan.tables
-            for name in OPTIMIZER_STATE[self.optimizers[table.name]]
+            f"{tensor.table.name}.{tensor.name}": order.read(tensor) for tensor in order.states()
         }
         if self.counts_updates:
-            state[UPDATES] = torch.tensor(self.id_order().update_count())
+            state[UPDATES] = torch.tensor(order.update_count())
         return state
 
     def load_optimizer_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -174,26 +172,19 @@ class Embeddings(nn.Module, ABC):
         """
         shapes = state_shapes(self.plan.tables, self.optimizers, counted=UPDATES in state)
         check_shapes("the optimizer state does not fit", state, shapes)
-        for table in self.plan.tables:
-            for name in OPTIMIZER_STATE[self.optimizers[table.name]]:
-                self._write(table, name, state[f"{table.name}.{name}"])
+        order = self.id_order()
+        for tensor in order.states():
+            order.overwrite(tensor, state[f"{tensor.table.name}.{tensor.name}"])
         if UPDATES in shapes:
             self.set_update_count(int(state[UPDATES]))
-
-    @abstractmethod
-    def _read(self, table: Table, name: str) -> Tensor:
-        """A whole tensor in id order, on the host; all processes must read it."""
-
-    @abstractmethod
-    def _write(self, table: Table, name: str, values: Tensor) -> None:
-        """Overwrite what is held here of a whole tensor in id order."""
 
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
     ) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        for table in self.plan.tables:
-            destination[f"{prefix}{table.name}.weight"] = self._read(table, "weight")
+        order = self.id_order()
+        for weight in order.weights():
+            destination[f"{prefix}{weight.table.name}.weight"] = order.read(weight)
 
     def _load_from_state_dict(
         self,
@@ -213,5 +204,7 @@ class Embeddings(nn.Module, ABC):
             missing_keys=missing_keys,
             unexpected_keys=unexpected_keys,
         )
-        for name, tensor in weights.items():
-            self._write(self.plan.tables_by_name[name], "weight", tensor)
+        order = self.id_order()
+        for weight in order.weights():
+            if weight.table.name in weights:
+                order.overwrite(weight, weights[weight.table.name])

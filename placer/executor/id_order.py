@@ -3,14 +3,13 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from placer.executor.local.table_rows import TableRows
 from placer.executor.memory.arena import TORCH_DTYPES
+from placer.executor.memory.initial_weights import CHUNK_ROWS, initial_weights
 from placer.executor.tensor_names import tensor_shape
 from placer.plan.plan import Plan
 from placer.tables import OPTIMIZER_STATE, OptimizerName, Table
@@ -126,6 +125,38 @@ class IdOrder(ABC):
         for table in self.plan.tables:
             yield from tensors_of(table, self.optimizers[table.name])
 
+    def weights(self) -> Iterator[TableTensor]:
+        """The weight of each table."""
+        return (tensor for tensor in self.tensors() if tensor.name == "weight")
+
+    def states(self) -> Iterator[TableTensor]:
+        """The tensors of the optimizers."""
+        return (tensor for tensor in self.tensors() if tensor.name != "weight")
+
+    def read(self, tensor: TableTensor) -> Tensor:
+        """A whole tensor in id order, on the host; all processes must call it."""
+        self.synchronize()
+        result = torch.zeros(tensor.shape, dtype=tensor.dtype)
+        for block in blocks_of(tensor):
+            result[block.start : block.stop] = self._read_block(block)
+        return result
+
+    def overwrite(self, tensor: TableTensor, values: Tensor) -> None:
+        """Overwrite what this process holds of a tensor by whole values in id order."""
+        self.synchronize()
+        for block in blocks_of(tensor):
+            self.write(block, values[block.start : block.stop])
+
+    def draw(self, weight: TableTensor, seed: int) -> None:
+        """Set a table's initial weights, drawn by a seed and the table's name."""
+        drawn = initial_weights(weight.table, seed)
+        for block, (_, values) in zip(blocks_of(weight), drawn, strict=True):
+            self.write(block, values)
+
+    @abstractmethod
+    def _read_block(self, block: IdRange) -> Tensor:
+        """Some rows, on the host of every process; all must call it."""
+
     @abstractmethod
     def synchronize(self) -> None:
         """Wait until no kernel moves rows; to be called before rows are read or written."""
@@ -177,59 +208,8 @@ def tensors_of(table: Table, optimizer: OptimizerName) -> Iterator[TableTensor]:
         yield TableTensor(table, name, tensor_shape(table, name, optimizer), dtype)
 
 
-class LocalIdOrder(IdOrder):
-    """Tables that this process has alone; see `IdOrder`.
-
-    Parameters
-    ----------
-    plan, optimizers, counts_updates
-        See `IdOrder`.
-    rows : TableRows
-    update_count, set_update_count : callable
-        Those of the module that trains the tables.
-    """
-
-    def __init__(
-        self,
-        plan: Plan,
-        optimizers: Mapping[str, OptimizerName],
-        counts_updates: bool,
-        rows: TableRows,
-        update_count: Callable[[], int],
-        set_update_count: Callable[[int], None],
-    ) -> None:
-        super().__init__(plan, optimizers, counts_updates)
-        self._rows = rows
-        self._update_count, self._set_update_count = update_count, set_update_count
-
-    def synchronize(self) -> None:
-        self._rows.settle()
-
-    def shares(self, table: Table) -> list[float]:
-        return [1.0]
-
-    def fetch(self, requests: Sequence[IdRange | None]) -> Tensor | None:
-        (block,) = requests
-        if block is None:
-            return None
-        tensor = block.tensor
-        return self._rows.read_rows(tensor.table, tensor.name, block.ids).to(tensor.dtype)
-
-    def holds(self, block: IdRange) -> bool:
-        return block.stop > block.start
-
-    def write(self, block: IdRange, values: Tensor) -> None:
-        if self.holds(block):
-            self._rows.write_rows(block.tensor.table, block.tensor.name, block.ids, values)
-
-    def local_shards(self) -> Iterator[LocalShard]:
-        for tensor in self.tensors():
-            cols = None if tensor.is_per_row else (0, tensor.table.dim)
-            write = partial(self._rows.write_rows, tensor.table, tensor.name)
-            yield LocalShard(tensor, cols, tensor.table.rows, torch.arange, write)
-
-    def update_count(self) -> int:
-        return self._update_count()
-
-    def set_update_count(self, updates: int) -> None:
-        self._set_update_count(updates)
+def blocks_of(tensor: TableTensor) -> Iterator[IdRange]:
+    """All rows of a tensor in id order, a bounded number at a time."""
+    rows = tensor.table.rows
+    for start in range(0, rows, CHUNK_ROWS):
+        yield IdRange(tensor, start, min(rows, start + CHUNK_ROWS))

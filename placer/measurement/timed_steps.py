@@ -26,7 +26,7 @@ from placer.plan.order import Ranks
 from placer.plan.plan import Plan
 from placer.profile.cdf import AccessCdf
 from placer.profile.profile import Profile
-from placer.tables import OPTIMIZER_STATE, Feature
+from placer.tables import Feature
 
 Int = npt.NDArray[np.int64]
 
@@ -66,13 +66,10 @@ def run(job: Job, setting: Setting, rank: int = 0) -> Measured:
 
 def _touch_state(model: PlacedEmbeddings) -> None:
     """Write optimizer state everywhere: pages that nobody wrote yet would come in the steps."""
-    for table in model.plan.tables:
-        for name in OPTIMIZER_STATE[table.optimizer]:
-            shape = (table.rows,) if table.optimizer == "rowwise_adagrad" else (1, 1)
-            values = torch.full(shape, 0.01)
-            if values.dim() == 2:
-                values = values.expand(table.rows, table.dim)
-            model.rows.write(table, name, values)
+    order = model.id_order()
+    for tensor in order.states():
+        values = torch.full(tensor.shape[:1] if tensor.is_per_row else (1, 1), 0.01)
+        order.overwrite(tensor, values.expand(tensor.shape))
 
 
 def _timed(

@@ -15,8 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from placer.errors import PlanMismatchError
-from placer.executor.distributed.placement.devices import ranks_of_devices
-from placer.executor.distributed.placement.division import ColumnSlice, Target, divide
+from placer.executor.distributed.placement.division import (
+    ColumnSlice,
+    Target,
+    divide,
+    ranks_of_devices,
+)
 from placer.executor.distributed.placement.local_plans import (
     LocalPlan,
     local_plan,

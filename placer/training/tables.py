@@ -8,7 +8,7 @@ import torch
 from placer.executor.embeddings import Embeddings
 from placer.executor.id_order import TableTensor
 from placer.executor.local.hit_rates import HitRates
-from placer.executor.memory.row_cache_stats import RowCacheStats
+from placer.executor.memory.directory import RowCacheStats
 from placer.executor.tensor_names import UPDATES
 from placer.storage.checkpoint.table_blocks import Name, NamedTables, load_stored
 from placer.storage.run_state import STATES, WEIGHTS

@@ -21,11 +21,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from placer.errors import BackendError
-from placer.executor.backends.tier_kernels import RowReads, SegmentTable
-from placer.executor.backends.triton.fused_staging import FusedStaging
-from placer.executor.backends.triton.launches import TritonKernels
+from placer.executor.backends.torch_kernels import RowReads, SegmentTable
+from placer.executor.backends.triton.triton_backend import TritonBackend
 from placer.executor.lookups.row_runs import CHUNK, find_runs
-from placer.executor.memory.access import Window
 from placer.executor.memory.arena import Arena
 from placer.executor.memory.cache_range import CacheRange
 from placer.executor.memory.directory import Moves
@@ -49,7 +47,7 @@ NAMES = {
 }
 
 
-class Compiler(TritonKernels):
+class Compiler(TritonBackend):
     """Compiles what it should launch, and keeps a report."""
 
     def __init__(self) -> None:
@@ -127,7 +125,7 @@ def indices(number: int, dtype: torch.dtype = torch.int64) -> Tensor:
 
 def compile_all(kernels: Compiler) -> None:
     """Call everything, for several types and widths."""
-    segments = SegmentTable(indices(16).view(2, 8), 100, 200)
+    segments = SegmentTable(indices(16).view(2, 8), 100)
     for kinds in ((torch.int64, torch.int32, torch.int32), (torch.int32, torch.int64, torch.int64)):
         ids, slot_map, out = (indices(200, kind) for kind in kinds)
         kernels.translate(ids, segments, slot_map, out, indices(1))
@@ -141,7 +139,7 @@ def compile_all(kernels: Compiler) -> None:
         weights = matrix(200, width, dtype=dtype)
         places, gradients = indices(lookups, kind), torch.empty(40, width, device=META)
         kernels.pool(weights, places, indices(41), None, torch.empty(40, width, device=META))
-        kernels.weight_gradients(weights, places, places, gradients, scales)
+        kernels.dot_rows(weights, places, places, gradients, scales)
         reads = RowReads(find_runs(indices(lookups))[0], places, places, None, gradients)
         kernels.squares(replace(reads, scales=scales), scales)
         for optimizer in optimizers:
@@ -156,11 +154,9 @@ def stage(kernels: Compiler, kind: torch.dtype, policy: Policy) -> None:
     spec = ArenaSpec(key, 200, ranges, (shared,), indices(1))
     row_cache = RowCache([shared.part], 100, META, policy)
     arena = Arena(spec, matrix(200, 4), None, row_cache)
-    window = Window()
-    staging = FusedStaging(kernels, window, META)
-    tickets = [window.open(), window.open()]
+    tickets = [kernels._window.open(), kernels._window.open()]
     for ticket in tickets:
-        staging.stage(0, arena, [indices(300, kind)], ticket, training=True)
+        kernels.stage(0, arena, row_cache, [indices(300, kind)], ticket, training=True)
 
 
 def variants() -> Iterator[tuple[torch.dtype, int, torch.dtype, Sequence[OptimizerName]]]:
@@ -186,9 +182,9 @@ def update(
     state = None if shape is None else matrix(200, *shape)
     rate, updates = torch.empty((), device=META), indices(1)[0]
     rule = Rule(optimizer, rate, 1e-8, updates, stochastic=True)
-    kernels.update(weights, state, reads, rule)
+    kernels.update_rows(weights, state, reads, rule)
     if optimizer == "rowwise_adagrad":
-        kernels.update(weights, state, reads, rule, mean_squares)
+        kernels.update_rows(weights, state, reads, rule, mean_squares)
     moves = Moves(indices(9, torch.int32), indices(9), indices(9), indices(1, torch.int32))
     matrices = [weights] if state is None else [weights, state]
     kernels.exchange(matrices, moves)
@@ -196,7 +192,7 @@ def update(
 
 def main() -> None:
     try:
-        TritonKernels(torch.device("cpu"))
+        TritonBackend(torch.device("cpu"))
     except BackendError as error:
         print(error, file=sys.stderr)
     kernels = Compiler()

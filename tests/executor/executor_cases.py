@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from placer.executor import BagBatch, PlacedEmbeddings
-from placer.executor.lookups.batch_reads import PreparedBatch
+from placer.executor.lookups.steps import PreparedBatch
 from placer.plan.fields import RowOrder
 from placer.plan.plan import Plan
 from placer.plan.shard import Lookup, Memory, Shard

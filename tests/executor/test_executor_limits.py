@@ -10,15 +10,13 @@ import torch
 from placer.errors import BackendError, DataError, PlanMismatchError
 from placer.executor import BagBatch
 from placer.executor.backends import numba_kernels as kernels
+from placer.executor.backends.backend import Backend
 from placer.executor.backends.numba_backend import NumbaBackend
-from placer.executor.backends.staging import places_of
-from placer.executor.backends.tiered_backend import TieredBackend
-from placer.executor.backends.torch_kernels import TorchKernels
-from placer.executor.lookups import batch_reads
-from placer.executor.lookups.batch_reads import ArenaReads, ArenaStep
-from placer.executor.memory import access
-from placer.executor.memory.access import Resolved, Window
-from placer.executor.memory.arena import Arena, FlatRows
+from placer.executor.backends.torch_kernels import places_of
+from placer.executor.lookups import batch_reads, steps
+from placer.executor.lookups.batch_reads import ArenaReads
+from placer.executor.lookups.steps import ArenaStep, Resolved, Window
+from placer.executor.memory.arena import Arena
 from placer.executor.memory.arena_order import ArenaKey
 from placer.executor.memory.cache_range import CacheRange
 from placer.executor.memory.layout import ArenaSpec, CacheShare
@@ -79,7 +77,7 @@ def test_what_does_not_fit_a_key_goes_without_it(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(kernels, "sorts", lambda *_: False)
     monkeypatch.setattr(kernels, "update", None)
     rows = torch.zeros(4, 1)
-    arena = Arena(spec_of(4), FlatRows(rows), None)
+    arena = Arena(spec_of(4), TieredRows(rows, rows[:0], 4), None)
     reads = ArenaReads(torch.tensor([0, 2]), 2, ())
     rule = Rule("sgd", torch.tensor(1.0), 0.0, torch.tensor(1))
     step = ArenaStep(reads, torch.tensor([1, 3]))
@@ -93,17 +91,11 @@ def test_places_are_above_slots_by_the_entries_of_a_cache() -> None:
     spec = spec_of(rows, CacheRange(5, rows, entries, 0))
     assert spec.kind == torch.int64
     assert replace(spec, rows=rows - entries).kind == torch.int32
-    backend = TieredBackend(TorchKernels(), NumbaBackend(), torch.device("cpu"), "lfu", _NoStaging)
-    segments = ()
-    slots = backend._translate(torch.empty(0), spec, ArenaReads(torch.zeros(1), 0, segments), None)
+    backend = Backend(torch.device("cpu"), host=NumbaBackend())
+    slots = backend._slots(torch.empty(0), spec, ArenaReads(torch.zeros(1), 0, ()), None)
     assert slots.dtype == torch.int64
     last = torch.tensor([rows - 1], dtype=spec.kind)
     assert places_of(spec, entries, last).tolist() == [rows - 1 + entries]
-
-
-class _NoStaging:
-    def __init__(self, *_: object) -> None:
-        pass
 
 
 def test_entries_lie_behind_the_rows_in_hbm_above_31_bits() -> None:
@@ -124,27 +116,23 @@ def test_entries_lie_behind_the_rows_in_hbm_above_31_bits() -> None:
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_rows_move_to_entries_above_31_bits(fused: bool) -> None:
-    from placer.executor.backends.staging import Staging
-    from placer.executor.backends.triton.fused_staging import FusedStaging
-    from placer.executor.backends.triton.launches import TritonKernels
+    from placer.executor.backends.triton.triton_backend import TritonBackend
 
     device, home = torch.device("cpu"), 2**31 - 4
-    staging = Staging(TorchKernels(), Window(), device)
-    if fused:
-        staging = FusedStaging(TritonKernels(device), Window(), device)
+    backend = TritonBackend(device) if fused else Backend(device)
     places = torch.tensor([home + 100, home + 101])
     ends = torch.tensor([0, 2], dtype=torch.int32)
     resolved = Resolved(places, ends[0], ends[1], 2)
     cache = RowCache([CacheRange(home, home + 4, 8, 0)], home, device)
     entries = torch.tensor([7, -1], dtype=torch.int32)
-    staging._move_to_entries(resolved, entries, cache, home, True)
+    backend.move_to_entries(resolved, entries, cache, home, True)
     assert resolved.run_places.tolist() == [home + 7, home + 101]
 
 
 def test_more_than_can_be_numbered_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(PlanMismatchError, match=r"2147483647 entries.*more GPUs"):
         RowCache([CacheRange(0, 2**32, 2**31 - 1, 0)], 0, "meta")
-    monkeypatch.setattr(access, "MOST_STEPS", 2)
+    monkeypatch.setattr(steps, "MOST_STEPS", 2)
     window = Window()
     window.open(), window.open()
     with pytest.raises(BackendError, match="save a checkpoint"):

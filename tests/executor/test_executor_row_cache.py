@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from placer.errors import PlanMismatchError
 from placer.executor.memory.cache_range import CacheRange
+from placer.executor.memory.directory import RowCacheStats
 from placer.executor.memory.row_cache import (
     DECAY,
     EXPECTED_LOOKUPS,
@@ -23,7 +24,6 @@ from placer.executor.memory.row_cache import (
     Policy,
     RowCache,
 )
-from placer.executor.memory.row_cache_stats import RowCacheStats
 
 CPU = torch.device("cpu")
 

@@ -14,8 +14,9 @@ from fast_and_full import combinations, mostly_slow
 from torch import Tensor
 
 from placer.errors import BackendError
-from placer.executor.backends.tier_kernels import RowReads, SegmentTable
-from placer.executor.backends.triton.launches import Launch, TritonKernels
+from placer.executor.backends.torch_kernels import RowReads, SegmentTable
+from placer.executor.backends.triton import triton_backend
+from placer.executor.backends.triton.triton_backend import TritonBackend
 from placer.executor.lookups.row_runs import CHUNK, find_runs
 from placer.executor.memory.directory import Moves
 from placer.executor.memory.tiers import TieredRows
@@ -28,8 +29,8 @@ LR, EPS = 0.1, 1e-6
 
 
 @pytest.fixture(scope="module")
-def kernels() -> TritonKernels:
-    return TritonKernels(CPU)
+def kernels() -> TritonBackend:
+    return TritonBackend(CPU)
 
 
 @pytest.fixture
@@ -84,8 +85,10 @@ def state_shape(optimizer: OptimizerName, width: int) -> tuple[int, ...]:
 
 class TestTranslate:
     @pytest.mark.parametrize("kind", [torch.int32, torch.int64])
-    def test_slots_follow_ids_or_a_map(self, kind: torch.dtype) -> None:
-        kernels = TritonKernels(CPU, Launch(block=16))
+    def test_slots_follow_ids_or_a_map(
+        self, kernels: TritonBackend, kind: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(triton_backend, "BLOCK", 16)
         # 40 lookups of a table of 9 rows, the first 4 from slot 100 on, the others from slot 204;
         # 0 of another; 3 with a map.
         ids = torch.cat([torch.arange(2), torch.arange(40) % 9, torch.tensor([2, 0, 1])]).to(kind)
@@ -96,15 +99,15 @@ class TestTranslate:
             [42, 0, 3, 3, 0, 3, 0, 2],
         ]
         out, fault = torch.full((43,), -7, dtype=kind), torch.full((1,), 10**9)
-        kernels.translate(ids, SegmentTable(torch.tensor(rows), 40, 43), slot_map, out, fault)
+        kernels.translate(ids, SegmentTable(torch.tensor(rows), 40), slot_map, out, fault)
         assert out.tolist() == [4, 5, 3, *((100 if i % 9 < 4 else 200) + i % 9 for i in range(40))]
         assert fault.item() == 10**9
 
-    def test_the_first_bad_id_is_found(self, kernels: TritonKernels) -> None:
+    def test_the_first_bad_id_is_found(self, kernels: TritonBackend) -> None:
         ids = torch.tensor([0, 1, 5, -1, 2])
         out, fault = torch.empty(5, dtype=torch.int64), torch.full((1,), 10**9)
         rows = torch.tensor([[3, 0, 2, 3, 0, 3, 0, -1], [0, 2, 3, 5, 10, 5, 10, -1]])
-        kernels.translate(ids, SegmentTable(rows, 3, 5), out[:0], out, fault)
+        kernels.translate(ids, SegmentTable(rows, 3), out[:0], out, fault)
         assert out.tolist() == [-1, 2, 10, 11, -1]
         assert fault.item() == 2
 
@@ -118,7 +121,7 @@ class TestPool:
     )
     def test_sums_of_bags(
         self,
-        kernels: TritonKernels,
+        kernels: TritonBackend,
         random: torch.Generator,
         width: int,
         dtype: torch.dtype,
@@ -139,7 +142,7 @@ class TestPool:
 
     @pytest.mark.parametrize("home", mostly_slow([0, 12, 20], 12))
     def test_where_rows_are_changes_no_bit(
-        self, kernels: TritonKernels, random: torch.Generator, home: int
+        self, kernels: TritonBackend, random: torch.Generator, home: int
     ) -> None:
         table = torch.randn(20, 8, generator=random)
         places = torch.randint(0, 20, (50,), generator=random)
@@ -151,28 +154,28 @@ class TestPool:
 
     @pytest.mark.parametrize("width", [5, 300])
     def test_gradients_of_weights(
-        self, kernels: TritonKernels, random: torch.Generator, width: int
+        self, kernels: TritonBackend, random: torch.Generator, width: int
     ) -> None:
         table = torch.randn(30, width, generator=random)
         places = torch.randint(-1, 30, (40,), generator=random)
         bags = torch.randint(0, 6, (40,), generator=random, dtype=torch.int32)
         gradients, out = torch.randn(6, width, generator=random), torch.full((40,), 9.0)
-        kernels.weight_gradients(split(table, 11), places, bags, gradients, out)
+        kernels.dot_rows(split(table, 11), places, bags, gradients, out)
         rows = table.double()[places.clamp(min=0)] * (places >= 0)[:, None]
         expected = (rows * gradients.double()[bags.long()]).sum(1)
         torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
 
-    def test_nothing_to_do(self, kernels: TritonKernels) -> None:
+    def test_nothing_to_do(self, kernels: TritonBackend) -> None:
         rows, none = split(torch.randn(4, 3), 2), torch.empty(0, dtype=torch.int64)
         nothing, fault = torch.empty(0, 3), torch.full((1,), 8)
         kernels.pool(rows, none, torch.zeros(1, dtype=torch.int64), None, nothing)
-        kernels.weight_gradients(rows, none, none, nothing, torch.empty(0))
-        segments = SegmentTable(torch.tensor([[0, 0, 0, 4, 0, 4, 0, -1]]), 0, 0)
+        kernels.dot_rows(rows, none, none, nothing, torch.empty(0))
+        segments = SegmentTable(torch.tensor([[0, 0, 0, 4, 0, 4, 0, -1]]), 0)
         kernels.translate(none, segments, none, none, fault)
         before = joined(rows)
         reads = reads_of(none, nothing, none)
         kernels.squares(reads, torch.empty(0))
-        kernels.update(rows, None, reads, rule_of("sgd"))
+        kernels.update_rows(rows, None, reads, rule_of("sgd"))
         kernels.exchange([rows], Moves(none.int(), none, none, torch.zeros(1, dtype=torch.int32)))
         assert fault.item() == 8
         assert torch.equal(joined(rows), before)
@@ -190,7 +193,7 @@ class TestUpdate:
     @combinations("width, optimizer", [1, 6], ["sgd", "adagrad", "rowwise_adagrad", "adam"])
     def test_against_float64(
         self,
-        kernels: TritonKernels,
+        kernels: TritonBackend,
         random: torch.Generator,
         optimizer: OptimizerName,
         width: int,
@@ -205,7 +208,7 @@ class TestUpdate:
         if optimizer != "sgd":
             state = torch.rand(40, *state_shape(optimizer, width), generator=random)
             tiers = split(state, 8)
-        kernels.update(rows, tiers, reads, rule_of(optimizer))
+        kernels.update_rows(rows, tiers, reads, rule_of(optimizer))
 
         gradient, touched = row_gradients(reads, 40)
         step, new_state = expected_step(optimizer, gradient, state.double())
@@ -225,24 +228,24 @@ class TestUpdate:
         [1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 3 * CHUNK + 5],
     )
     def test_a_run_sums_alike_wherever_it_lies(
-        self, kernels: TritonKernels, random: torch.Generator, lookups: int, before: int
+        self, kernels: TritonBackend, random: torch.Generator, lookups: int, before: int
     ) -> None:
         gradients = torch.randn(lookups + before, 4, generator=random)
         alone = split(torch.zeros(3, 4), 3)
         later = split(torch.zeros(3, 4), 0)
         sources = torch.arange(before, before + lookups)
         reads = reads_of(torch.full((lookups,), 2), gradients, sources)
-        kernels.update(alone, None, reads, rule_of("sgd"))
+        kernels.update_rows(alone, None, reads, rule_of("sgd"))
         slots = torch.cat([torch.zeros(before, dtype=torch.int64), torch.full((lookups,), 2)])
         reads = reads_of(slots, gradients, torch.arange(before + lookups))
-        kernels.update(later, None, reads, rule_of("sgd"))
+        kernels.update_rows(later, None, reads, rule_of("sgd"))
         assert torch.equal(alone.hbm[2], later.dram[2])
         expected = -LR * gradients.double()[before:].sum(0)
         torch.testing.assert_close(alone.hbm[2].double(), expected, rtol=1e-4, atol=1e-5)
 
     @pytest.mark.parametrize("home", mostly_slow([0, 8, 40], 8))
     def test_where_rows_are_changes_no_bit(
-        self, kernels: TritonKernels, random: torch.Generator, home: int
+        self, kernels: TritonBackend, random: torch.Generator, home: int
     ) -> None:
         slots = uneven_slots(random)
         gradients = torch.randn(50, 5, generator=random)
@@ -251,13 +254,13 @@ class TestUpdate:
         results = []
         for rows in (home, 20):
             tiers = split(weights, rows), split(state, rows)
-            kernels.update(*tiers, reads, rule_of("rowwise_adagrad"))
+            kernels.update_rows(*tiers, reads, rule_of("rowwise_adagrad"))
             results.append(torch.cat([joined(tiers[0]), joined(tiers[1])[:, None]], 1))
         assert torch.equal(*results)
 
     @pytest.mark.parametrize("column_slices", [(3, 4), pytest.param((7,), marks=pytest.mark.slow)])
     def test_the_mean_over_several_column_slices(
-        self, kernels: TritonKernels, random: torch.Generator, column_slices: Sequence[int]
+        self, kernels: TritonBackend, random: torch.Generator, column_slices: Sequence[int]
     ) -> None:
         slots = uneven_slots(random)
         gradients = torch.randn(50, 7, generator=random)
@@ -272,7 +275,7 @@ class TestUpdate:
         tiers = [split(torch.zeros(40, width), 20) for width in column_slices]
         for rows, part in zip(tiers, reads, strict=True):
             state = split(torch.zeros(40), 20)
-            kernels.update(rows, state, part, rule_of("rowwise_adagrad"), squares / 7)
+            kernels.update_rows(rows, state, part, rule_of("rowwise_adagrad"), squares / 7)
         gradient, _ = row_gradients(reads_of(slots, gradients, sources), 40)
         expected, _ = expected_step(
             "rowwise_adagrad", gradient, torch.zeros(40, dtype=torch.float64)
@@ -280,7 +283,7 @@ class TestUpdate:
         got = torch.cat([joined(rows) for rows in tiers], 1).double()
         torch.testing.assert_close(got, -expected, rtol=1e-4, atol=1e-5)
 
-    def test_rows_of_nobody_have_no_square(self, kernels: TritonKernels) -> None:
+    def test_rows_of_nobody_have_no_square(self, kernels: TritonBackend) -> None:
         """What is added up over ranks and column slices must be a number."""
         slots = torch.cat([torch.full((CHUNK + 2,), -1), torch.tensor([3, 3, 1])])
         reads = reads_of(slots, torch.ones(1, 2), torch.zeros_like(slots))
@@ -290,7 +293,7 @@ class TestUpdate:
 
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
     def test_stochastic_rounding_is_that_of_the_executor(
-        self, kernels: TritonKernels, random: torch.Generator, dtype: torch.dtype
+        self, kernels: TritonBackend, random: torch.Generator, dtype: torch.dtype
     ) -> None:
         weights = torch.randn(12, 5, generator=random) * torch.logspace(-9, 3, 12)[:, None]
         weights = weights.to(dtype)
@@ -303,7 +306,7 @@ class TestUpdate:
         for updates in (1, 2):
             before = joined(rows).float()
             rule = rule_of("sgd", updates, stochastic=True)
-            kernels.update(rows, None, reads, rule)
+            kernels.update_rows(rows, None, reads, rule)
             expected = stochastic_round(before - gradients * rule.lr, dtype, rule.updates)
             got = joined(rows)
             assert torch.equal(got.view(torch.int16)[1:], expected.view(torch.int16)[1:])
@@ -311,26 +314,30 @@ class TestUpdate:
 
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
     def test_half_precision_is_rounded_to_the_nearest(
-        self, kernels: TritonKernels, random: torch.Generator, dtype: torch.dtype
+        self, kernels: TritonBackend, random: torch.Generator, dtype: torch.dtype
     ) -> None:
         weights = torch.randn(12, 5, generator=random).to(dtype)
         gradients = torch.randn(12, 5, generator=random)
         rows, slots = split(weights, 6), torch.arange(12)
-        kernels.update(rows, None, reads_of(slots, gradients, slots), rule_of("sgd"))
+        kernels.update_rows(rows, None, reads_of(slots, gradients, slots), rule_of("sgd"))
         assert torch.equal(joined(rows), (weights.float() - gradients * LR).to(dtype))
 
     @pytest.mark.slow
-    def test_any_size_of_tile_gives_the_same_sums(self, random: torch.Generator) -> None:
+    def test_any_size_of_tile_gives_the_same_sums(
+        self, kernels: TritonBackend, random: torch.Generator, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         slots = uneven_slots(random)
         gradients = torch.randn(50, 12, generator=random)
         sources = torch.randint(0, 50, slots.shape, generator=random)
         reads = reads_of(slots, gradients, sources)
         gradient, _ = row_gradients(reads, 40)
-        small = Launch(update_elements=16, chunk_unroll=1, sum_elements=32, scan=2, rows=4)
-        wide = Launch(update_elements=4096, update_unroll=8, sum_elements=64, scan=64)
-        for launch in (small, wide):
+        small = {"UPDATE_ELEMENTS": 16, "CHUNK_UNROLL": 1, "SUM_ELEMENTS": 32, "SCAN": 2, "ROWS": 4}
+        wide = {"UPDATE_ELEMENTS": 4096, "UPDATE_UNROLL": 8, "SUM_ELEMENTS": 64, "SCAN": 64}
+        for sizes in (small, {**wide, "ROWS": 32, "CHUNK_UNROLL": 4}):
+            for name, size in sizes.items():
+                monkeypatch.setattr(triton_backend, name, size)
             rows = split(torch.zeros(40, 12), 20)
-            TritonKernels(CPU, launch).update(rows, None, reads, rule_of("sgd"))
+            kernels.update_rows(rows, None, reads, rule_of("sgd"))
             torch.testing.assert_close(joined(rows).double(), -LR * gradient, rtol=1e-4, atol=1e-5)
 
 
@@ -354,7 +361,14 @@ def expected_step(
 
 class TestExchange:
     @pytest.mark.parametrize("width", [1, 3, 8, 5000])
-    def test_rows_leave_and_enter(self, random: torch.Generator, width: int) -> None:
+    def test_rows_leave_and_enter(
+        self,
+        kernels: TritonBackend,
+        random: torch.Generator,
+        width: int,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr(triton_backend, "EXCHANGE_BYTES", 64)
         home, pool, cold = 3, 6, 9
         weights = TieredRows(
             torch.randn(home + pool, width, generator=random).half(),
@@ -370,7 +384,7 @@ class TestExchange:
             torch.tensor([7, -1, 10, -1, -1]),
             torch.tensor([3], dtype=torch.int32),
         )
-        TritonKernels(CPU, Launch(exchange_bytes=64)).exchange([weights, state], moves)
+        kernels.exchange([weights, state], moves)
         for rows, hbm, dram in zip((weights, state), before, cold_before, strict=True):
             pool_rows = hbm[home:].clone()
             hbm[home + torch.tensor([4, 0, 2])] = dram[torch.tensor([5, 11, 8]) - home]
@@ -383,7 +397,7 @@ class TestWithoutAGpu:
     def test_triton_is_missing(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "triton", None)
         with pytest.raises(BackendError, match=r"pip install 'embedding-placer\[gpu\]'"):
-            TritonKernels(CPU)
+            TritonBackend(CPU)
 
     @pytest.mark.slow
     def test_kernels_compile_for_hopper(self, tmp_path: Path) -> None:

@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 
 from placer.executor import BagBatch
-from placer.executor.distributed.assembly import Survey, own_channels, serving
 from placer.executor.distributed.collectives import Kind
 from placer.executor.distributed.combine import combine
 from placer.executor.distributed.input_exchange import InputExchange
 from placer.executor.distributed.placement.division import Target
-from placer.executor.distributed.serving import Serve
+from placer.executor.distributed.serving import Serve, Served
 from placer.executor.distributed.sharded_batch import spans
+from placer.executor.distributed.survey import Survey
 from placer.executor.distributed.whole_rows import RowTotals
 from placer.executor.lookups.batch_reads import feature_reads
 from placer.plan.order import Ranks
@@ -47,7 +47,7 @@ class Call:
 
 
 class SimulatedRank:
-    """One rank's `Collectives`: hands a call over, and runs on when all have made theirs."""
+    """One rank's `Communicator`: hands a call over, and runs on when all have made theirs."""
 
     def __init__(self, rank: int, world: int) -> None:
         self.rank, self.world = rank, world
@@ -332,19 +332,17 @@ class World:
         return run(len(self.batches), self._step)
 
     def _step(self, comm: SimulatedRank) -> Step:
-        survey, plan, batch = self.survey, self.plan, self.batches[comm.rank]
-        channels = own_channels(survey, comm)
+        survey, batch = self.survey, self.batches[comm.rank]
 
         def build(own: Plan, totals: RowTotals | None) -> Rows:
             return Rows(own, self.targets, totals, comm.rank, self)
 
-        served = serving(survey, channels, comm, HOST, 1.0, build)
-        inputs = InputExchange(self.features, survey.maps, channels, comm, HOST)
+        served = Served(survey, comm, HOST, 1.0, build)
+        inputs = InputExchange(survey, served.channels, comm, HOST)
         asked = inputs(batch, True)
         anchor = torch.zeros((), requires_grad=True)
         flat = Serve.apply(anchor, None, asked, served, True)
-        dims = {table.name: table.dim for table in plan.tables}
-        outputs = combine(flat, asked, channels, self.features, survey.maps, dims)
+        outputs = combine(flat, asked, served.channels, survey)
         torch.autograd.backward(
             list(outputs.values()),
             [
@@ -355,7 +353,7 @@ class World:
         return Step(
             {name: output.detach() for name, output in outputs.items()},
             comm.sent_bytes,
-            {name: table.nbytes for name, table in survey.maps.items()},
+            {name: table.nbytes for name, table in survey.routes.items()},
         )
 
 

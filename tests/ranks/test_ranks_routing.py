@@ -12,13 +12,17 @@ from hypothesis import strategies as st
 from ranks_cases import large_plan, table_with
 
 from placer.errors import PlanMismatchError
-from placer.executor.distributed.assembly import Survey
 from placer.executor.distributed.placement.channels import all_channels, channels_of
-from placer.executor.distributed.placement.devices import holders_of, ranks_of_devices
-from placer.executor.distributed.placement.division import Target, divide
+from placer.executor.distributed.placement.division import (
+    Target,
+    divide,
+    holders_of,
+    ranks_of_devices,
+)
 from placer.executor.distributed.placement.local_plans import local_features, local_plan
 from placer.executor.distributed.placement.row_slices import RowSlice, joined, refined
 from placer.executor.distributed.placement.table_routes import TableRoutes, ids_of, table_routes
+from placer.executor.distributed.survey import Survey
 from placer.executor.lookups.batch_reads import feature_reads
 from placer.plan.plan import Plan
 from placer.plan.verify import violations
@@ -175,7 +179,7 @@ def test_routing_tables_stay_small_and_ranks_agree_on_large_machines(gpus: int) 
     for source, holder in itertools.product(some, some):
         sent = [channel for rank, channel in by_rank[source].sent if rank == holder]
         at_holder = by_rank[holder]
-        assert sent == [at_holder.served[at] for at in at_holder.active[source]]
+        assert sent == [at_holder.served[at] for at in at_holder.serves[source].nonzero()[0]]
     # Hot rows are read at home, so each rank serves the replica to itself alone.
     assert all(
         unit.sources == ((rank,) if unit.replicated else tuple(range(gpus)))

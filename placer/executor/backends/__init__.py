@@ -9,7 +9,7 @@ from placer.executor.names import BACKENDS, Policy
 if TYPE_CHECKING:
     import torch
 
-    from placer.executor.backends.base import Backend
+    from placer.executor.backends.backend import Backend
 
 __all__ = ["BACKENDS", "make_backend"]
 
@@ -36,18 +36,14 @@ def make_backend(name: str, device: "torch.device", policy: Policy = "lfu") -> "
         name = _best(device)
     if name in ("numba", "torch"):
         return _host_backend(name)
-    from placer.executor.backends.tiered_backend import TieredBackend
-
     host = _host_backend("numba" if _installed("numba") else "torch")
     if name == "tiered":
-        from placer.executor.backends.staging import Staging
-        from placer.executor.backends.torch_kernels import TorchKernels
+        from placer.executor.backends.backend import Backend
 
-        return TieredBackend(TorchKernels(), host, device, policy, Staging)
-    from placer.executor.backends.triton.fused_staging import FusedStaging
-    from placer.executor.backends.triton.launches import TritonKernels
+        return Backend(device, policy, host)
+    from placer.executor.backends.triton.triton_backend import TritonBackend
 
-    return TieredBackend(TritonKernels(device), host, device, policy, FusedStaging)
+    return TritonBackend(device, policy, host)
 
 
 def _check_gpu() -> None:
@@ -65,9 +61,11 @@ def _best(device: "torch.device") -> str:
 
 def _host_backend(name: str) -> "Backend":
     if name == "torch":
-        from placer.executor.backends.torch_backend import TorchBackend
+        import torch
 
-        return TorchBackend()
+        from placer.executor.backends.backend import Backend
+
+        return Backend(torch.device("cpu"))
     if not _installed("numba"):
         raise BackendError("backend 'numba' needs numba: pip install 'embedding-placer[cpu]'")
     from placer.executor.backends.numba_backend import NumbaBackend

@@ -5,17 +5,21 @@ each step, so that it waits for the device's gradients and the device for its su
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from placer.executor.backends.base import Backend
-from placer.executor.lookups.batch_reads import ArenaReads, ArenaStep
-from placer.executor.memory.access import HostReads
-from placer.executor.memory.arena import AnyRows, Arena, FlatRows
+from placer.executor.lookups.batch_reads import ArenaReads
+from placer.executor.lookups.steps import ArenaStep, HostReads
+from placer.executor.memory.arena import Arena
 from placer.executor.memory.tiers import TieredRows
 from placer.executor.optimizers.rule import Rule
 from placer.executor.streams import on_host, recorded, start_copy
+
+if TYPE_CHECKING:
+    from placer.executor.backends.backend import Backend
 
 _BAGS = 1 << 14
 """Bags that are sent together: the device need not hold a copy of all their sums or gradients."""
@@ -24,7 +28,7 @@ _BAGS = 1 << 14
 class HostPooling:
     """Runs a CPU backend on the rows of tiered arenas whose lookup is ``host``."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: "Backend") -> None:
         self._backend = backend
 
     def reads(self, slots: Tensor, offsets: Tensor, first: int) -> HostReads:
@@ -65,15 +69,7 @@ class HostPooling:
         """Apply the rule to these rows."""
         if not reads.lookups.numel():
             return
-        host_rule = Rule(
-            rule.optimizer,
-            rule.lr.cpu(),
-            rule.eps,
-            rule.updates.cpu(),
-            rule.beta1,
-            rule.beta2,
-            rule.stochastic,
-        )
+        host_rule = replace(rule, lr=rule.lr.cpu(), updates=rule.updates.cpu())
         of_bags = _of_bags(gradients, reads)
         own = _own(weights, reads)
         self._backend.update(_host_arena(arena), _step(reads), of_bags, own, host_rule)
@@ -96,8 +92,8 @@ def _step(reads: HostReads) -> ArenaStep:
     """The step of the host's rows alone, once they have been copied."""
     if reads.copied is not None:
         reads.copied.synchronize()
-    slots = reads.slots.long()
-    return ArenaStep(ArenaReads(reads.offsets.long(), slots.numel(), ()), slots)
+    places = reads.slots.long()
+    return ArenaStep(ArenaReads(reads.offsets.long(), places.numel(), ()), places)
 
 
 def _own(weights: Tensor | None, reads: HostReads) -> Tensor | None:
@@ -119,11 +115,11 @@ def _of_bags(gradients: Tensor, reads: HostReads) -> Tensor:
 
 
 def _host_arena(arena: Arena) -> Arena:
-    """The host's rows as a flat arena of their own, sharing memory."""
+    """The host's rows as an arena of their own in one memory, sharing it."""
 
-    def rows(of: AnyRows) -> FlatRows:
-        assert isinstance(of, TieredRows), "arenas of this backend are in tiers"
-        return FlatRows(of.dram[arena.spec.host_start - of.home :])
+    def rows(of: TieredRows) -> TieredRows:
+        own = of.dram[arena.spec.host_start - of.home :]
+        return TieredRows(own, own[:0], len(own))
 
     state = None if arena.state is None else rows(arena.state)
     return Arena(arena.spec, rows(arena.weights), state)

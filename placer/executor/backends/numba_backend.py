@@ -1,7 +1,6 @@
 """Kernels compiled by Numba for float32 arenas in host memory."""
 
 from collections.abc import Sequence
-from dataclasses import astuple
 from functools import partial
 
 import numpy as np
@@ -9,11 +8,12 @@ import torch
 from torch import Tensor
 
 from placer.executor.backends import numba_kernels as kernels
+from placer.executor.backends.backend import Backend
 from placer.executor.backends.threads import run, thread_count
-from placer.executor.backends.torch_backend import TorchBackend
-from placer.executor.lookups.batch_reads import ArenaReads, ArenaStep, FeatureRead, check_ids
-from placer.executor.memory.arena import Arena, FlatRows
-from placer.executor.memory.layout import ArenaSpec
+from placer.executor.backends.torch_kernels import SegmentTable
+from placer.executor.lookups.steps import ArenaStep
+from placer.executor.memory.arena import Arena
+from placer.executor.memory.tiers import TieredRows
 from placer.executor.optimizers.rule import Rule
 
 _KINDS = {
@@ -25,54 +25,51 @@ _KINDS = {
 _NONE = np.empty(0, np.float32)
 
 
-class NumbaBackend(TorchBackend):
+class NumbaBackend(Backend):
     """One compiled pass over all tables of an arena each way, on as many threads as torch has.
 
-    Half-precision arenas are left to PyTorch.
+    All rows are in the host's memory. Half-precision arenas are left to PyTorch.
     """
 
-    name = "numba"
+    def __init__(self) -> None:
+        super().__init__(torch.device("cpu"))
+        self.name = "numba"
 
-    def _translate(
-        self, ids: Tensor, features: Sequence[FeatureRead], arena: ArenaSpec, reads: ArenaReads
-    ) -> Tensor:
-        segments = reads.segments
-        starts = np.array([0, *(segment.lookups[1] for segment in segments)])
-        out = torch.empty(int(starts[-1]), dtype=torch.int64)
-        if not out.numel():
-            return out
-        column_slices = [segment.columns for segment in segments]
+    def translate(
+        self, ids: Tensor, segments: SegmentTable, slot_map: Tensor, out: Tensor, fault: Tensor
+    ) -> None:
+        table = segments.table.numpy()
+        starts = np.append(table[:, 1], out.numel())
         tables = (
-            ids.contiguous().numpy(),
-            arena.slot_map.numpy(),
-            np.array([segment.batch[0] for segment in segments]),
+            ids.numpy(),
+            slot_map.numpy(),
+            table[:, 0].copy(),
             starts,
-            np.array([columns.rows for columns in column_slices]),
-            np.array([astuple(columns.follows) for columns in column_slices]),
-            np.array([columns.map_start for columns in column_slices]),
+            table[:, 3].copy(),
+            table[:, 4:7].copy(),
+            table[:, 7].copy(),
             out.numpy(),
         )
         for place in run(partial(kernels.translate, *tables), thread_count(out.numel())):
             if place >= 0:
-                segment = segments[int(np.searchsorted(starts, place, side="right")) - 1]
-                check_ids(ids[slice(*segment.batch)], features[segment.feature])
-        return out
+                segment = int(np.searchsorted(starts, place, side="right")) - 1
+                fault.clamp_(max=place - int(starts[segment]) + int(table[segment, 0]))
 
-    def forward(self, arena: Arena, step: ArenaStep, weights: Tensor | None) -> Tensor:
-        rows = _float_rows(arena)
-        if rows is None or not step.reads.bags:
-            return super().forward(arena, step, weights)
-        out = torch.empty((step.reads.bags, rows.shape[1]))
+    def pool(
+        self, rows: TieredRows, places: Tensor, offsets: Tensor, weights: Tensor | None, out: Tensor
+    ) -> None:
+        if rows.hbm.dtype != torch.float32:
+            super().pool(rows, places, offsets, weights, out)
+            return
         kernel = partial(
             kernels.pool,
-            rows.numpy(),
-            step.slots.numpy(),
-            step.reads.offsets.contiguous().numpy(),
-            _NONE if weights is None else weights.detach().contiguous().numpy(),
+            rows.hbm.numpy(),
+            places.numpy(),
+            offsets.contiguous().numpy(),
+            _NONE if weights is None else weights.numpy(),
             out.numpy(),
         )
-        run(kernel, thread_count(step.slots.numel()))
-        return out
+        run(kernel, thread_count(places.numel()))
 
     def join(self, arena: Arena, step: ArenaStep, gradients: Sequence[Tensor]) -> Tensor:
         joined = torch.empty((step.reads.bags, arena.spec.key.width))
@@ -84,7 +81,7 @@ class NumbaBackend(TorchBackend):
             for index in range(thread, len(parts), threads):
                 target[slice(*step.reads.segments[index].bags)] = parts[index]
 
-        run(copy, thread_count(step.slots.numel()))
+        run(copy, thread_count(step.reads.lookups))
         return joined
 
     def update(
@@ -95,19 +92,20 @@ class NumbaBackend(TorchBackend):
         weights: Tensor | None,
         rule: Rule,
     ) -> None:
-        rows = _float_rows(arena)
-        if rows is None or not kernels.sorts(len(rows), step.reads.lookups, step.reads.bags):
+        rows, reads = arena.weights.hbm, step.reads
+        fits = kernels.sorts(len(rows), reads.lookups, reads.bags)
+        if rows.dtype != torch.float32 or not fits:
             super().update(arena, step, gradients, weights, rule)
             return
         state = _NONE.reshape(0, 0)
-        if isinstance(arena.state, FlatRows):
-            state = arena.state.data.view(rows.shape[0], -1).numpy()
+        if arena.state is not None:
+            state = arena.state.hbm.view(rows.shape[0], -1).numpy()
         kernel = partial(
             kernels.update,
             rows.numpy(),
             state,
-            step.slots.numpy(),
-            step.reads.offsets.contiguous().numpy(),
+            step.places.numpy(),
+            reads.offsets.contiguous().numpy(),
             gradients.numpy(),
             _NONE if weights is None else weights.detach().contiguous().numpy(),
             _KINDS[rule.optimizer],
@@ -117,12 +115,4 @@ class NumbaBackend(TorchBackend):
                 for value in (float(rule.step_size()), rule.eps, 1 - rule.beta1, 1 - rule.beta2)
             ),
         )
-        run(kernel, thread_count(step.slots.numel()))
-
-
-def _float_rows(arena: Arena) -> Tensor | None:
-    """The arena's matrix, where the kernels can work on it."""
-    rows = arena.weights
-    if isinstance(rows, FlatRows) and rows.data.dtype == torch.float32:
-        return rows.data
-    return None
+        run(kernel, thread_count(reads.lookups))

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -56,31 +56,6 @@ class Volume:
         return Volume(
             self.to_others_bytes + other.to_others_bytes, self.to_self_bytes + other.to_self_bytes
         )
-
-
-class Collectives(Protocol):
-    """What a step needs of the ranks: `Communicator`, or ranks that are simulated in one process.
-
-    Attributes
-    ----------
-    rank : int
-        This one.
-    world : int
-        How many there are.
-    """
-
-    rank: int
-    world: int
-
-    def exchange(
-        self, kind: Kind, values: Tensor, sent: Sequence[int], received: Sequence[int]
-    ) -> Tensor:
-        """Send each rank its part of a vector; see `Communicator.exchange`."""
-        ...
-
-    def gather(self, kind: Kind, values: Tensor) -> Tensor:
-        """The vectors of all ranks; see `Communicator.gather`."""
-        ...
 
 
 class Communicator:

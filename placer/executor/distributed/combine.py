@@ -1,24 +1,20 @@
 """What the holders gave back becomes each feature's output."""
 
-from collections.abc import Mapping, Sequence
-
 import torch
 from torch import Tensor
 
 from placer.executor.distributed.placement.channels import Channels
-from placer.executor.distributed.placement.table_routes import TableRoutes
-from placer.executor.distributed.sharded_batch import Route, ShardedBatch
+from placer.executor.distributed.sharded_batch import ShardedBatch
+from placer.executor.distributed.survey import Survey
 from placer.executor.lookups.batch_reads import FeatureRead
-from placer.executor.lookups.pooling import mean_from_sum, segment_max
+from placer.executor.lookups.pooling import segment_max
 
 
 def combine(
     flat: Tensor,
     step: ShardedBatch,
     channels: Channels,
-    features: Sequence[FeatureRead],
-    maps: Mapping[str, TableRoutes],
-    dims: Mapping[str, int],
+    survey: Survey,
 ) -> dict[str, Tensor]:
     """Outputs by feature: float32, shape (samples, dim), or (lookups, dim) without pooling.
 
@@ -27,22 +23,21 @@ def combine(
     """
     came: dict[tuple[int, int, int], Tensor] = {}
     pooled: dict[tuple[int, int], bool] = {}
-    sizes = [
-        rows * channel.target.width
+    shapes = [
+        (rows, channel.target.width)
         for (_, channel), rows in zip(channels.sent, step.sent_rows, strict=True)
     ]
-    parts = torch.split(flat, sizes) if sizes else ()
-    for (_, channel), rows, part in zip(channels.sent, step.sent_rows, parts, strict=True):
-        came[channel.feature, channel.columns, channel.position] = part.view(
-            rows, channel.target.width
-        )
+    parts = torch.split(flat, [rows * width for rows, width in shapes]) if shapes else ()
+    for (_, channel), shape, part in zip(channels.sent, shapes, parts, strict=True):
+        came[channel.feature, channel.columns, channel.position] = part.view(shape)
         pooled[channel.feature, channel.columns] = channel.pooled
     results = {}
-    for index, feature in enumerate(features):
-        table = maps.get(feature.table)
+    for index, feature in enumerate(survey.features):
+        table = survey.routes.get(feature.table)
         if table is None:  # It has no rows, so all bags are empty.
             rows = 0 if feature.pooling == "none" else step.bags.batch_size
-            column_slices = [flat.new_zeros((rows, dims[feature.table])) + flat[:0].sum()]
+            dim = survey.plan.tables_by_name[feature.table].dim
+            column_slices = [flat.new_zeros((rows, dim)) + flat[:0].sum()]
         else:
             column_slices = [
                 _column_slice(
@@ -55,18 +50,14 @@ def combine(
                 for number, columns in enumerate(table.column_slices)
             ]
         whole = column_slices[0] if len(column_slices) == 1 else torch.cat(column_slices, 1)
-        if feature.pooling == "mean":
-            whole = mean_from_sum(whole, step.bags.offsets_of(index))
-        elif feature.pooling == "none" and step.kept is not None:
-            (start, stop), (first, last) = step.bounds[index], step.bags.spans[index]
-            places = step.kept[first:last] - start
-            whole = whole.new_zeros((stop - start, whole.shape[1])).index_put((places,), whole)
+        if feature.pooling != "max":  # Else each column slice is of maxima already.
+            whole = step.bags.output(index, feature, whole)
         results[feature.name] = whole
     return results
 
 
 def _column_slice(
-    feature: FeatureRead, pooled: bool, parts: list[Tensor], route: Route, offsets: Tensor
+    feature: FeatureRead, pooled: bool, parts: list[Tensor], order: Tensor | None, offsets: Tensor
 ) -> Tensor:
     """One column slice of a feature: sums, maxima, or rows in the order of the batch.
 
@@ -78,8 +69,8 @@ def _column_slice(
             total = total + part
         return total
     rows = torch.cat(parts) if len(parts) > 1 else parts[0]
-    if route.order is not None:
-        order = route.order.long()
+    if order is not None:
+        order = order.long()
         back = torch.empty_like(order)
         back[order] = torch.arange(order.numel(), device=back.device)
         rows = rows[back]

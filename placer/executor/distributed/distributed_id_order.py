@@ -7,14 +7,20 @@ import torch
 from torch import Tensor
 
 from placer.executor.distributed.collectives import Communicator
-from placer.executor.distributed.placement.division import Target
-from placer.executor.distributed.placement.table_routes import ColumnRoutes, TableRoutes, ids_of
-from placer.executor.id_order import IdOrder, IdRange, LocalShard, tensors_of
-from placer.executor.local.placed_embeddings import PlacedEmbeddings
-from placer.executor.memory.arena import TORCH_DTYPES
-from placer.executor.memory.initial_weights import CHUNK_ROWS, id_chunks, initial_weights
+from placer.executor.distributed.placement.division import ColumnSlice, Target
+from placer.executor.distributed.placement.table_routes import TableRoutes, ids_of
+from placer.executor.distributed.survey import Survey
+from placer.executor.id_order import (
+    IdOrder,
+    IdRange,
+    LocalShard,
+    TableTensor,
+    blocks_of,
+    tensors_of,
+)
+from placer.executor.local.local_id_order import LocalIdOrder
 from placer.plan.plan import Plan
-from placer.tables import OptimizerName, Table
+from placer.tables import Table
 
 
 class DistributedIdOrder(IdOrder):
@@ -22,11 +28,10 @@ class DistributedIdOrder(IdOrder):
 
     Parameters
     ----------
-    plan, optimizers, counts_updates
+    survey : Survey
+    counts_updates : bool
         See `IdOrder`.
-    routes : mapping of table name to TableRoutes
-        Which process holds which rows.
-    held : mapping of target name to PlacedEmbeddings
+    held : mapping of target name to LocalIdOrder
         What this process holds.
     comm : Communicator
     device : torch.device
@@ -35,73 +40,50 @@ class DistributedIdOrder(IdOrder):
 
     def __init__(
         self,
-        plan: Plan,
-        optimizers: Mapping[str, OptimizerName],
+        survey: Survey,
         counts_updates: bool,
-        routes: Mapping[str, TableRoutes],
-        held: Mapping[str, PlacedEmbeddings],
+        held: Mapping[str, LocalIdOrder],
         comm: Communicator,
         device: torch.device,
     ) -> None:
-        super().__init__(plan, optimizers, counts_updates)
+        super().__init__(survey.plan, survey.optimizers, counts_updates)
         self.rank, self.world, self.group = comm.rank, comm.world, comm.group
-        self._modules = tuple({id(module): module for module in held.values()}.values())
-        self._routes, self._held, self._device = routes, held, device
+        self._orders = tuple(dict.fromkeys(held.values()))
+        self._routes, self._held, self._device = survey.routes, held, device
         self.comm = self._comm = comm
         self.counted: Callable[[int], None] | None = None  # Told of counts that are set.
 
-    def gather(self, table: str, tensor: str, into: Tensor) -> None:
-        """Fill a tensor of a whole table, on the host, on every process; all must call it.
-
-        A chunk of rows at a time: each process writes what it holds and zeros elsewhere, and the
-        bits are added as integers, so that they arrive as they are.
-        """
-        if not into.numel():
-            return
-        for start in range(0, into.shape[0], CHUNK_ROWS):
-            part = into[start : start + CHUNK_ROWS]
-            ids = torch.arange(start, start + part.shape[0])
-            chunk = torch.zeros(part.shape, dtype=torch.float32)
-            for target, module, places, rows in self._here(table, ids):
-                if target.holders[0] != self.rank:
-                    continue
-                values = read_rows(module, target.name, tensor, rows).float()
-                if chunk.dim() == 2:
-                    chunk[places, slice(*target.cols)] = values
-                elif not target.cols[0]:  # Of the copies that column slices have, one.
-                    chunk[places] = values
-            bits = self._comm.total("state", chunk.view(torch.int32)).cpu()
-            part.copy_(bits.view(torch.float32))
-
-    def scatter(self, table: str, tensor: str, values: Tensor) -> None:
-        """Overwrite what this process holds of a table, from the whole tensor."""
-        for start in range(0, values.shape[0], CHUNK_ROWS):
-            part = values[start : start + CHUNK_ROWS]
-            self._write_ids(table, tensor, torch.arange(start, start + part.shape[0]), part)
-
-    def scatter_from_first(self, table: str, weights: Tensor | None) -> None:
+    def overwrite_from_first(self, weight: TableTensor, values: Tensor | None) -> None:
         """Set initial weights, those that the first process has; all must call it.
 
         So processes that draw them from generators of their own have the same rows, replicas
         above all. What others than the first pass is not read.
         """
-        shape = self.plan.tables_by_name[table]
-        dtype = TORCH_DTYPES[shape.dtype]
-        for ids in id_chunks(shape.rows):
-            if weights is None:
-                part = torch.empty(ids.numel(), shape.dim, dtype=dtype)
+        for block in blocks_of(weight):
+            if values is None:
+                part = torch.empty(block.shape, dtype=weight.dtype)
             else:
-                part = weights[int(ids[0]) : int(ids[-1]) + 1].detach().to(dtype)
-            self._write_ids(table, "weight", ids, self._comm.from_first("state", part))
+                part = values[block.start : block.stop].detach().to(weight.dtype)
+            self.write(block, self._comm.from_first("state", part))
 
-    def draw(self, table: str, seed: int) -> None:
-        """Set initial weights, as one process would draw them."""
-        for ids, values in initial_weights(self.plan.tables_by_name[table], seed):
-            self._write_ids(table, "weight", ids, values)
+    def _read_block(self, block: IdRange) -> Tensor:
+        # Each process writes what it holds and zeros elsewhere, and the bits are added as integers,
+        # so that they arrive as they are.
+        chunk = torch.zeros(block.shape, dtype=torch.float32)
+        for target, order, places, rows in self._here(block):
+            if target.holders[0] != self.rank:
+                continue
+            values = read_rows(order, target.name, block.tensor.name, rows).float()
+            if not block.tensor.is_per_row:
+                chunk[places, slice(*target.cols)] = values
+            elif not target.cols[0]:  # Of the copies that column slices have, one.
+                chunk[places] = values
+        bits = self._comm.total("state", chunk.view(torch.int32)).cpu()
+        return bits.view(torch.float32)
 
     def synchronize(self) -> None:
-        for module in self._modules:
-            module.rows.settle()
+        for order in self._orders:
+            order.synchronize()
 
     def shares(self, table: Table) -> list[float]:
         held = [0.0] * self.world
@@ -145,10 +127,14 @@ class DistributedIdOrder(IdOrder):
         return result
 
     def holds(self, block: IdRange) -> bool:
-        return any(rows.numel() for *_, rows in self._here(block.tensor.table.name, block.ids))
+        return any(rows.numel() for *_, rows in self._here(block))
 
     def write(self, block: IdRange, values: Tensor) -> None:
-        self._write_ids(block.tensor.table.name, block.tensor.name, block.ids, values)
+        for target, order, places, rows in self._here(block):
+            own = values[places]
+            if not block.tensor.is_per_row:
+                own = own[:, slice(*target.cols)]
+            _write_rows(order, target.name, block.tensor.name, rows, own)
 
     def local_shards(self) -> Iterator[LocalShard]:
         for routes in self._routes.values():
@@ -163,22 +149,14 @@ class DistributedIdOrder(IdOrder):
                     yield LocalShard(tensor, cols, target.rows, ids, partial(write, tensor.name))
 
     def update_count(self) -> int:
-        own = max((module.update_count() for module in self._modules), default=0)
+        own = max((order.update_count() for order in self._orders), default=0)
         return int(self._comm.gather("state", torch.tensor([own])).max())
 
     def set_update_count(self, updates: int) -> None:
         if self.counted is not None:
             self.counted(updates)
-        for module in self._modules:
-            module.set_update_count(updates)
-
-    def _write_ids(self, table: str, tensor: str, ids: Tensor, values: Tensor) -> None:
-        """Overwrite what this process holds of some rows, whose ids are distinct."""
-        for target, module, places, rows in self._here(table, ids):
-            own = values[places]
-            if own.dim() == 2:
-                own = own[:, slice(*target.cols)]
-            _write_rows(module, target.name, tensor, rows, own)
+        for order in self._orders:
+            order.set_update_count(updates)
 
     def _packed(self, block: IdRange | None, asker: int) -> Tensor:
         """What this process sends of a block, as bytes."""
@@ -206,19 +184,17 @@ class DistributedIdOrder(IdOrder):
             if any(serves):
                 yield from self._routed(routes, columns, block.ids, serves)
 
-    def _here(
-        self, table: str, ids: Tensor
-    ) -> Iterator[tuple[Target, PlacedEmbeddings, Tensor, Tensor]]:
-        """What is here of some ids: target, module, positions among the ids, rows."""
-        routes = self._routes[table]
+    def _here(self, block: IdRange) -> Iterator[tuple[Target, LocalIdOrder, Tensor, Tensor]]:
+        """What is here of a block: target, its tables, positions in the block, rows."""
+        routes = self._routes[block.tensor.table.name]
         for columns in routes.column_slices:
             held = [target.name in self._held for target in columns.targets]
             if any(held):
-                for target, places, rows in self._routed(routes, columns, ids, held):
+                for target, places, rows in self._routed(routes, columns, block.ids, held):
                     yield target, self._held[target.name], places, rows
 
     def _routed(
-        self, routes: TableRoutes, columns: ColumnRoutes, ids: Tensor, wanted: Sequence[bool]
+        self, routes: TableRoutes, columns: ColumnSlice, ids: Tensor, wanted: Sequence[bool]
     ) -> Iterator[tuple[Target, Tensor, Tensor]]:
         """Of the wanted targets of a column slice: positions among the ids, and rows."""
         position, rows = (part.cpu() for part in routes.route(ids.to(self._device), columns))
@@ -228,16 +204,14 @@ class DistributedIdOrder(IdOrder):
                 yield target, places, rows[places]
 
 
-def read_rows(module: PlacedEmbeddings, table: str, tensor: str, rows: Tensor) -> Tensor:
+def read_rows(order: LocalIdOrder, table: str, tensor: str, rows: Tensor) -> Tensor:
     """Some rows of a table's weights or state, on the host."""
-    return module.rows.read_rows(module.plan.tables_by_name[table], tensor, rows)
+    return order.read_rows(order.plan.tables_by_name[table], tensor, rows)
 
 
-def _write_rows(
-    module: PlacedEmbeddings, table: str, tensor: str, rows: Tensor, values: Tensor
-) -> None:
+def _write_rows(order: LocalIdOrder, table: str, tensor: str, rows: Tensor, values: Tensor) -> None:
     if rows.numel():
-        module.rows.write_rows(module.plan.tables_by_name[table], tensor, rows, values)
+        order.write_rows(order.plan.tables_by_name[table], tensor, rows, values)
 
 
 def _ids_between(plan: Plan, target: Target, start: int, stop: int) -> Tensor:

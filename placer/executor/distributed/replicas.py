@@ -4,7 +4,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -13,18 +12,9 @@ from placer.executor.distributed.placement.channels import Channel, Unit
 from placer.executor.distributed.placement.local_plans import update_name
 from placer.executor.distributed.row_sums import HeldSums, RowSums
 from placer.executor.distributed.sharded_batch import UnitStep, spans
+from placer.executor.local.placed_embeddings import PlacedEmbeddings
 from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.optimizers.rule import row_sums, runs
-
-
-class Held(Protocol):
-    """What ranks need of the `PlacedEmbeddings` that has a unit's rows."""
-
-    device: torch.device
-
-    def __call__(self, batch: Any, /) -> dict[str, Tensor]:
-        """Outputs by feature; their gradients update the rows."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,11 +101,11 @@ class ReplicaUpdates:
     channels : tuple of Channel
         Of the unit.
     module : PlacedEmbeddings
-        Or what else holds a unit's rows.
+        That has the unit's rows.
     """
 
     def __init__(
-        self, position: int, unit: Unit, channels: Sequence[Channel], module: Held
+        self, position: int, unit: Unit, channels: Sequence[Channel], module: PlacedEmbeddings
     ) -> None:
         self.position, self._module, self._holders = position, module, unit.holders
         self._pooled = [channel.pooled for channel in channels]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from placer.executor.distributed.collectives import Collectives
+from placer.executor.distributed.collectives import Communicator
 from placer.executor.optimizers.rule import row_sums, runs
 
 RowSums = tuple[Tensor, Tensor]
@@ -37,14 +37,14 @@ class HeldSums:
     sums: Sequence[RowSums]
 
 
-def all_reduce_rows(comm: Collectives, held: Sequence[HeldSums]) -> list[HeldSums]:
+def all_reduce_rows(comm: Communicator, held: Sequence[HeldSums]) -> list[HeldSums]:
     """Totals over the holders of each table's row sums; the same bits on each of them.
 
     However many groups of ranks hold rows together, these are four collectives.
 
     Parameters
     ----------
-    comm : Collectives
+    comm : Communicator
         All of its ranks must be here: those that hold no such rows send and get nothing.
     held : sequence of HeldSums
         One for each group of holders that this rank is in, in their order.
@@ -59,7 +59,7 @@ def all_reduce_rows(comm: Collectives, held: Sequence[HeldSums]) -> list[HeldSum
 
 
 def _exchanged(
-    comm: Collectives, held: Sequence[HeldSums], parts: Sequence[Sequence[Sequence[RowSums]]]
+    comm: Communicator, held: Sequence[HeldSums], parts: Sequence[Sequence[Sequence[RowSums]]]
 ) -> list[HeldSums]:
     """What the holders sent here, joined in their order; counts are exchanged first.
 

@@ -6,56 +6,82 @@ gradients of lookups' weights; gradients of replicated rows. So the order in whi
 runs other nodes cannot make two ranks differ.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from placer.executor.distributed.collectives import Collectives
-from placer.executor.distributed.placement.channels import Channels
-from placer.executor.distributed.replicas import Held, ReplicaUpdates
+from placer.executor.distributed.collectives import Communicator
+from placer.executor.distributed.placement.channels import channels_of
+from placer.executor.distributed.placement.local_plans import channel_name
+from placer.executor.distributed.replicas import ReplicaUpdates
 from placer.executor.distributed.row_sums import all_reduce_rows
 from placer.executor.distributed.sharded_batch import ShardedBatch, UnitStep
+from placer.executor.distributed.survey import Survey
 from placer.executor.distributed.whole_rows import RowTotals
+from placer.executor.local.placed_embeddings import PlacedEmbeddings
 from placer.executor.scaled_gradients import refuse_scaled
+from placer.plan.plan import Plan
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Served:
     """What a rank holds, and how it serves that to all ranks.
+
+    Parameters
+    ----------
+    survey : Survey
+    comm : Communicator
+    device : torch.device
+    gradient_scale : float
+        What gradients are multiplied by: 1/world where ranks average their losses.
+    build : callable
+        Builds what holds a part of the plan, from that part and what adds up Σ g².
 
     Attributes
     ----------
     channels : Channels
-    names : tuple of tuple of str
-        Of `channels.units`: the features of its module by channel.
-    modules : tuple of PlacedEmbeddings
-        Or what else holds rows. Of `channels.units`.
-    replicas : tuple of ReplicaUpdates
-        One for each group of ranks that hold rows together with this one, in an order that all
-        ranks share.
-    replicated : bool
-        Whether any ranks hold rows together.
-    totals : RowTotals or None
-        Where tables under row-wise Adagrad have several column slices, on any rank.
-    comm : Collectives
-    device : torch.device
-    gradient_scale : float
-        What gradients are multiplied by: 1/world where ranks average their losses.
+    modules : list of PlacedEmbeddings
+        Of `channels.units`.
     """
 
-    channels: Channels
-    names: tuple[tuple[str, ...], ...]
-    modules: tuple[Held, ...]
-    replicas: tuple[ReplicaUpdates, ...]
-    replicated: bool
-    totals: RowTotals | None
-    comm: Collectives
-    device: torch.device
-    gradient_scale: float
+    def __init__(
+        self,
+        survey: Survey,
+        comm: Communicator,
+        device: torch.device,
+        gradient_scale: float,
+        build: Callable[[Plan, RowTotals | None], PlacedEmbeddings],
+    ) -> None:
+        targets, rank = survey.targets, comm.rank
+        self.survey, self.comm, self.device = survey, comm, device
+        self.gradient_scale = gradient_scale
+        self.channels = channels_of(rank, comm.world, targets, survey.channels)
+        self._totals = RowTotals.of(targets, rank, device, comm)
+        self._any_replicated = any(target.replicated for target in targets)
+        self._names = [
+            channel_name(channel.target, survey.features[channel.feature].name)
+            for channel in self.channels.served
+        ]
+        self.modules: list[PlacedEmbeddings] = []
+        self._replicas: list[ReplicaUpdates] = []  # In an order that all ranks share.
+        for position, unit in enumerate(self.channels.units):
+            totals = RowTotals.of(unit.targets, rank, device) if unit.replicated else self._totals
+            module = build(survey.plan_of(unit, self.channels, rank), totals)
+            self.modules.append(module)
+            if unit.replicated:
+                channels = [self.channels.served[at] for at in unit.channels]
+                self._replicas.append(ReplicaUpdates(position, unit, channels, module))
+
+    @property
+    def held(self) -> dict[str, PlacedEmbeddings]:
+        """What holds each target; one module has all targets of a unit."""
+        return {
+            target.name: module
+            for unit, module in zip(self.channels.units, self.modules, strict=True)
+            for target in unit.targets
+        }
 
     def sent_sizes(self, step: ShardedBatch) -> list[int]:
         """Elements that come back from each rank: what it pools of our lookups."""
@@ -66,48 +92,38 @@ class Served:
 
     def served_sizes(self, step: ShardedBatch) -> list[int]:
         """Elements that go back to each rank."""
-        return [
-            sum(
-                rows * self.channels.served[at].target.width
-                for at, rows in zip(here, theirs, strict=True)
-            )
-            for here, theirs in zip(self.channels.active, step.served_rows, strict=True)
-        ]
+        sizes: list[int] = (step.served_rows * self.channels.widths).sum(1).tolist()
+        return sizes
 
     def look_up(self, step: ShardedBatch, training: bool) -> list[list[Tensor]]:
         """Outputs of each unit by channel; those of rows held alone with their graph."""
         outputs = []
-        for unit, names, module, unit_step in zip(
-            self.channels.units, self.names, self.modules, step.units, strict=True
-        ):
+        held = zip(self.channels.units, self.modules, step.units, strict=True)
+        for unit, module, unit_step in held:
             with torch.set_grad_enabled(training and not unit.replicated):
                 vectors = module(unit_step.prepared or unit_step.batch)
-            outputs.append([vectors[name] for name in names])
+            outputs.append([vectors[self._names[at]] for at in unit.channels])
         return outputs
 
     def to_sources(self, outputs: Sequence[Sequence[Tensor]], step: ShardedBatch) -> Tensor:
         """Outputs of all units as one vector, rank by rank."""
-        by_channel = self._by_channel(outputs)
-        taken = [0] * len(by_channel)
-        parts = []
-        for here, theirs in zip(self.channels.active, step.served_rows, strict=True):
-            for at, rows in zip(here, theirs, strict=True):
-                output = by_channel[at]
-                parts.append(output[taken[at] : taken[at] + rows].reshape(-1))
-                taken[at] += rows
+        pieces = [
+            torch.split(output, rows.tolist())
+            for output, rows in zip(self._by_channel(outputs), step.served_rows.T, strict=True)
+        ]
+        parts = [part.reshape(-1) for by_rank in zip(*pieces, strict=True) for part in by_rank]
         return torch.cat(parts) if parts else torch.empty(0, device=self.device)
 
     def from_sources(self, flat: Tensor, step: ShardedBatch) -> list[list[Tensor]]:
         """The reverse: gradients of each unit's outputs by channel."""
-        by_channel: list[list[Tensor]] = [[] for _ in self.channels.served]
-        first = 0
-        for here, theirs in zip(self.channels.active, step.served_rows, strict=True):
-            for at, rows in zip(here, theirs, strict=True):
-                width = self.channels.served[at].target.width
-                last = first + rows * width
-                by_channel[at].append(flat[first:last].view(rows, width))
-                first = last
-        return [[torch.cat(by_channel[at]) for at in unit.channels] for unit in self.channels.units]
+        widths = self.channels.widths
+        sizes = (step.served_rows * widths).ravel().tolist()
+        pieces = torch.split(flat, sizes) if sizes else ()
+
+        def of(at: int) -> Tensor:
+            return torch.cat(pieces[at :: widths.size]).view(-1, int(widths[at]))
+
+        return [[of(at) for at in unit.channels] for unit in self.channels.units]
 
     def update(
         self,
@@ -129,21 +145,21 @@ class Served:
             torch.autograd.backward(list(outputs[index]), list(gradients[index]))
             if step.weight_gradients and weights is not None and weights.grad is not None:
                 _scatter(weight_gradients, unit_step, weights.grad)
-        if self.totals is not None and not entered:
-            self.totals.total({})  # The others wait for us there.
+        if self._totals is not None and not entered:
+            self._totals.total({})  # The others wait for us there.
         result = None
         if step.weight_gradients:
-            for replicas in self.replicas:
+            for replicas in self._replicas:
                 unit_step, own = step.units[replicas.position], gradients[replicas.position]
                 _scatter(weight_gradients, unit_step, replicas.weight_gradients(unit_step, own))
             result = self._return_weight_gradients(weight_gradients, step)
-        if self.replicated:
+        if self._any_replicated:
             sums = [
                 replicas.sums(step.units[replicas.position], gradients[replicas.position])
-                for replicas in self.replicas
+                for replicas in self._replicas
             ]
             totals = all_reduce_rows(self.comm, sums)
-            for replicas, own_totals in zip(self.replicas, totals, strict=True):
+            for replicas, own_totals in zip(self._replicas, totals, strict=True):
                 replicas.apply(own_totals)
         return result
 

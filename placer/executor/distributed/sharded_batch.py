@@ -1,13 +1,15 @@
 """A batch on its way: what was sent, what came, and how to reassemble results."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from placer.executor.lookups.bag_batch import BagBatch
-from placer.executor.lookups.batch_reads import Bags, PreparedBatch
+from placer.executor.lookups.batch_reads import Bags
+from placer.executor.lookups.steps import PreparedBatch
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,22 +40,6 @@ class UnitStep:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Route:
-    """How a feature's lookups in one column slice were spread over targets.
-
-    Attributes
-    ----------
-    order : int32, shape (lookups,), or None
-        The feature's lookups by target; None where there is one, or where targets send sums.
-    counts : tuple of int
-        Lookups of each target.
-    """
-
-    order: Tensor | None
-    counts: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class ShardedBatch:
     """A batch whose lookups have been sent to the ranks that hold their rows.
 
@@ -62,20 +48,16 @@ class ShardedBatch:
     Attributes
     ----------
     bags : Bags
-        Of this rank's own samples, without padded lookups.
-    bounds : tuple of (start, stop)
-        Each feature's lookups in the batch that was passed in.
-    kept : int64, or None
-        Which of these lookups are left; None where none was dropped.
-    samples : tuple of int
-        Of each rank.
+        Of this rank's own samples.
     weight_gradients : bool
         Whether any rank wants gradients of its lookups' weights.
-    routes : tuple of tuple of Route
-        By feature and column slice.
-    sent_rows, served_rows : tuple of int
-        Rows that each channel gives back: by position in `Channels.sent`, and, for each rank,
-        by position in its `Channels.active`.
+    routes : tuple of tuple of int32, shape (lookups,), or None
+        By feature and column slice: the feature's lookups by target; None where there is one, or
+        where targets send sums.
+    sent_rows : tuple of int
+        Rows that come back from each of `Channels.sent`.
+    served_rows : int64, shape (world, served)
+        Rows that each of `Channels.served` gives back to each rank.
     sent_lookups, served_lookups : tuple of int
         Lookups sent to and received from each rank.
     lookups : int64
@@ -85,24 +67,17 @@ class ShardedBatch:
     """
 
     bags: Bags
-    bounds: tuple[tuple[int, int], ...]
-    kept: Tensor | None
-    samples: tuple[int, ...]
     weight_gradients: bool
-    routes: tuple[tuple[Route, ...], ...]
+    routes: tuple[tuple[Tensor | None, ...], ...]
     sent_rows: tuple[int, ...]
-    served_rows: tuple[tuple[int, ...], ...]
+    served_rows: npt.NDArray[np.int64]
     sent_lookups: tuple[int, ...]
     served_lookups: tuple[int, ...]
     lookups: Tensor
     units: tuple[UnitStep, ...]
 
-    def with_units(self, units: tuple[UnitStep, ...]) -> "ShardedBatch":
-        """The same batch with other steps of its units."""
-        return replace(self, units=units)
 
-
-def spans(starts: Sequence[int], sizes: Sequence[int], device: torch.device) -> Tensor:
+def spans(starts: npt.ArrayLike, sizes: npt.ArrayLike, device: torch.device) -> Tensor:
     """``starts[i], starts[i] + 1, …`` for `sizes[i]` numbers, one i after the other; int32.
 
     Counted up by one, and by a jump where a span starts: no other array is as long.
@@ -112,11 +87,10 @@ def spans(starts: Sequence[int], sizes: Sequence[int], device: torch.device) -> 
     >>> spans([5, 0], [2, 3], torch.device("cpu")).tolist()
     [5, 6, 0, 1, 2]
     """
-    first = torch.tensor([0, *starts], dtype=torch.int64)
-    size = torch.tensor([0, *sizes], dtype=torch.int64)
-    jumps = (first[1:] - (first + size)[:-1]).int().to(device)
-    places = size.cumsum(0)[:-1].to(device)
-    counted = torch.ones(sum(sizes) + 1, dtype=torch.int32, device=device)
+    first, size = (np.append(0, part).astype(np.int64) for part in (starts, sizes))
+    jumps = torch.from_numpy(first[1:] - (first + size)[:-1]).int().to(device)
+    places = torch.from_numpy(size.cumsum()[:-1]).to(device)
+    counted = torch.ones(int(size.sum()) + 1, dtype=torch.int32, device=device)
     counted[:1] = 0
     counted.index_add_(0, places, jumps)
     return counted.cumsum_(0)[:-1]

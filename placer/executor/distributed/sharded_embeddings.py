@@ -2,33 +2,34 @@
 
 import copy
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from placer.errors import BackendError
-from placer.executor.distributed.assembly import assemble
+from placer.errors import BackendError, PlacerError
 from placer.executor.distributed.collectives import Communicator, Kind, Volume
 from placer.executor.distributed.combine import combine
 from placer.executor.distributed.distributed_id_order import DistributedIdOrder
+from placer.executor.distributed.input_exchange import InputExchange
 from placer.executor.distributed.inputs_ahead import InputsAhead, SentBatch
-from placer.executor.distributed.serving import Serve
+from placer.executor.distributed.serving import Serve, Served
 from placer.executor.distributed.sharded_batch import ShardedBatch, UnitStep
+from placer.executor.distributed.survey import Survey, check_all_built, check_same
+from placer.executor.distributed.whole_rows import RowTotals
 from placer.executor.embeddings import Embeddings
 from placer.executor.local.hit_rates import HitRates
 from placer.executor.local.placed_embeddings import PlacedEmbeddings
 from placer.executor.lookups.bag_batch import BagBatch
-from placer.executor.memory.arena import TORCH_DTYPES
-from placer.executor.memory.row_cache_stats import RowCacheStats
+from placer.executor.memory.directory import RowCacheStats
 from placer.executor.optimizers.rounding import rounding_of
-from placer.executor.tensor_names import tensor_shape
 from placer.executor.uncompiled import uncompiled
 from placer.plan.plan import Plan
-from placer.tables import OptimizerName, Table
+from placer.tables import OptimizerName
 
 
 class ShardedEmbeddings(Embeddings):
@@ -94,23 +95,35 @@ class ShardedEmbeddings(Embeddings):
                 "ShardedEmbeddings shares tables over torch.distributed, which is not initialized; "
                 "call torch.distributed.init_process_group before, or take make_embeddings"
             )
+        if options.pop("growing", None):
+            raise BackendError("tables that grow train in one process; these are several ranks")
         comm = Communicator(process_group, self.device)
         self._comm, self.rank, self.world = comm, comm.rank, comm.world
         scale = 1 / comm.world if average_gradients else 1.0
-        self._parts = assemble(
-            plan, self.features, self.optimizers, comm, self.device, scale, options
-        )
-        self._inputs = InputsAhead(
-            self._parts.inputs, lambda: Communicator(process_group, self.device)
-        )
-        self._held = self._parts.modules
-        names = list(self._parts.inputs.maps)
-        given = torch.tensor([name in initial for name in names])
-        for name, is_given in zip(names, comm.from_first("header", given).tolist(), strict=True):
+        check_same(plan, self.optimizers, comm)
+        survey = Survey.of(plan, self.features, self.optimizers, comm.world, self.device)
+
+        def build(own: Plan, totals: RowTotals | None) -> PlacedEmbeddings:
+            # Zeros at first.
+            return PlacedEmbeddings(
+                own, device=self.device, seed=None, whole_rows=totals, **options
+            )
+
+        failure: PlacerError | None = None
+        self._new_group = partial(Communicator, process_group, self.device)
+        try:
+            self._connect(survey, scale, self.counts_updates, build)
+        except PlacerError as error:
+            failure = error
+        check_all_built(failure, comm)
+        order = self._order
+        drawn = [weight for weight in order.weights() if weight.table.rows]
+        given = torch.tensor([weight.table.name in initial for weight in drawn])
+        for weight, is_given in zip(drawn, comm.from_first("header", given).tolist(), strict=True):
             if is_given:
-                self.write_from_first(name, initial.get(name))
+                order.overwrite_from_first(weight, initial.get(weight.table.name))
             elif seed is not None:
-                self._parts.id_order.draw(name, seed)
+                order.draw(weight, seed)
 
     def part(self, names: Sequence[str]) -> "ShardedEmbeddings":
         """Some of the tables as embeddings of their own: in the same memory, over the same group.
@@ -122,14 +135,35 @@ class ShardedEmbeddings(Embeddings):
         part.plan = self.plan.of_tables(names)
         part.optimizers = {name: self.optimizers[name] for name in names}
         part.features = tuple(read for read in self.features if read.table in part.optimizers)
-        part._parts = self._parts.part(part.plan, part.features)
-        part._held = part._parts.modules
-        part._inputs = InputsAhead(part._parts.inputs, part._inputs.group)
+        survey = Survey.of(part.plan, part.features, part.optimizers, self.world, self.device)
+        held = self._served.held
+
+        def build(own: Plan, totals: RowTotals | None) -> PlacedEmbeddings:
+            return held[own.tables[0].name].part(own, totals)
+
+        part._connect(survey, self._served.gradient_scale, self._order.counts_updates, build)
         return part
+
+    def _connect(
+        self,
+        survey: Survey,
+        gradient_scale: float,
+        counts_updates: bool,
+        build: Callable[[Plan, RowTotals | None], PlacedEmbeddings],
+    ) -> None:
+        """Make what this rank holds, sends and serves, and its tables by id."""
+        comm, device = self._comm, self.device
+        self._served = Served(survey, comm, device, gradient_scale, build)
+        inputs = InputExchange(survey, self._served.channels, comm, device)
+        self._inputs = InputsAhead(inputs, self._new_group)
+        held = {name: module.id_order() for name, module in self._served.held.items()}
+        self._order = DistributedIdOrder(survey, counts_updates, held, comm, device)
 
     def write_from_first(self, name: str, weight: Tensor | None) -> None:
         """Overwrite a table's weight by that which the first rank gives; all must call this."""
-        self._parts.id_order.scatter_from_first(name, weight)
+        order = self._order
+        (tensor,) = (tensor for tensor in order.weights() if tensor.table.name == name)
+        order.overwrite_from_first(tensor, weight)
 
     def said(self, values: Sequence[int]) -> list[list[int]]:
         """What each rank says, as many numbers on all of them."""
@@ -138,14 +172,14 @@ class ShardedEmbeddings(Embeddings):
 
     @property
     def backend(self) -> str:
-        return self._held[0].backend if self._held else ""
+        return self._served.modules[0].backend if self._served.modules else ""
 
     def set_lr(self, lr: float) -> None:
-        for module in self._held:
+        for module in self._served.modules:
             module.set_lr(lr)
 
     def set_eps(self, eps: float) -> None:
-        for module in self._held:
+        for module in self._served.modules:
             module.set_eps(eps)
 
     @uncompiled
@@ -177,14 +211,15 @@ class ShardedEmbeddings(Embeddings):
         else:
             step = self._inputs.now(batch, training=True)
         units: list[UnitStep] = []
-        held = zip(self._parts.inputs.channels.units, self._held, step.units, strict=True)
+        served = self._served
+        held = zip(served.channels.units, served.modules, step.units, strict=True)
         for placed, module, unit in held:
             assert unit.batch is not None, "it has just come"
             prepared = module.prefetch(unit.batch)
             # Updates of replicas read the ids once more.
             kept = unit.batch if placed.replicated else None
             units.append(replace(unit, batch=kept, prepared=prepared))
-        return step.with_units(tuple(units))
+        return replace(step, units=tuple(units))
 
     @uncompiled
     def forward(self, batch: BagBatch | ShardedBatch) -> dict[str, Tensor]:
@@ -201,15 +236,15 @@ class ShardedEmbeddings(Embeddings):
         step = self._inputs.now(batch, training) if isinstance(batch, BagBatch) else batch
         anchor = torch.zeros((), device=self.device, requires_grad=True)
         flat = Serve.apply(  # type: ignore[no-untyped-call]
-            anchor, step.bags.weights, step, self._parts.served, training
+            anchor, step.bags.weights, step, self._served, training
         )
-        inputs = self._parts.inputs
-        dims = {table.name: table.dim for table in self.plan.tables}
-        return combine(flat, step, inputs.channels, self.features, inputs.maps, dims)
+        return combine(flat, step, self._served.channels, self._served.survey)
 
     def hit_rates(self) -> HitRates | None:
         """See `Embeddings.hit_rates`. Replicated rows count once more when they are updated."""
-        held = [rates for module in self._held if (rates := module.hit_rates()) is not None]
+        held = [
+            rates for module in self._served.modules if (rates := module.hit_rates()) is not None
+        ]
         if not held:
             return None
         return HitRates(
@@ -219,7 +254,7 @@ class ShardedEmbeddings(Embeddings):
         )
 
     def reset_hit_rates(self) -> None:
-        for module in self._held:
+        for module in self._served.modules:
             module.reset_hit_rates()
 
     def comm_stats(self) -> dict[Kind, Volume]:
@@ -234,7 +269,7 @@ class ShardedEmbeddings(Embeddings):
             comm.reset_volumes()
 
     def routing_bytes(self) -> dict[str, int]:
-        return {name: routes.nbytes for name, routes in self._parts.inputs.maps.items()}
+        return {name: routes.nbytes for name, routes in self._served.survey.routes.items()}
 
     def close(self) -> None:
         """Let go of the connections to other ranks; nothing can be looked up any more.
@@ -246,19 +281,19 @@ class ShardedEmbeddings(Embeddings):
 
     def memory_use(self) -> dict[tuple[str, str], int]:
         total: dict[tuple[str, str], int] = defaultdict(int)
-        for module in self._held:
+        for module in self._served.modules:
             for key, size in module.memory_use().items():
                 total[key] += size
         return dict(total)
 
     def id_order(self) -> DistributedIdOrder:
-        return self._parts.id_order
+        return self._order
 
     def update_count(self) -> int:
-        return max((module.update_count() for module in self._held), default=0)
+        return max((module.update_count() for module in self._served.modules), default=0)
 
     def set_update_count(self, updates: int) -> None:
-        self._parts.id_order.set_update_count(updates)
+        self._order.set_update_count(updates)
 
     def extra_repr(self) -> str:
         """What `print(model)` shows of it."""
@@ -269,16 +304,6 @@ class ShardedEmbeddings(Embeddings):
     def _comms(self) -> tuple[Communicator, ...]:
         ahead = self._inputs.comm
         return (self._comm,) if ahead is None else (self._comm, ahead)
-
-    def _read(self, table: Table, name: str) -> Tensor:
-        dtype = TORCH_DTYPES[table.dtype] if name == "weight" else torch.float32
-        shape = tensor_shape(table, name, self.optimizers[table.name])
-        tensor = torch.zeros(shape, dtype=dtype)
-        self._parts.id_order.gather(table.name, name, tensor)
-        return tensor
-
-    def _write(self, table: Table, name: str, values: Tensor) -> None:
-        self._parts.id_order.scatter(table.name, name, values)
 
 
 def make_embeddings(

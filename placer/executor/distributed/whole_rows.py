@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from placer.executor.distributed.collectives import Collectives
+from placer.executor.distributed.collectives import Communicator
 from placer.executor.distributed.placement.division import Target
 
 
@@ -26,24 +26,6 @@ class RowGroup:
     ranks: tuple[int, ...]
 
 
-def row_groups(targets: Sequence[Target], rank: int, replicated: bool) -> tuple[RowGroup, ...]:
-    """The groups that a rank is in, in an order that all ranks share.
-
-    Of replicated rows every holder has all columns, so each needs only itself.
-    """
-    by_peers: dict[str, list[Target]] = {}
-    for target in targets:
-        if target.peers and target.replicated == replicated:
-            by_peers.setdefault(target.peers, []).append(target)
-    groups = []
-    for members in by_peers.values():
-        own = tuple(target.name for target in members if rank in target.holders)
-        ranks = sorted({holder for target in members for holder in target.holders})
-        if own:
-            groups.append(RowGroup(own, (rank,) if replicated else tuple(ranks)))
-    return tuple(groups)
-
-
 @dataclass(slots=True, eq=False)
 class RowTotals:
     """Adds Σ g² up over the ranks that hold the columns of a row.
@@ -56,15 +38,43 @@ class RowTotals:
     groups : tuple of RowGroup
     dims : mapping of table name to int
         Columns of the whole row.
-    comm : Collectives or None
+    comm : Communicator or None
         None where all column slices are here.
     device : torch.device
     """
 
     groups: tuple[RowGroup, ...]
     dims: Mapping[str, int]
-    comm: Collectives | None
+    comm: Communicator | None
     device: torch.device
+
+    @classmethod
+    def of(
+        cls,
+        targets: Sequence[Target],
+        rank: int,
+        device: torch.device,
+        comm: Communicator | None = None,
+    ) -> "RowTotals | None":
+        """Of rows held alone, across ranks; or, without a communicator, of replicated ones.
+
+        Of replicated rows every holder has all columns, so each needs only itself. None where no
+        row has columns apart. Groups are in an order that all ranks share.
+        """
+        apart = [t for t in targets if t.peers and t.replicated == (comm is None)]
+        if not apart:
+            return None
+        by_peers: dict[str, list[Target]] = {}
+        for target in apart:
+            by_peers.setdefault(target.peers, []).append(target)
+        groups = []
+        for members in by_peers.values():
+            own = tuple(target.name for target in members if rank in target.holders)
+            ranks = sorted({holder for target in members for holder in target.holders})
+            if own:
+                groups.append(RowGroup(own, (rank,) if comm is None else tuple(ranks)))
+        dims = {target.name: target.table.dim for target in apart if rank in target.holders}
+        return cls(tuple(groups), dims, comm, device)
 
     def total(self, squares: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Sums over whole rows; every rank must call it, whatever it read."""

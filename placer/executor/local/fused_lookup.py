@@ -9,21 +9,13 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from placer.executor.backends.base import Backend, SliceReads
-from placer.executor.lookups.batch_reads import ArenaStep
+from placer.executor.backends.backend import Backend, SliceReads
+from placer.executor.growing_keys import GrowingKeys
+from placer.executor.lookups.steps import ArenaStep
 from placer.executor.memory.arena import Arena
 from placer.executor.optimizers.rule import Rule
 from placer.executor.phases import phase
 from placer.executor.scaled_gradients import refuse_scaled
-
-
-@dataclass(frozen=True, slots=True)
-class RuleConstants:
-    """What stays of an optimizer as it was made; see `Rule`."""
-
-    eps: float
-    betas: tuple[float, float]
-    stochastic: bool
 
 
 class WholeRows(Protocol):
@@ -54,32 +46,31 @@ class Runtime:
     ----------
     arenas : tuple of Arena
     backend : Backend
-    constants : RuleConstants
+    eps, betas, stochastic
+        Constants of the optimizers; see `Rule`.
     lr : float32, shape (), on the computing device
     updates : int64, shape (), on the computing device
         Updates so far.
+    keys : GrowingKeys
+        Of tables that grow.
     whole_rows : WholeRows or None
         For tables of whose rows only some columns are here.
     """
 
     arenas: tuple[Arena, ...]
     backend: Backend
-    constants: RuleConstants
+    eps: float
+    betas: tuple[float, float]
+    stochastic: bool
     lr: Tensor
     updates: Tensor
+    keys: GrowingKeys
     whole_rows: WholeRows | None = None
 
     def rule(self, arena: Arena) -> Rule:
         """The optimizer of an arena as it stands."""
-        constants = self.constants
-        return Rule(
-            arena.spec.key.optimizer,
-            self.lr,
-            constants.eps,
-            self.updates,
-            *constants.betas,
-            constants.stochastic,
-        )
+        optimizer = arena.spec.key.optimizer
+        return Rule(optimizer, self.lr, self.eps, self.updates, *self.betas, self.stochastic)
 
 
 class FusedLookup(torch.autograd.Function):
@@ -129,6 +120,7 @@ class FusedLookup(torch.autograd.Function):
             runtime.updates.add_(1)
             _update(runtime, ctx.steps, gradients, weights)
         runtime.backend.finish(ctx.steps)
+        runtime.keys.end_step()
         ctx.steps = ()  # Whoever keeps an output keeps this node.
         return None, weight_gradients, None, None
 
@@ -164,9 +156,7 @@ def _update(
     gradients: Sequence[Tensor],
     weights: Tensor | None,
 ) -> None:
-    sliced: dict[str, dict[tuple[int, int], list[SliceReads]]] = defaultdict(
-        lambda: defaultdict(list)
-    )
+    sliced: dict[str, dict[tuple[int, int], SliceReads]] = defaultdict(dict)
     for arena, step, gradient in zip(runtime.arenas, steps, gradients, strict=True):
         if not step.reads.lookups:
             continue
@@ -177,18 +167,11 @@ def _update(
             continue
         sources = step.reads.sources()
         for segment in step.reads.segments:
-            lookups = slice(*segment.lookups)
-            sliced[segment.columns.table][segment.columns.cols].append(
-                SliceReads(
-                    arena,
-                    step,
-                    lookups,
-                    sources[lookups],
-                    gradient,
-                    None if spread is None else spread[lookups],
-                    rule,
-                )
+            column_slices = sliced[segment.columns.table]
+            reads = column_slices.setdefault(
+                segment.columns.cols, SliceReads(arena, step, [], sources, gradient, spread, rule)
             )
+            reads.lookups.append(slice(*segment.lookups))
     updates = {
         table: runtime.backend.sliced_update(list(column_slices.values()))
         for table, column_slices in sliced.items()

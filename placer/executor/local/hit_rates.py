@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from placer.executor.lookups.batch_reads import ArenaReads
+from placer.executor.memory.directory import RowCacheStats
 from placer.executor.memory.layout import ArenaSpec
 from placer.executor.memory.row_cache import RowCache
-from placer.executor.memory.row_cache_stats import RowCacheStats
 
 ALL_STEPS, EVERY = 64, 8
 """Lookups are counted by table in all of the first steps, and later in some, to take no time."""

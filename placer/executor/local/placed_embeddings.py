@@ -4,31 +4,26 @@ import copy
 from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 from placer.errors import DataError, PlanMismatchError
 from placer.executor.backends import make_backend
-from placer.executor.backends.tiered_backend import TieredBackend
 from placer.executor.embeddings import Embeddings
-from placer.executor.id_order import IdOrder, LocalIdOrder
-from placer.executor.local.fused_lookup import FusedLookup, RuleConstants, Runtime, WholeRows
+from placer.executor.growing_keys import GrowingKeys
+from placer.executor.local.fused_lookup import FusedLookup, Runtime, WholeRows
 from placer.executor.local.hit_rates import HitRates
-from placer.executor.local.table_rows import TableRows
+from placer.executor.local.local_id_order import LocalIdOrder
 from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.lookups.batch_reads import (
-    FeatureRead,
-    PreparedBatch,
     arena_reads,
-    bags_of,
     feature_reads,
     keep_until_used,
-    without_padding,
+    ready_to_read,
 )
-from placer.executor.lookups.pooling import mean_from_sum, segment_max
-from placer.executor.memory.initial_weights import initial_weights
+from placer.executor.lookups.steps import PreparedBatch
 from placer.executor.memory.layout import lay_out
 from placer.executor.names import Policy
 from placer.executor.optimizers.rounding import Rounding
@@ -36,8 +31,9 @@ from placer.executor.optimizers.rule import check_constants
 from placer.executor.scaled_gradients import watch_scalers
 from placer.executor.streams import recorded
 from placer.executor.uncompiled import uncompiled
+from placer.growing import Growing, KeyCounts
 from placer.plan.plan import Plan
-from placer.tables import OptimizerName, Table
+from placer.tables import OptimizerName
 
 _MOST_AHEAD = 3
 """Batches that the host may have prepared before the first of them is there."""
@@ -83,14 +79,12 @@ class PlacedEmbeddings(Embeddings):
         those that the plan ranks last.
     rounding : {"nearest", "stochastic"}
         How weights of half precision are rounded after an update.
+    growing : mapping of table name to Growing, or None
+        Tables whose ids may be any int64: rows are given to them as they are read. Such a table
+        has one row more than its capacity.
     whole_rows : WholeRows, optional
         Of tables of which the plan has some columns only, while other processes have the rest:
         row-wise Adagrad asks it for Σ g² over whole rows.
-
-    Attributes
-    ----------
-    rows : TableRows
-        Weights and optimizer state by id, for checkpoints some rows at a time.
 
     Raises
     ------
@@ -131,6 +125,7 @@ class PlacedEmbeddings(Embeddings):
         backend: str = "auto",
         cache_policy: Policy = "lfu",
         rounding: Rounding = "nearest",
+        growing: Mapping[str, Growing] | None = None,
         whole_rows: WholeRows | None = None,
     ) -> None:
         initial = dict(weights or {})
@@ -152,23 +147,25 @@ class PlacedEmbeddings(Embeddings):
         self._runtime = Runtime(
             tuple(kernels.allocate(spec) for spec in self._layout.arenas),
             kernels,
-            RuleConstants(eps, betas, self._stochastic),
+            eps,
+            betas,
+            self._stochastic,
             torch.tensor(lr, dtype=torch.float32, device=self.device),
             torch.zeros((), dtype=torch.int64, device=self.device),
+            GrowingKeys(growing or {}, plan.tables_by_name, seed),
             whole_rows,
         )
-        self.rows = TableRows(self._layout, self._runtime.arenas, self.optimizers, self.device)
+        self._order = self._make_order()
         # Batches are prepared beside the step in training, on a stream of their own.
         self._stream: torch.cuda.Stream | None = None
         self._ready: deque[torch.cuda.Event] = deque()
         if self.device.type == "cuda":
             self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        for table in plan.tables:
-            if table.name in initial:
-                self.rows.write(table, "weight", initial[table.name])
+        for weight in self._order.weights():
+            if weight.table.name in initial:
+                self._order.overwrite(weight, initial[weight.table.name])
             elif seed is not None:
-                for ids, values in initial_weights(table, seed):
-                    self.rows.write_rows(table, "weight", ids, values)
+                self._order.draw(weight, seed)
 
     def part(self, plan: Plan, whole_rows: WholeRows | None = None) -> "PlacedEmbeddings":
         """Some of the tables in the same memory, with a learning rate and updates of their own.
@@ -191,7 +188,7 @@ class PlacedEmbeddings(Embeddings):
             updates=runtime.updates.clone(),
             whole_rows=whole_rows,
         )
-        part.rows = TableRows(part._layout, part._runtime.arenas, part.optimizers, self.device)
+        part._order = part._make_order()
         return part
 
     @property
@@ -210,7 +207,7 @@ class PlacedEmbeddings(Embeddings):
 
     def set_eps(self, eps: float) -> None:
         check_constants(0.0, eps)
-        self._runtime.constants = replace(self._runtime.constants, eps=eps)
+        self._runtime.eps = eps
 
     @uncompiled
     def prefetch(self, batch: BagBatch) -> PreparedBatch:
@@ -289,26 +286,33 @@ class PlacedEmbeddings(Embeddings):
                 part for _, part in sorted(column_slices[index], key=lambda columns: columns[0])
             ]
             whole = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
-            results[feature.name] = _pool(feature, index, batch, whole)
+            results[feature.name] = batch.bags.output(index, feature, whole)
         return results
+
+    def key_counts(self) -> dict[str, KeyCounts]:
+        """What has happened to the keys of each table that grows."""
+        return self._runtime.keys.counts()
+
+    def live_keys(self, table: str) -> tuple[Tensor, Tensor]:
+        """Keys of a table that grows, and the rows that they have now: int64, shape (keys,)."""
+        keys, rows = self._runtime.keys.maps[table].live()
+        return torch.from_numpy(keys), torch.from_numpy(rows)
 
     def hit_rates(self) -> HitRates | None:
         backend = self._runtime.backend
-        if not isinstance(backend, TieredBackend):
+        if backend.in_one_memory:
             return None
-        self.rows.settle()
+        self._order.synchronize()
         row_caches = [
             arena.row_cache for arena in self._runtime.arenas if arena.row_cache is not None
         ]
         return backend.counts.read(row_caches)
 
     def count_by_table(self) -> None:
-        if isinstance(self._runtime.backend, TieredBackend):
-            self._runtime.backend.counts.by_table = True
+        self._runtime.backend.counts.by_table = True
 
     def reset_hit_rates(self) -> None:
-        if isinstance(self._runtime.backend, TieredBackend):
-            self._runtime.backend.counts.reset()
+        self._runtime.backend.counts.reset()
         for arena in self._runtime.arenas:
             if arena.row_cache is not None:
                 arena.row_cache.reset_stats()
@@ -342,30 +346,54 @@ class PlacedEmbeddings(Embeddings):
             f"shards={len(self.plan.shards)}, backend={self.backend!r}, device={self.device}"
         )
 
-    def id_order(self) -> IdOrder:
+    def id_order(self) -> LocalIdOrder:
+        return self._order
+
+    def _make_order(self) -> LocalIdOrder:
         return LocalIdOrder(
             self.plan,
             self.optimizers,
             self.counts_updates,
-            self.rows,
-            self.update_count,
-            self.set_update_count,
+            self._layout,
+            self._runtime.arenas,
+            self._runtime.updates,
         )
 
-    def _read(self, table: Table, name: str) -> Tensor:
-        return self.rows.read(table, name)
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for name, values in self._runtime.keys.state().items():
+            destination[f"{prefix}{name}"] = values
 
-    def _write(self, table: Table, name: str, values: Tensor) -> None:
-        self.rows.write(table, name, values)
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Mapping[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        names = {f"{prefix}{name}": name for name in self._runtime.keys.names()}
+        rest = {key: value for key, value in state_dict.items() if key not in names}
+        missing = [key for key in names if key not in state_dict]
+        missing_keys.extend(missing)
+        super()._load_from_state_dict(
+            rest, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+        if not missing:
+            self._runtime.keys.load_state({name: state_dict[key] for key, name in names.items()})
 
     def _prepare(self, batch: BagBatch, training: bool) -> PreparedBatch:
         """Check a batch and find its rows, on the current stream."""
-        batch, bounds, kept = without_padding(batch, self.features, self.device)
+        batch, bags = ready_to_read(batch, self.features, self.device)
         runtime = self._runtime
-        bags = bags_of(batch, self.features)
+        batch = runtime.keys.rows_of(batch, self.features, training, self._order)
         reads = arena_reads(bags, self.features, self._layout)
         steps = runtime.backend.prepare(runtime.arenas, batch, self.features, reads, training)
-        return PreparedBatch(bags, bounds, kept, list(steps))
+        return PreparedBatch(bags, list(steps))
 
 
 def _indexed(device: torch.device) -> torch.device:
@@ -373,20 +401,3 @@ def _indexed(device: torch.device) -> torch.device:
     if str(device) == "cuda" and torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
     return device
-
-
-def _pool(feature: FeatureRead, index: int, prepared: PreparedBatch, whole: Tensor) -> Tensor:
-    """A feature's output from the fused sums of its bags, or from its single lookups."""
-    bags, kept = prepared.bags, prepared.kept
-    if feature.pooling == "sum":
-        return whole
-    if feature.pooling == "none":
-        if kept is None or feature.padding_idx is None:
-            return whole
-        (start, stop), (first, last) = prepared.bounds[index], bags.spans[index]
-        result = whole.new_zeros((stop - start, whole.shape[1]))
-        return result.index_put((kept[first:last] - start,), whole)
-    offsets = bags.offsets_of(index)
-    if feature.pooling == "mean":
-        return mean_from_sum(whole, offsets)
-    return segment_max(whole, offsets - offsets[0])

@@ -7,14 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from placer.executor.lookups.bag_batch import BagBatch
-from placer.executor.lookups.batch_reads import (
-    check_batch,
-    check_ids,
-    drop_padding,
-    feature_bounds,
-    feature_reads,
-)
-from placer.executor.lookups.pooling import mean_from_sum, segment_max
+from placer.executor.lookups.batch_reads import check_ids, feature_reads, ready_to_read
 from placer.executor.memory.initial_weights import initial_weights
 from placer.tables import OptimizerName, Table
 
@@ -132,32 +125,20 @@ class UnplacedEmbeddings(nn.Module):
 
     def forward(self, batch: BagBatch) -> dict[str, Tensor]:
         """Pooled rows by feature; see `PlacedEmbeddings.forward`."""
-        check_batch(batch, self._features)
-        lookups = feature_bounds(batch, self._features)
-        batch, kept = drop_padding(batch, self._features)
-        size, results = batch.batch_size, {}
-        bounds = feature_bounds(batch, self._features)
+        batch, bags = ready_to_read(batch, self._features, batch.ids.device)
+        results = {}
         for index, feature in enumerate(self._features):
-            start, stop = bounds[index]
+            start, stop = bags.spans[index]
             weight = self.weights[self._index[feature.table]]
             ids = batch.ids[start:stop]
             check_ids(ids, feature)
-            offsets = batch.offsets[index * size : (index + 1) * size + 1] - start
             scale = None if batch.weights is None else batch.weights[start:stop]
             if feature.pooling in ("sum", "mean"):
-                sums = _bag_sums(ids, weight, offsets, scale)
-                mean = feature.pooling == "mean"
-                results[feature.name] = mean_from_sum(sums, offsets) if mean else sums
-                continue
-            rows = nn.functional.embedding(ids, weight, sparse=True).float()
-            rows = rows if scale is None else rows * scale.unsqueeze(1)
-            if feature.pooling == "max":
-                results[feature.name] = segment_max(rows, offsets)
+                rows = _bag_sums(ids, weight, bags.offsets_of(index) - start, scale)
             else:
-                first, last = lookups[index]
-                results[feature.name] = rows.new_zeros((last - first, rows.shape[1])).index_put(
-                    (kept[start:stop] - first,), rows
-                )
+                rows = nn.functional.embedding(ids, weight, sparse=True).float()
+                rows = rows if scale is None else rows * scale.unsqueeze(1)
+            results[feature.name] = bags.output(index, feature, rows)
         return results
 
 

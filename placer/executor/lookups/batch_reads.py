@@ -4,21 +4,18 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from placer.errors import DataError, PlanMismatchError
 from placer.executor.lookups.bag_batch import BagBatch
+from placer.executor.lookups.pooling import mean_from_sum, segment_max
 from placer.executor.memory.layout import ArenaSlice, Layout
 from placer.tables import Pooling, Table
 
 MOST_LOOKUPS = 1 << 30
 """Of a step and an arena: kernels count some of them on, and must not come to 2³¹."""
-
-if TYPE_CHECKING:
-    from placer.executor.memory.access import Access
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,27 +104,8 @@ class ArenaReads:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ArenaStep:
-    """What one step reads from one arena.
-
-    Attributes
-    ----------
-    reads : ArenaReads
-    slots : int32 or int64, shape (lookups,)
-        Bag i sums the rows ``slots[offsets[i]:offsets[i + 1]]``. Empty where `access` says all
-        that is needed of them.
-    access : Access or None
-        Where these rows are, in backends whose tiers have memory of their own.
-    """
-
-    reads: ArenaReads
-    slots: Tensor
-    access: "Access | None" = None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Bags:
-    """What is left to know of a batch once its ids have been read.
+    """What is left to know of a batch once its ids have been read; without padded lookups.
 
     Attributes
     ----------
@@ -136,12 +114,18 @@ class Bags:
     weights : float32, shape (lookups,), or None
     spans : tuple of (start, stop)
         Each feature's lookups.
+    bounds : tuple of (start, stop)
+        The same in the batch that was passed in.
+    kept : int64, shape (lookups,), or None
+        Which of those lookups are left; None where no feature has padding.
     """
 
     batch_size: int
     offsets: Tensor
     weights: Tensor | None
     spans: tuple[tuple[int, int], ...]
+    bounds: tuple[tuple[int, int], ...]
+    kept: Tensor | None
 
     @property
     def lookups(self) -> int:
@@ -152,32 +136,20 @@ class Bags:
         """Offsets of one feature's bags, and the end of the last: shape (batch_size + 1,)."""
         return self.offsets[feature * self.batch_size : (feature + 1) * self.batch_size + 1]
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PreparedBatch:
-    """A batch whose rows are located; staged ones are on their way to HBM.
-
-    Made by `PlacedEmbeddings.prefetch`, and used up by one forward pass.
-
-    Attributes
-    ----------
-    bags : Bags
-        On the computing device, without padded lookups.
-    bounds : tuple of (start, stop)
-        Each feature's lookups in the batch that was passed in.
-    kept : int64, or None
-        Which of these lookups are left; None where none was dropped.
-    steps : list of ArenaStep
-        The forward pass takes them out, so that who still has the batch then keeps no memory.
-    ready : torch.cuda.Event or None
-        When all this is there, if it was made on a stream of its own.
-    """
-
-    bags: Bags
-    bounds: tuple[tuple[int, int], ...]
-    kept: Tensor | None
-    steps: list[ArenaStep]
-    ready: "torch.cuda.Event | None" = None
+    def output(self, index: int, feature: FeatureRead, rows: Tensor) -> Tensor:
+        """The output of a feature, from the sums of its bags, or from the rows of its lookups."""
+        if feature.pooling == "sum":
+            return rows
+        if feature.pooling == "mean":
+            return mean_from_sum(rows, self.offsets_of(index))
+        if feature.pooling == "max":
+            offsets = self.offsets_of(index)
+            return segment_max(rows, offsets - offsets[0])
+        if self.kept is None or feature.padding_idx is None:
+            return rows
+        (start, stop), (first, last) = self.bounds[index], self.spans[index]
+        result = rows.new_zeros((stop - start, rows.shape[1]))
+        return result.index_put((self.kept[first:last] - start,), rows)
 
 
 def feature_reads(
@@ -211,8 +183,19 @@ def feature_reads(
     return reads
 
 
-def check_batch(batch: BagBatch, features: Sequence[FeatureRead]) -> None:
-    """Raise `DataError` if a batch was not made for these features."""
+def ready_to_read(
+    batch: BagBatch, features: Sequence[FeatureRead], device: torch.device
+) -> tuple[BagBatch, Bags]:
+    """A batch made ready to read: checked, without padded lookups, and on the device; its bags.
+
+    Where features have padding, this waits for the device that the batch is on: hand batches over
+    while they are the host's.
+
+    Raises
+    ------
+    DataError
+        If it was made for other features.
+    """
     if batch.batch_size:
         held = (batch.offsets.numel() - 1) // batch.batch_size
         if held != len(features):
@@ -220,15 +203,21 @@ def check_batch(batch: BagBatch, features: Sequence[FeatureRead]) -> None:
                 f"the batch holds {held} features, the plan {len(features)}; build it with "
                 "order=embeddings.feature_names"
             )
+    bounds, kept = feature_bounds(batch, features), None
+    if any(feature.padding_idx is not None for feature in features):
+        batch, kept = _without_padding(batch, features, bounds)
+        kept = kept.to(device)
+    batch = batch.to(device, non_blocking=True)
+    spans = feature_bounds(batch, features)
+    return batch, Bags(batch.batch_size, batch.offsets, batch.weights, spans, bounds, kept)
 
 
-def drop_padding(batch: BagBatch, features: Sequence[FeatureRead]) -> tuple[BagBatch, Tensor]:
-    """The batch without padded lookups, and the positions of those that were kept.
-
-    Waits for the device where the batch is on one: hand batches over while they are the host's.
-    """
+def _without_padding(
+    batch: BagBatch, features: Sequence[FeatureRead], bounds: Sequence[tuple[int, int]]
+) -> tuple[BagBatch, Tensor]:
+    """The batch without padded lookups, and the positions of those that were kept."""
     keep = torch.ones(batch.ids.numel(), dtype=torch.bool, device=batch.ids.device)
-    for feature, (start, stop) in zip(features, feature_bounds(batch, features), strict=True):
+    for feature, (start, stop) in zip(features, bounds, strict=True):
         if feature.padding_idx is not None:
             keep[start:stop] = batch.ids[start:stop] != feature.padding_idx
     kept_before = torch.nn.functional.pad(keep.cumsum(0), (1, 0))
@@ -236,29 +225,6 @@ def drop_padding(batch: BagBatch, features: Sequence[FeatureRead]) -> tuple[BagB
     offsets = kept_before[batch.offsets]
     kept = BagBatch(batch.ids[keep], offsets, batch.batch_size, weights)
     return kept, torch.nonzero(keep).squeeze(1)
-
-
-def without_padding(
-    batch: BagBatch, features: Sequence[FeatureRead], device: torch.device
-) -> tuple[BagBatch, tuple[tuple[int, int], ...], Tensor | None]:
-    """A batch made ready to read: checked, without padded lookups, and on the device.
-
-    Returns
-    -------
-    The batch; each feature's lookups before any were dropped, as (start, stop); and the positions
-    of those that were kept, None where no feature has padding.
-
-    Raises
-    ------
-    DataError
-        If it was made for other features.
-    """
-    check_batch(batch, features)
-    bounds, kept = feature_bounds(batch, features), None
-    if any(feature.padding_idx is not None for feature in features):
-        batch, kept = drop_padding(batch, features)
-        kept = kept.to(device)
-    return batch.to(device, non_blocking=True), bounds, kept
 
 
 def feature_bounds(batch: BagBatch, features: Sequence[FeatureRead]) -> tuple[tuple[int, int], ...]:
@@ -269,12 +235,6 @@ def feature_bounds(batch: BagBatch, features: Sequence[FeatureRead]) -> tuple[tu
     if starts is None:  # A batch that was made on a device: this waits for it.
         starts = tuple(batch.offsets[:: batch.batch_size].tolist())
     return tuple(pairwise(starts))
-
-
-def bags_of(batch: BagBatch, features: Sequence[FeatureRead]) -> Bags:
-    """What a batch's bags are, apart from their ids."""
-    spans = feature_bounds(batch, features)
-    return Bags(batch.batch_size, batch.offsets, batch.weights, spans)
 
 
 def keep_until_used(prepared: object, stream: torch.cuda.Stream) -> None:

@@ -1,8 +1,12 @@
-"""Host memory for arenas: of exactly the requested bytes, in huge pages, and readable by a GPU."""
+"""Host memory: for arenas of exactly the requested bytes, in huge pages, and readable by a GPU;
+and for temporary arrays that is used again, step after step."""
 
 import contextlib
+import ctypes
+import functools
 import math
 import mmap
+import platform
 import weakref
 from typing import Any
 
@@ -14,6 +18,10 @@ from placer.errors import BackendError, CapacityError
 
 HUGE_PAGE_BYTES = 2 << 20
 """Smaller arenas fit the cache with ordinary pages."""
+
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_MAX = -4
+_MOST = (1 << 31) - 1
 
 
 def host_rows(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -94,3 +102,24 @@ def _unregister(address: int, device: torch.device) -> None:
 
 def _runtime() -> Any:
     return torch.cuda.cudart()  # type: ignore[no-untyped-call]
+
+
+@functools.cache
+def keep_freed_memory() -> bool:
+    """Let this process use memory again that it has freed, however large the arrays were.
+
+    By default glibc asks the system anew for each array of more than 32 MiB, and gives the pages
+    back with the array (M_MMAP_THRESHOLD in mallopt(3)). A page that is new has to be zeroed and
+    mapped, which takes longer than to write what a step writes into it. In exchange the process
+    keeps the most memory that it ever had. `placer train` and `placer calibrate` call it; a
+    trainer that runs the executor on a CPU may, before its first step.
+
+    Returns
+    -------
+    bool
+        Whether the allocator can be set so: it is glibc's.
+    """
+    if platform.libc_ver()[0] != "glibc":
+        return False
+    mallopt = ctypes.CDLL(None).mallopt
+    return bool(mallopt(_M_MMAP_MAX, 0)) and bool(mallopt(_M_TRIM_THRESHOLD, _MOST))

@@ -22,8 +22,7 @@ from torch import Tensor
 
 from placer.errors import PlanMismatchError
 from placer.executor.memory.cache_range import CacheRange, check_ranges, warm_slots
-from placer.executor.memory.directory import Directory, Moves, Resolution
-from placer.executor.memory.row_cache_stats import RowCacheStats
+from placer.executor.memory.directory import Directory, Moves, Resolution, RowCacheStats
 from placer.executor.names import Policy
 
 SENTINEL = torch.iinfo(torch.int64).max

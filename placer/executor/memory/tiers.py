@@ -66,6 +66,8 @@ class TieredRows:
 
         Waits for the device: meant for checkpoints and for kernels of plain PyTorch.
         """
+        if not len(self.dram):
+            return self.hbm.index_select(0, places)
         rows = self.hbm.new_empty((places.numel(), *self.hbm.shape[1:]))
         for data, here, local in self._parts(places):
             rows[here] = data.index_select(0, local).to(rows.device)
@@ -73,6 +75,9 @@ class TieredRows:
 
     def write_places(self, places: Tensor, rows: Tensor) -> None:
         """Overwrite the rows at places, which are distinct and none of them −1."""
+        if not len(self.dram):
+            self.hbm.index_copy_(0, places.long(), rows.to(self.hbm.device, self.hbm.dtype))
+            return
         for data, here, local in self._parts(places):
             data.index_copy_(0, local, rows[here].to(data.device, data.dtype))
 

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -11,9 +10,6 @@ from torch import Tensor
 from placer.errors import PlanMismatchError
 from placer.executor.optimizers.rounding import stochastic_round
 from placer.tables import OptimizerName
-
-if TYPE_CHECKING:
-    from placer.executor.memory.arena import Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,19 +183,3 @@ def _direction(
     state = state + mean_square
     scale = state.sqrt().add_(rule.eps)
     return gradients / (scale.unsqueeze(1) if row_wise else scale), state
-
-
-def apply_rule(
-    rule: Rule,
-    weights: "Rows",
-    state: "Rows | None",
-    slots: Tensor,
-    gradients: Tensor,
-    mean_square: Tensor | None = None,
-) -> None:
-    """Update the rows at distinct `slots` in place; see `updated`."""
-    before = None if state is None else state.read(slots)
-    rows, after = updated(rule, weights.read(slots), before, gradients, mean_square)
-    weights.write(slots, rows)
-    if state is not None and after is not None:
-        state.write(slots, after)

@@ -126,6 +126,7 @@ def ask(
     check_shards(plan)
     other = None if other_path is None else Plan.load(other_path)
     profile = profile_of(plan, path, profile_path, needed_for="a page")
+    assert profile is not None, "else an error says that it is needed"
     rules = None if constraints_path is None else Constraints.load(constraints_path)
     problem = Problem.of_plan(plan, profile, rules)
     model = cost_models.cost_model(cost_model)

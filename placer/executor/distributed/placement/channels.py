@@ -4,6 +4,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from placer.executor.distributed.placement.division import Target
 from placer.executor.distributed.placement.table_routes import TableRoutes
 from placer.executor.lookups.batch_reads import FeatureRead
@@ -67,7 +70,7 @@ class Unit:
         return len(self.holders) > 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Channels:
     """What a rank sends and serves.
 
@@ -76,18 +79,18 @@ class Channels:
     sent : tuple of (rank, Channel)
         In the order of sending: by destination.
     served : tuple of Channel
-    active : tuple of tuple of int
-        For each rank, positions in `served` of the channels that come from it, in its order.
-    places : tuple of mapping of int to int
-        For each rank, where a position in `served` is in its `active`.
+    serves : bool, shape (world, served)
+        Which of `served` come from each rank: of replicated rows, not all.
+    widths : int64, shape (served,)
+        Columns that each of `served` gives back.
     units : tuple of Unit
         What this rank holds alone comes first; then replicas, in an order that all share.
     """
 
     sent: tuple[tuple[int, Channel], ...]
     served: tuple[Channel, ...]
-    active: tuple[tuple[int, ...], ...]
-    places: tuple[Mapping[int, int], ...]
+    serves: npt.NDArray[np.bool_]
+    widths: npt.NDArray[np.int64]
     units: tuple[Unit, ...]
 
 
@@ -123,14 +126,11 @@ def channels_of(
     to = [(channel.target.holder_for(rank), channel) for channel in channels]
     sent = tuple(sorted(to, key=lambda pair: pair[0]))
     served = tuple(channel for channel in channels if rank in channel.target.holders)
-    everyones = tuple(range(len(served)))
-    active = (everyones,) * world
-    if any(channel.target.replicated for channel in served):
-        active = tuple(
-            tuple(at for at in everyones if served[at].target.holder_for(source) == rank)
-            for source in range(world)
-        )
-    places = tuple({at: place for place, at in enumerate(here)} for here in active)
+    serves = np.ones((world, len(served)), dtype=bool)
+    for at, channel in enumerate(served):
+        if channel.target.replicated:
+            serves[:, at] = [channel.target.holder_for(source) == rank for source in range(world)]
+    widths = np.array([channel.target.width for channel in served], dtype=np.int64)
     held: dict[tuple[int, ...], list[Target]] = defaultdict(list)
     for target in targets:
         if rank in target.holders:
@@ -140,7 +140,7 @@ def channels_of(
         reads[channel.target.holders].append(at)
     groups = sorted(held, key=lambda ranks: (len(ranks) > 1, ranks))
     units = tuple(_unit(held[ranks], served, reads[ranks], rank, world) for ranks in groups)
-    return Channels(sent, served, active, places, units)
+    return Channels(sent, served, serves, widths, units)
 
 
 def _unit(

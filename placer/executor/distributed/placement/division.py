@@ -4,14 +4,18 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from placer.errors import PlanMismatchError
-from placer.executor.distributed.placement.devices import holders_of
 from placer.executor.distributed.placement.row_slices import RowSlice, joined, refined
 from placer.executor.memory.arena_order import LOOKUP_ORDER
 from placer.plan.plan import Plan
 from placer.plan.shard import Shard
 from placer.tables import OptimizerName, Table
+from placer.topology.topology import Topology
+
+if TYPE_CHECKING:
+    from placer.executor.distributed.placement.row_routing import Router
 
 _MOST_PARTS = 1 << 16
 
@@ -82,10 +86,53 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class ColumnSlice:
-    """A range of columns of a table, and the targets that hold its rows."""
+    """A range of columns of a table, and the targets that hold its rows.
+
+    Attributes
+    ----------
+    cols : (start, stop)
+    targets : tuple of Target
+    router : Router or None
+        Which target has which row. None where one has all, or nobody asks.
+    """
 
     cols: tuple[int, int]
     targets: tuple[Target, ...]
+    router: "Router | None" = None
+
+
+def ranks_of_devices(topology: Topology, world: int) -> dict[str, int]:
+    """The rank of each GPU and host.
+
+    GPU i of N is rank ``i · world // N``. With fewer ranks than GPUs, neighbouring GPUs share a
+    rank. With more, some ranks have no rows and only contribute samples. What a host serves by
+    itself is served by the rank of its first GPU.
+
+    Parameters
+    ----------
+    topology : Topology
+    world : int
+        Number of ranks.
+
+    Raises
+    ------
+    PlanMismatchError
+        If there is no rank.
+    """
+    if world < 1:
+        raise PlanMismatchError(f"{world} ranks cannot hold a plan; start at least one")
+    gpus = topology.gpus
+    ranks = {gpu.id: index * world // len(gpus) for index, gpu in enumerate(gpus)}
+    for index, host in enumerate(topology.hosts):
+        attached = topology.gpus_of(host.id)
+        spread = index * world // len(topology.hosts)
+        ranks[host.id] = ranks[attached[0].id] if attached else spread
+    return ranks
+
+
+def holders_of(shard: Shard, ranks: Mapping[str, int]) -> tuple[int, ...]:
+    """Ranks that hold a shard, each once, in order; replicas on devices of one rank are one."""
+    return tuple(sorted({ranks[device] for device in shard.devices}))
 
 
 def divide(

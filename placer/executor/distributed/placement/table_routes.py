@@ -1,7 +1,7 @@
 """Where the rows of each table are: for lookups, checkpoints and initial weights alike."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -14,39 +14,23 @@ from placer.tables import Table
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ColumnRoutes:
-    """A range of columns, its targets, and which of them has which row.
-
-    Attributes
-    ----------
-    cols : (start, stop)
-    targets : tuple of Target
-    router : Router or None
-        None where one target has all rows. Column slices with the same row slices share it.
-    """
-
-    cols: tuple[int, int]
-    targets: tuple[Target, ...]
-    router: Router | None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class TableRoutes:
     """A table's column slices, from left to right, and its row order where it matters.
 
     Attributes
     ----------
     table : Table
-    column_slices : tuple of ColumnRoutes
+    column_slices : tuple of ColumnSlice
+        Those with the same row slices share their router.
     order : RankOrder or None
         None where rows follow ids, or no column slice is divided by rows.
     """
 
     table: Table
-    column_slices: tuple[ColumnRoutes, ...]
+    column_slices: tuple[ColumnSlice, ...]
     order: RankOrder | None
 
-    def route(self, ids: Tensor, columns: ColumnRoutes) -> tuple[Tensor, Tensor]:
+    def route(self, ids: Tensor, columns: ColumnSlice) -> tuple[Tensor, Tensor]:
         """Index of the target of each id, and its row there; both int64, shape (n,)."""
         if columns.router is None:
             return torch.zeros_like(ids, dtype=torch.int64), ids.long()
@@ -107,7 +91,7 @@ def _table_routes(
                 ]
                 routers[key] = Router.of(table.rows, slices, device)
             router = routers[key]
-        mapped.append(ColumnRoutes(columns.cols, columns.targets, router))
+        mapped.append(replace(columns, router=router))
     order = None
     if routers and plan.order_of(table.name).kind == "profile" and plan.hot_ids[table.name].size:
         order = RankOrder.of(plan.hot_ids[table.name], table.rows, device)

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-call, type-arg"
-"""`TierKernels` in Triton: compiled for a GPU, or interpreted on the CPU for tests.
+"""The backend in Triton: compiled for a GPU, or interpreted on the CPU for tests.
 
 No call waits for the device, and every launch has a size that the host knows: where the amount
 of work is known on the device alone, a fixed number of programs share it. A step can thus be
@@ -9,7 +9,6 @@ captured in a CUDA graph.
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -17,11 +16,55 @@ import torch
 from torch import Tensor
 
 from placer.errors import BackendError
-from placer.executor.backends.tier_kernels import RowReads, SegmentTable
-from placer.executor.lookups.row_runs import CHUNK
-from placer.executor.memory.directory import Moves
+from placer.executor.backends.backend import Backend
+from placer.executor.backends.torch_kernels import RowReads, SegmentTable
+from placer.executor.lookups.row_runs import CHUNK, Runs, SortedSlots
+from placer.executor.lookups.steps import Resolved
+from placer.executor.memory.directory import Moves, Resolution
+from placer.executor.memory.layout import ArenaSpec
+from placer.executor.memory.row_cache import IN_PLACE, RowCache
 from placer.executor.memory.tiers import TieredRows
+from placer.executor.names import Policy
 from placer.executor.optimizers.rule import Rule
+
+# Sizes of the programs: derived for an H200; on an H100 none that were tried are 6% faster. To keep
+# 4.8 TB/s busy at some 700 ns of latency, 25 KiB must be under way on each of 132 multiprocessors,
+# and two or three times that where reads wait for one another: offsets, places, rows. Compiled for
+# sm_90, they need about 64 registers at width 128, so that 32 warps are resident, each with 2 KiB
+# under way, and all rows are requested before the first is waited for: larger tiles are spread out
+# by the assembler to save registers.
+
+POOL_BYTES = 2048
+"""Bytes of rows that a warp of the forward pass reads at once, of different bags."""
+
+POOL_COLUMNS = 256
+"""Columns of a program at most; wider rows are shared by several."""
+
+UPDATE_ELEMENTS = 256
+"""Gradients that a warp of the backward pass reads at once, of different runs. A program sees whole
+rows, and wide ones get more warps."""
+
+UPDATE_UNROLL, CHUNK_UNROLL = 2, 4
+"""Lookups of each run, and of each chunk of a long run, that are under way at once."""
+
+ROWS = 32
+"""Bags or runs side by side, however narrow: they all wait for the longest."""
+
+SUM_ELEMENTS, SUM_WARPS = 8192, 8
+"""Elements of the sums of chunks that a program adds up at once, and its warps."""
+
+RESIDENT_WARPS = 32
+"""Warps per multiprocessor where a fixed number of programs shares the work."""
+
+SCAN = 32
+"""Blocks in which such a program looks for long runs at once."""
+
+BLOCK, BLOCK_WARPS = 1024, 4
+"""Ids that a program translates, or rows among which it finds staged and cached ones; its warps."""
+
+EXCHANGE_PROGRAMS, EXCHANGE_BYTES = 32, 16384
+"""Programs that copy rows over the link, and bytes of rows that each has under way each way: more
+than a PCIe 5 link's 55 GB/s times 2 µs of latency, and the other multiprocessors are left alone."""
 
 MAX_WORDS = 2048
 """Words of a row that a program copies at once."""
@@ -33,76 +76,16 @@ WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 """What rows may be copied as, widest first. The compiler joins them to 16 bytes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """Sizes of the programs: derived for an H200; on an H100 none that were tried are 6% faster.
+class TritonBackend(Backend):
+    """A handful of Triton kernels for what takes a hundred PyTorch operators, with equal results.
 
-    To keep 4.8 TB/s busy at some 700 ns of latency, 25 KiB must be under way on each of 132
-    multiprocessors, and two or three times that where reads wait for one another: offsets,
-    places, rows. Compiled for sm_90, the defaults need about 64 registers at width 128, so that
-    32 warps are resident, each with 2 KiB under way, and all rows are requested before the
-    first is waited for: larger tiles are spread out by the assembler to save registers.
-
-    Attributes
-    ----------
-    pool_bytes : int
-        Bytes of rows that a warp of the forward pass reads at once, of different bags.
-    pool_columns : int
-        Columns of a program at most; wider rows are shared by several.
-    update_elements : int
-        Gradients that a warp of the backward pass reads at once, of different runs. A program
-        sees whole rows, and wide ones get more warps.
-    update_unroll, chunk_unroll : int
-        Lookups of each run, and of each chunk of a long run, that are under way at once.
-    rows : int
-        Bags or runs side by side, however narrow: they all wait for the longest.
-    sum_elements : int
-        Elements of the sums of chunks that a program adds up at once.
-    sum_warps : int
-        Warps of such a program.
-    resident_warps : int
-        Warps per multiprocessor where a fixed number of programs shares the work.
-    scan : int
-        Blocks in which such a program looks for long runs at once.
-    block : int
-        Ids of a program that translates them, or moves that it looks through.
-    exchange_programs : int
-        Programs that copy rows over the link. 32 with 16 KiB each way are more than a PCIe 5
-        link's 55 GB/s times 2 µs of latency, and leave the other multiprocessors alone.
-    exchange_bytes : int
-        Bytes of rows that such a program has under way each way.
-    """
-
-    pool_bytes: int = 2048
-    pool_columns: int = 256
-    update_elements: int = 256
-    update_unroll: int = 2
-    chunk_unroll: int = 4
-    rows: int = 32
-    sum_elements: int = 8192
-    sum_warps: int = 8
-    resident_warps: int = 32
-    scan: int = 32
-    block: int = 1024
-    exchange_programs: int = 32
-    exchange_bytes: int = 16384
-
-    def tile_rows(self, elements: int, columns: int) -> int:
-        """Rows of a tile of so many elements."""
-        return max(1, min(self.rows, elements // columns))
-
-
-class TritonKernels:
-    """Triton kernels on a GPU; on the CPU in Triton's interpreter.
-
-    All matrices must be contiguous. Rows in host memory must be pinned, or registered with
-    CUDA, where the device is a GPU.
+    Runs on a GPU, and on the CPU in Triton's interpreter. All matrices must be contiguous. Rows in
+    host memory must be pinned, or registered with CUDA, where the device is a GPU.
 
     Parameters
     ----------
-    device : torch.device
-    launch : Launch, optional
-        Sizes of the programs, for tuning.
+    device, policy, host
+        See `Backend`.
 
     Raises
     ------
@@ -110,16 +93,23 @@ class TritonKernels:
         If Triton is missing, or the device is the CPU and the interpreter is off.
     """
 
-    name = "triton"
-
-    def __init__(self, device: torch.device, launch: Launch | None = None) -> None:
+    def __init__(
+        self, device: torch.device, policy: Policy = "lfu", host: Backend | None = None
+    ) -> None:
+        super().__init__(device, policy, host)
+        self.name = "triton"
         try:
             import triton
         except ImportError as error:
             raise BackendError(
                 "backend 'triton' needs triton: pip install 'embedding-placer[gpu]'"
             ) from error
-        from placer.executor.backends.triton import lookup_kernels, move_kernels, update_kernels
+        from placer.executor.backends.triton import (
+            cache_kernels,
+            lookup_kernels,
+            move_kernels,
+            update_kernels,
+        )
 
         compiled = isinstance(lookup_kernels.pool, triton.JITFunction)
         if device.type == "cpu" and compiled:
@@ -130,8 +120,7 @@ class TritonKernels:
         self._lookup: ModuleType = lookup_kernels
         self._update: ModuleType = update_kernels
         self._exchange: ModuleType = move_kernels
-        self._device = device
-        self._launch = launch or Launch()
+        self._cache: ModuleType = cache_kernels
         self._multiprocessors = 0
         if device.type == "cuda":
             properties = torch.cuda.get_device_properties(device)
@@ -140,18 +129,15 @@ class TritonKernels:
     def translate(
         self, ids: Tensor, segments: SegmentTable, slot_map: Tensor, out: Tensor, fault: Tensor
     ) -> None:
-        """Slots of an arena's lookups; see `TierKernels`."""
-        block = self._launch.block
-        grid = (-(-segments.longest // block), segments.table.shape[0])
+        grid = (-(-segments.longest // BLOCK), segments.table.shape[0])
         self.run(
             self._lookup.translate, grid,
-            ids, segments.table, slot_map, out, fault, BLOCK=block, num_warps=4,
+            ids, segments.table, slot_map, out, fault, BLOCK=BLOCK, num_warps=BLOCK_WARPS,
         )  # fmt: skip
 
     def pool(
         self, rows: TieredRows, places: Tensor, offsets: Tensor, weights: Tensor | None, out: Tensor
     ) -> None:
-        """Sum of each bag's rows, each times its weight; see `TierKernels`."""
         bags, width = out.shape
         columns, tile = self._pool_tile(rows, width)
         self.run(
@@ -161,10 +147,9 @@ class TritonKernels:
             num_warps=1,
         )  # fmt: skip
 
-    def weight_gradients(
+    def dot_rows(
         self, rows: TieredRows, places: Tensor, bags: Tensor, gradients: Tensor, out: Tensor
     ) -> None:
-        """Row · gradient of its bag, for each lookup; see `TierKernels`."""
         lookups, width = out.numel(), gradients.shape[1]
         columns, tile = self._pool_tile(rows, width)
         self.run(
@@ -174,13 +159,12 @@ class TritonKernels:
         )  # fmt: skip
 
     def squares(self, reads: RowReads, out: Tensor) -> None:
-        """Σ g² of the summed gradient of each run; see `TierKernels`."""
         # Neither rows nor a rule are looked at.
         matrices = (reads.gradients,) * 4 + (0,)
         constants = (reads.gradients, reads.gradients, 0.0, 0.0, 0.0)
         self._sum_and_apply(reads, matrices, "squares", False, None, out, constants)
 
-    def update(
+    def update_rows(
         self,
         weights: TieredRows,
         state: TieredRows | None,
@@ -188,7 +172,6 @@ class TritonKernels:
         rule: Rule,
         mean_squares: Tensor | None = None,
     ) -> None:
-        """Sum the gradients of each row and apply the rule once to it; see `TierKernels`."""
         hbm, dram, boundary = _memories(weights)
         state_hbm, state_dram, _ = _memories(weights if state is None else state)
         constants = (rule.step_size(), rule.updates, rule.eps, 1 - rule.beta1, 1 - rule.beta2)
@@ -199,7 +182,6 @@ class TritonKernels:
         )
 
     def exchange(self, matrices: Sequence[TieredRows], moves: Moves) -> None:
-        """Write evicted rows back and read admitted ones; see `TierKernels`."""
         parts = [(_words(rows.hbm), _words(rows.dram)) for rows in matrices]
         if not moves.entries.numel() or not parts[0][1].numel():
             return
@@ -207,11 +189,11 @@ class TritonKernels:
         words = hbm.shape[1]
         state_words = state_hbm.shape[1] if len(parts) > 1 else 0
         columns = min(_power_of_two(words), MAX_WORDS)
-        tile = self._launch.exchange_bytes // (columns * hbm.element_size())
+        tile = EXCHANGE_BYTES // (columns * hbm.element_size())
         tile = max(1, min(MAX_MOVES, tile))
         state_columns = min(_power_of_two(state_words), max(columns, 1))
         blocks = max(-(-words // columns), -(-state_words // state_columns))
-        programs = min(self._launch.exchange_programs, -(-moves.entries.numel() // tile))
+        programs = min(EXCHANGE_PROGRAMS, -(-moves.entries.numel() // tile))
         self.run(
             self._exchange.exchange, (programs,),
             hbm, dram, state_hbm, state_dram, matrices[0].home,
@@ -219,6 +201,94 @@ class TritonKernels:
             WORDS=words, BLOCK=columns, STATE_WORDS=state_words, STATE_BLOCK=state_columns,
             BLOCKS=blocks, ROWS=tile, num_warps=8,
         )  # fmt: skip
+
+    def places_of_runs(
+        self, spec: ArenaSpec, entries: int, runs: Runs, ordered: SortedSlots
+    ) -> Tensor:
+        places = torch.empty_like(ordered.slots)
+        self._walk(
+            self._cache.place_runs, runs.lookups,
+            ordered.slots, runs.starts, runs.count, spec.home, spec.host_start, entries, places,
+        )  # fmt: skip
+        return places
+
+    def slots_and_counts(
+        self, resolved: Resolved, runs: Runs, ordered: SortedSlots
+    ) -> tuple[Tensor, Tensor]:
+        slots = ordered.slots.new_empty(resolved.most)
+        counts = torch.empty_like(slots, dtype=torch.int32)
+        self._walk(
+            self._cache.read_rows, resolved.most,
+            ordered.slots, runs.starts, resolved.first, resolved.last, slots, counts,
+        )  # fmt: skip
+        return slots, counts
+
+    def resolve(
+        self,
+        row_cache: RowCache,
+        home: int,
+        resolved: Resolved,
+        slots: Tensor,
+        counts: Tensor,
+        others: Sequence[Resolved],
+        ticket: int,
+        oldest: int,
+    ) -> Resolution:
+        held, most = row_cache.directory, resolved.most
+        entries = torch.empty_like(counts)
+        wanted = torch.zeros_like(counts, dtype=torch.uint8)
+        rows = (resolved.first, resolved.last)
+        row_cache.fade()
+        size = held.slots.numel()
+        self._walk(
+            self._cache.find_rows, most,
+            *rows, slots, counts, held.sorted_slots, held.sorted_entries, size,
+            held.last_used, held.priority, held.counters, entries, wanted, ticket,
+            COUNTED=row_cache.policy == "lfu", BITS=size.bit_length(),
+        )  # fmt: skip
+        for theirs in others:
+            self._walk(
+                self._cache.bar_rows, theirs.most,
+                theirs.first, theirs.last, theirs.run_places, home + row_cache.entries,
+                row_cache.entries, *rows, slots, wanted, BITS=most.bit_length(),
+            )  # fmt: skip
+        order, available = row_cache.evictable(ticket, oldest)
+        turns = torch.cumsum(wanted, 0, dtype=torch.int32)
+        incoming = slots.new_empty(min(most, row_cache.entries))
+        lookups = torch.empty_like(incoming, dtype=torch.int32)
+        self._walk(
+            self._cache.admit_rows, most,
+            *rows, slots, counts, wanted, turns, available, order, entries, incoming, lookups,
+            held.counters[IN_PLACE:],
+        )  # fmt: skip
+        number = torch.minimum(turns[-1], available)
+        moves = row_cache.admit(incoming, lookups, order, number, ticket)
+        del wanted, turns, order, incoming, lookups
+        row_cache.sort()
+        return Resolution(entries, moves)
+
+    def move_to_entries(
+        self, resolved: Resolved, entries: Tensor, row_cache: RowCache, home: int, training: bool
+    ) -> None:
+        self._walk(
+            self._cache.move_to_entries, resolved.most,
+            resolved.first, resolved.last, entries, home, resolved.run_places,
+            row_cache.directory.dirty.view(torch.uint8), TRAINED=training,
+        )  # fmt: skip
+
+    def places_of_lookups(self, runs: Runs, run_of: Tensor, run_places: Tensor) -> Tensor:
+        places = torch.empty_like(run_places)
+        self.run(
+            self._cache.place_lookups, (-(-runs.lookups // BLOCK),),
+            runs.order, run_of, run_places, places, runs.lookups,
+            BLOCK=BLOCK, num_warps=BLOCK_WARPS,
+        )  # fmt: skip
+        return places
+
+    def _walk(self, kernel: object, size: int, *arguments: object, **options: object) -> None:
+        """Launch over at most `size` elements, which a fixed number of programs shares."""
+        grid = self.shared(-(-size // BLOCK), BLOCK_WARPS)
+        self.run(kernel, grid, *arguments, **options, BLOCK=BLOCK, num_warps=BLOCK_WARPS)
 
     def _sum_and_apply(
         self,
@@ -231,11 +301,11 @@ class TritonKernels:
         constants: tuple[Tensor, Tensor, float, float, float],
     ) -> None:
         """Launch the three kernels that walk through the runs."""
-        runs, launch = reads.runs, self._launch
+        runs = reads.runs
         width = reads.gradients.shape[1]
         block = _power_of_two(width)
-        tile = launch.tile_rows(launch.update_elements, block)
-        warps = min(16, max(1, tile * block // launch.update_elements))
+        tile = _tile_rows(UPDATE_ELEMENTS, block)
+        warps = min(16, max(1, tile * block // UPDATE_ELEMENTS))
         shape = {"CHUNK": CHUNK, "WIDTH": width, "BLOCK": block}
         by_row = {"ROWS": tile, "num_warps": warps}
         rule = {"OPTIMIZER": optimizer, "STOCHASTIC": stochastic}
@@ -244,7 +314,7 @@ class TritonKernels:
         self.run(
             self._update.update_runs, self.shared(-(-runs.lookups // tile), warps),
             *matrices, runs.starts, runs.count, reads.places,
-            *gradients, *effects, **shape, **by_row, **rule, UNROLL=launch.update_unroll,
+            *gradients, *effects, **shape, **by_row, **rule, UNROLL=UPDATE_UNROLL,
         )  # fmt: skip
         if runs.lookups <= CHUNK:
             return
@@ -252,28 +322,28 @@ class TritonKernels:
         self.run(
             self._update.sum_chunks, self.shared(-(-2 * runs.blocks // tile), warps),
             partials, runs.starts, runs.covering, runs.long_runs, runs.blocks,
-            reads.places, *gradients, **shape, **by_row, UNROLL=launch.chunk_unroll,
+            reads.places, *gradients, **shape, **by_row, UNROLL=CHUNK_UNROLL,
         )  # fmt: skip
-        chunks = launch.tile_rows(launch.sum_elements, block)
+        chunks = _tile_rows(SUM_ELEMENTS, block)
         self.run(
-            self._update.update_long_runs, self.shared(runs.blocks, launch.sum_warps),
+            self._update.update_long_runs, self.shared(runs.blocks, SUM_WARPS),
             *matrices, runs.starts, runs.long_runs, runs.blocks,
             reads.places, partials, *effects, **shape, **rule,
-            CHUNKS=chunks, SCAN=launch.scan, num_warps=launch.sum_warps,
+            CHUNKS=chunks, SCAN=SCAN, num_warps=SUM_WARPS,
         )  # fmt: skip
 
     def _pool_tile(self, rows: TieredRows, width: int) -> tuple[int, int]:
         """Columns and rows that a warp of the forward pass reads at once."""
-        columns = min(_power_of_two(width), self._launch.pool_columns)
-        elements = self._launch.pool_bytes // rows.hbm.element_size()
-        return columns, self._launch.tile_rows(elements, columns)
+        columns = min(_power_of_two(width), POOL_COLUMNS)
+        elements = POOL_BYTES // rows.hbm.element_size()
+        return columns, _tile_rows(elements, columns)
 
     def shared(self, tiles: int, warps: int) -> tuple[int]:
         """Programs that share so many tiles: as many as are resident, or one for each tile.
 
         The interpreter runs one after the other: two are enough to show that they share.
         """
-        most = self._multiprocessors * max(1, self._launch.resident_warps // warps)
+        most = self._multiprocessors * max(1, RESIDENT_WARPS // warps)
         return (min(tiles, most or 2),)
 
     def run(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
@@ -288,6 +358,11 @@ class TritonKernels:
         if self._device.type == "cuda":
             return torch.cuda.device(self._device)
         return nullcontext()
+
+
+def _tile_rows(elements: int, columns: int) -> int:
+    """Rows of a tile of so many elements."""
+    return max(1, min(ROWS, elements // columns))
 
 
 def _power_of_two(number: int) -> int:

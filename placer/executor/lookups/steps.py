@@ -1,13 +1,13 @@
-"""Where a step's rows are, in backends whose tiers have memory of their own."""
+"""What a step reads from each arena, and where these rows are until it has ended."""
 
 import weakref
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from placer.errors import BackendError
+from placer.executor.lookups.batch_reads import ArenaReads, Bags
 from placer.executor.lookups.row_runs import Runs
 from placer.executor.memory.layout import ArenaSpec
 
@@ -51,17 +51,11 @@ class Ticket:
         Its staged and cached rows.
     """
 
-    __slots__ = ("__weakref__", "number", "open", "resolved")
+    __slots__ = ("__weakref__", "number", "resolved")
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.open = True
         self.resolved: dict[ArenaSpec, Resolved] = {}
-
-    def close(self) -> None:
-        """The step's rows may move."""
-        self.open = False
-        self.resolved.clear()
 
 
 class Window:
@@ -73,9 +67,6 @@ class Window:
     def __init__(self) -> None:
         self._count = 0
         self._tickets: weakref.WeakSet[Ticket] = weakref.WeakSet()
-
-    def __iter__(self) -> Iterator[Ticket]:
-        return iter([ticket for ticket in self._tickets if ticket.open])
 
     def open(self) -> Ticket:
         """The ticket of a new step.
@@ -95,15 +86,23 @@ class Window:
         self._tickets.add(ticket)
         return ticket
 
+    def close(self, ticket: Ticket) -> None:
+        """The step's rows may move."""
+        self._tickets.discard(ticket)
+        ticket.resolved.clear()
+
     @property
     def oldest(self) -> int:
         """Number of the oldest open step."""
-        return min((ticket.number for ticket in self), default=self._count)
+        return min((ticket.number for ticket in self._tickets), default=self._count)
 
     def others(self, arena: ArenaSpec, ticket: Ticket) -> list[Resolved]:
         """The staged and cached rows of an arena that the other open steps read."""
-        read = [other.resolved.get(arena) for other in self if other is not ticket]
-        return [resolved for resolved in read if resolved is not None]
+        return [
+            other.resolved[arena]
+            for other in self._tickets
+            if other is not ticket and arena in other.resolved
+        ]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,17 +131,21 @@ class HostReads:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Access:
-    """Where the rows of one arena's lookups are during a step.
+class ArenaStep:
+    """What one step reads from one arena, and where that is during the step.
 
     Attributes
     ----------
-    ticket : Ticket
+    reads : ArenaReads
     places : int32 or int64, shape (lookups,)
-        See `placer.executor.memory.tiers`; −1 where the host pools.
+        Bag i sums the rows at ``places[offsets[i]:offsets[i + 1]]``; see
+        `placer.executor.memory.tiers`. −1 where the host pools.
+    kept_slots : int32 or int64, shape (lookups,), or None
+        Slots of the lookups, where rows have several column slices. None where they are the places.
+    ticket : Ticket or None
+        None where rows stay where they are.
     runs : Runs or None
-        The lookups by row. None in evaluation, and where rows have several column slices: their
-        tables are sorted one by one.
+        The lookups by row, where they have been sorted already.
     run_places : shape (lookups,), or None
         The place of each run.
     host : HostReads or None
@@ -151,9 +154,37 @@ class Access:
         When staged and cached rows are at their places, where that takes time.
     """
 
-    ticket: Ticket
+    reads: ArenaReads
     places: Tensor
-    runs: Runs | None
-    run_places: Tensor | None
-    host: HostReads | None
+    kept_slots: Tensor | None = None
+    ticket: Ticket | None = None
+    runs: Runs | None = None
+    run_places: Tensor | None = None
+    host: HostReads | None = None
     moved: "torch.cuda.Event | None" = None
+
+    @property
+    def slots(self) -> Tensor:
+        """Slots of the lookups."""
+        return self.places if self.kept_slots is None else self.kept_slots
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PreparedBatch:
+    """A batch whose rows are located; staged ones are on their way to HBM.
+
+    Made by `PlacedEmbeddings.prefetch`, and used up by one forward pass.
+
+    Attributes
+    ----------
+    bags : Bags
+        On the computing device.
+    steps : list of ArenaStep
+        The forward pass takes them out, so that who still has the batch then keeps no memory.
+    ready : torch.cuda.Event or None
+        When all this is there, if it was made on a stream of its own.
+    """
+
+    bags: Bags
+    steps: list[ArenaStep]
+    ready: "torch.cuda.Event | None" = None

@@ -1,0 +1,394 @@
+"""What a backend does in a step, and what all of them share: plain PyTorch in two memories.
+
+A step's rows are located before it runs: ids become slots, rows that are staged or cached are
+copied to entries in HBM, and every lookup gets the *place* where its row then is. Forward
+and update see places alone, so that staging, caching and reading in place differ in nothing
+but what happens here, and results are bit-equal between them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+
+import torch
+from torch import Tensor
+
+from placer.executor.backends.faults import Faults
+from placer.executor.backends.host_pooling import HostPooling
+from placer.executor.backends.torch_kernels import (
+    RowReads,
+    SegmentTable,
+    TorchKernels,
+    places_of,
+)
+from placer.executor.local.hit_rates import LookupCounts
+from placer.executor.lookups.bag_batch import BagBatch
+from placer.executor.lookups.batch_reads import ArenaReads, FeatureRead, Segment, keep_until_used
+from placer.executor.lookups.row_runs import Runs, SortedSlots, find_runs
+from placer.executor.lookups.steps import ArenaStep, Resolved, Ticket, Window
+from placer.executor.memory.arena import Arena, allocate
+from placer.executor.memory.directory import Moves
+from placer.executor.memory.layout import ArenaSpec
+from placer.executor.memory.row_cache import RowCache
+from placer.executor.names import Policy
+from placer.executor.optimizers.rule import Rule
+from placer.executor.phases import phase
+from placer.executor.streams import recorded
+
+_SEGMENT_TABLES = 16
+"""Batches of one shape share their segment tables; so many shapes are remembered."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SliceReads:
+    """All lookups in one of a table's several column slices.
+
+    Attributes
+    ----------
+    arena : Arena
+    step : ArenaStep
+    lookups : list of slice
+        Of the arena's step, feature by feature.
+    sources : int32
+        The row of `gradients` of each lookup of the arena's step.
+    gradients : float32, shape (bags of the arena, width)
+    weights : float32 or None
+        Weight of each lookup of the arena's step.
+    rule : Rule
+    """
+
+    arena: Arena
+    step: ArenaStep
+    lookups: list[slice]
+    sources: Tensor
+    gradients: Tensor
+    weights: Tensor | None
+    rule: Rule
+
+    def of(self, values: Tensor) -> Tensor:
+        """Values of these lookups, out of those of the arena's step."""
+        return torch.cat([values[part] for part in self.lookups])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SlicedUpdate:
+    """An update that waits for the mean of g² over whole rows.
+
+    Attributes
+    ----------
+    backend : Backend
+    column_slices : sequence of (Arena, RowReads, Rule)
+        What each column slice sums.
+    squares : float32, shape (at least runs,)
+        Σ g² of the summed gradient of each row that was read, in the order of slots, over the
+        column slices at hand.
+    """
+
+    backend: "Backend"
+    column_slices: Sequence[tuple[Arena, RowReads, Rule]]
+    squares: Tensor
+
+    def apply(self, mean_squares: Tensor) -> None:
+        """Update all column slices by the mean of g² over whole rows, in the same order."""
+        for arena, reads, rule in self.column_slices:
+            self.backend.update_rows(arena.weights, arena.state, reads, rule, mean_squares)
+
+
+class Backend(TorchKernels):
+    """Reads and updates one arena at a time. Results do not depend on it but for rounding.
+
+    All backends are deterministic: sums run in the order of the lookups, on any number of threads.
+    This one is plain PyTorch, and others override what they compute in another way.
+
+    Nowhere does preparing a step take more memory than where staged and cached rows get entries:
+    arrays of its lookups are let go of as soon as they can be. Rows move on a stream of their
+    own. They are bound by the link, and all else here by HBM: rows of one batch can be found
+    while those of the one before it are under way.
+
+    Parameters
+    ----------
+    device : torch.device
+    policy : {"lfu", "rank"}
+        Which cached rows are evicted first.
+    host : Backend or None
+        What the CPU pools with, for rows whose lookup is ``host``. None where all rows are in the
+        host's memory and are read in place, whatever their lookup.
+
+    Attributes
+    ----------
+    name : str
+    in_one_memory : bool
+    counts : LookupCounts
+        Nothing is counted where all rows are in one memory.
+    """
+
+    def __init__(
+        self, device: torch.device, policy: Policy = "lfu", host: "Backend | None" = None
+    ) -> None:
+        self.name = "torch" if host is None else "tiered"
+        self.in_one_memory = host is None
+        self.counts = LookupCounts(device)
+        self._host = HostPooling(host or self)
+        self._device, self._policy = device, policy
+        self._window = Window()
+        self._faults = Faults(device)
+        self._tables: dict[tuple[tuple[int, ...], ...], SegmentTable] = {}
+        self._edges: dict[ArenaSpec, Tensor] = {}
+        self._stream: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            # First: a few programs take what the others leave, and keep the link busy.
+            self._stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+
+    def allocate(self, spec: ArenaSpec) -> Arena:
+        """Zeroed memory for an arena."""
+        return allocate(spec, self._device, None if self.in_one_memory else self._policy)
+
+    def prepare(
+        self,
+        arenas: Sequence[Arena],
+        batch: BagBatch,
+        features: Sequence[FeatureRead],
+        reads: Sequence[ArenaReads],
+        training: bool,
+    ) -> tuple[ArenaStep, ...]:
+        """Find a batch's rows; `training` says that a backward pass may follow.
+
+        Raises
+        ------
+        DataError
+            If an id is no row of its table. A device is not waited for: a later call
+            raises for its faults.
+        """
+        self._faults.poll()
+        with phase("map"):
+            fault = self._faults.new()
+            slots = [
+                self._slots(batch.ids, arena.spec, read, fault)
+                for arena, read in zip(arenas, reads, strict=True)
+            ]
+            self._faults.watch(fault, batch, features)
+        if self.in_one_memory:
+            return tuple(map(ArenaStep, reads, slots))
+        ticket = self._window.open()
+        self.counts.begin()
+        return tuple(
+            self._located(index, arena, read, slots, ticket, training)
+            for index, (arena, read) in enumerate(zip(arenas, reads, strict=True))
+        )
+
+    def forward(self, arena: Arena, step: ArenaStep, weights: Tensor | None) -> Tensor:
+        """Sum of each bag's rows, each times its weight: float32, shape (bags, width)."""
+        out = torch.empty((step.reads.bags, arena.spec.key.width), device=self._device)
+        if step.moved is not None:
+            torch.cuda.current_stream(self._device).wait_event(step.moved)
+        if step.reads.bags:
+            scales = None if weights is None else weights.detach().contiguous()
+            self.pool(arena.weights, step.places, step.reads.offsets, scales, out)
+        if step.host is not None:
+            self._host.forward(arena, step.host, weights, out)
+        return out
+
+    def join(self, arena: Arena, step: ArenaStep, gradients: Sequence[Tensor]) -> Tensor:
+        """Gradients of an arena's bags from those of its segments: float32, (bags, width)."""
+        joined = torch.empty((step.reads.bags, arena.spec.key.width), device=self._device)
+        for segment, gradient in zip(step.reads.segments, gradients, strict=True):
+            joined[slice(*segment.bags)] = gradient
+        return joined
+
+    def update(
+        self,
+        arena: Arena,
+        step: ArenaStep,
+        gradients: Tensor,
+        weights: Tensor | None,
+        rule: Rule,
+    ) -> None:
+        """Sum the gradients of each row and apply the rule once to it.
+
+        `gradients` are of the bags: float32, shape (bags, width), contiguous.
+        """
+        runs, places = step.runs, step.run_places
+        if runs is None or places is None:
+            runs, ordered = self._sort(step.places)
+            places = ordered.slots.index_select(0, runs.firsts)
+        scales = None if weights is None else weights.detach().index_select(0, runs.order)
+        sources = step.reads.sources().index_select(0, runs.order)
+        row_reads = RowReads(runs, places, sources, scales, gradients)
+        self.update_rows(arena.weights, arena.state, row_reads, rule)
+        if step.host is not None:
+            self._host.update(arena, step.host, gradients, weights, rule)
+
+    def sliced_update(self, column_slices: Sequence[SliceReads]) -> SlicedUpdate:
+        """Row-wise Adagrad of one table whose rows are spread over several column slices.
+
+        The state grows by mean(g²) over the whole row, so all column slices are summed before one
+        is updated. The same lookups read every column slice, hence the order of one serves all.
+        """
+        runs, _ = self._sort(column_slices[0].of(column_slices[0].step.slots))
+        first = runs.order.index_select(0, runs.firsts)
+        parts: list[Tensor] = []
+        updates: list[tuple[Arena, RowReads, Rule]] = []
+        for reads in column_slices:
+            places = reads.of(reads.step.places).index_select(0, first)
+            sources, scales = reads.of(reads.sources)[runs.order], None
+            if reads.weights is not None:
+                scales = reads.of(reads.weights).detach()[runs.order]
+            row_reads = RowReads(runs, places, sources, scales, reads.gradients)
+            updates.append((reads.arena, row_reads, reads.rule))
+            own = torch.zeros(runs.lookups, device=self._device)
+            self.squares(row_reads, own)
+            if self.in_one_memory:
+                parts.append(own[: int(runs.count)])
+            else:  # A device holds two of them at most.
+                parts = [parts[0].add_(own)] if parts else [own]
+        squares = parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
+        return SlicedUpdate(self, updates, squares)
+
+    def weight_gradients(self, arena: Arena, step: ArenaStep, gradients: Tensor) -> Tensor:
+        """Gradient of each lookup's weight, its row · its bag's gradient: shape (lookups,)."""
+        out = torch.empty(step.reads.lookups, device=self._device)
+        self.dot_rows(arena.weights, step.places, step.reads.sources(), gradients, out)
+        if step.host is not None:
+            self._host.weight_gradients(arena, step.host, gradients, out)
+        return out
+
+    def finish(self, steps: Sequence[ArenaStep]) -> None:
+        """The rows of a step have been updated, or will not be."""
+        for step in steps:
+            if step.ticket is not None:
+                self._window.close(step.ticket)
+
+    def _slots(self, ids: Tensor, spec: ArenaSpec, reads: ArenaReads, fault: Tensor) -> Tensor:
+        kind = torch.int64 if self.in_one_memory else spec.kind
+        slots = torch.empty(reads.lookups, dtype=kind, device=self._device)
+        if reads.lookups:
+            table = self._segment_table(reads.segments)
+            self.translate(ids.contiguous(), table, spec.slot_map, slots, fault)
+        return slots
+
+    def _segment_table(self, segments: Sequence[Segment]) -> SegmentTable:
+        """Batches of one shape have the same table, which is then on the device already."""
+        rows = tuple(
+            (
+                segment.batch[0],
+                segment.lookups[0],
+                segment.lookups[1] - segment.lookups[0],
+                segment.columns.rows,
+                *astuple(segment.columns.follows),
+                segment.columns.map_start,
+            )
+            for segment in segments
+        )
+        table = self._tables.pop(rows, None)
+        if table is None:
+            data = torch.tensor(rows)
+            if self._device.type == "cuda":
+                data = data.pin_memory().to(self._device, non_blocking=True)
+            table = SegmentTable(data, max(row[2] for row in rows))
+        self._tables[rows] = table  # Now the most recently used.
+        if len(self._tables) > _SEGMENT_TABLES:
+            del self._tables[next(iter(self._tables))]
+        return table
+
+    def _sort(self, slots: Tensor) -> tuple[Runs, SortedSlots]:
+        with phase("sort"):
+            return find_runs(slots)
+
+    def _located(
+        self,
+        index: int,
+        arena: Arena,
+        reads: ArenaReads,
+        all_slots: list[Tensor],
+        ticket: Ticket,
+        training: bool,
+    ) -> ArenaStep:
+        """Find where the rows of an arena's lookups are, and copy staged and cached ones to HBM.
+
+        `all_slots` are by arena; those of one with a row cache are taken out.
+        """
+        spec, slots = arena.spec, all_slots[index]
+        self.counts.add(slots, spec, reads, arena.row_cache)
+        host = runs = run_places = None
+        if spec.host_start < spec.rows and reads.lookups:
+            host = self._host.reads(slots, reads.offsets, spec.host_start)
+        # Where rows have several column slices, the lookups of their tables are sorted by slot.
+        kept = slots if spec.key.splits_rows else slots.new_empty(0)
+        if arena.row_cache is not None and reads.lookups:
+            del slots
+            places, runs, run_places, moved = self.stage(
+                index, arena, arena.row_cache, all_slots, ticket, training
+            )
+            return ArenaStep(reads, places, kept, ticket, runs, run_places, host, moved)
+        if training and not spec.key.splits_rows:
+            runs, ordered = self._sort(slots)
+            run_places = places_of(spec, 0, ordered.slots.index_select(0, runs.firsts))
+            del ordered
+        return ArenaStep(reads, places_of(spec, 0, slots), kept, ticket, runs, run_places, host)
+
+    def stage(
+        self,
+        index: int,
+        arena: Arena,
+        row_cache: RowCache,
+        all_slots: list[Tensor],
+        ticket: Ticket,
+        training: bool,
+    ) -> tuple[Tensor, Runs, Tensor, torch.cuda.Event | None]:
+        """Give staged and cached rows entries of the arena's row cache.
+
+        Its slots are taken out of `all_slots`, which are by arena.
+
+        Returns
+        -------
+        The place of each lookup; the lookups by row; the place of each row; and when the rows have
+        moved there, where that takes time.
+        """
+        home = arena.spec.home
+        runs, ordered = self._sort(all_slots[index])
+        all_slots[index] = all_slots[index].new_empty(0)
+        with phase("stage"):
+            resolved = self._cold_runs(arena.spec, row_cache, runs, ordered)
+            slots, counts = self.slots_and_counts(resolved, runs, ordered)
+            run_of = ordered.run
+            del ordered
+            others, oldest = self._window.others(arena.spec, ticket), self._window.oldest
+            found = self.resolve(
+                row_cache, home, resolved, slots, counts, others, ticket.number, oldest
+            )
+            del slots, counts
+            moved = self._move(arena, found.moves)
+            entries = found.entries
+            del found
+            ticket.resolved[arena.spec] = resolved
+            self.move_to_entries(resolved, entries, row_cache, home, training)
+            del entries
+            places = self.places_of_lookups(runs, run_of, resolved.run_places)
+        return places, runs, resolved.run_places, moved
+
+    def _cold_runs(
+        self, spec: ArenaSpec, row_cache: RowCache, runs: Runs, ordered: SortedSlots
+    ) -> Resolved:
+        """Which runs are of staged and cached rows; places as if none were in the row cache."""
+        stop, last_lookup = spec.cache_shares[-1].part.stop, runs.lookups - 1
+        edges = self._edges.get(spec)  # On the device already.
+        if edges is None:
+            edges = self._edges[spec] = torch.tensor([spec.home, stop], device=self._device)
+        # Runs are in the order of slots, so those of staged and cached rows are neighbours.
+        edges = torch.searchsorted(ordered.slots, edges.to(ordered.slots.dtype))
+        run_of_edge = ordered.run.index_select(0, edges.clamp(max=last_lookup))
+        first, last = torch.where(edges <= last_lookup, run_of_edge, runs.count).unbind()
+        run_places = self.places_of_runs(spec, row_cache.entries, runs, ordered)
+        return Resolved(run_places, first, last, min(runs.lookups, stop - spec.home))
+
+    def _move(self, arena: Arena, moves: Moves) -> torch.cuda.Event | None:
+        """Start to move rows; when they have moved."""
+        matrices = [rows for rows in (arena.weights, arena.state) if rows is not None]
+        with phase("write-back"):  # One kernel moves rows both ways, for a link has two lanes.
+            if self._stream is None:
+                self.exchange(matrices, moves)
+                return None
+            self._stream.wait_stream(torch.cuda.current_stream(self._device))
+            keep_until_used(moves, self._stream)
+            with torch.cuda.stream(self._stream):
+                self.exchange(matrices, moves)
+                return recorded()

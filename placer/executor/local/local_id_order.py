@@ -1,0 +1,114 @@
+"""Weights and optimizer state by id, wherever a plan keeps their rows in this process."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from placer.executor.id_order import IdOrder, IdRange, LocalShard
+from placer.executor.memory.arena import Arena
+from placer.executor.memory.layout import ArenaSlice, Layout
+from placer.executor.memory.tiers import TieredRows
+from placer.plan.plan import Plan
+from placer.tables import OPTIMIZER_STATE, OptimizerName, Table
+
+
+class LocalIdOrder(IdOrder):
+    """Tables that this process has alone; see `IdOrder`.
+
+    Parameters
+    ----------
+    plan, optimizers, counts_updates
+        See `IdOrder`.
+    layout : Layout
+    arenas : tuple of Arena
+    updates : int64, shape (), on the computing device
+        Updates so far; rows are collected on its device.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        optimizers: Mapping[str, OptimizerName],
+        counts_updates: bool,
+        layout: Layout,
+        arenas: tuple[Arena, ...],
+        updates: Tensor,
+    ) -> None:
+        super().__init__(plan, optimizers, counts_updates)
+        self._layout, self._arenas, self._updates = layout, arenas, updates
+        self._device = updates.device
+
+    def synchronize(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def shares(self, table: Table) -> list[float]:
+        return [1.0]
+
+    def fetch(self, requests: Sequence[IdRange | None]) -> Tensor | None:
+        (block,) = requests
+        return None if block is None else self._read_block(block)
+
+    def holds(self, block: IdRange) -> bool:
+        return block.stop > block.start
+
+    def write(self, block: IdRange, values: Tensor) -> None:
+        if self.holds(block):
+            self.write_rows(block.tensor.table, block.tensor.name, block.ids, values)
+
+    def local_shards(self) -> Iterator[LocalShard]:
+        for tensor in self.tensors():
+            cols = None if tensor.is_per_row else (0, tensor.table.dim)
+            write = partial(self.write_rows, tensor.table, tensor.name)
+            yield LocalShard(tensor, cols, tensor.table.rows, torch.arange, write)
+
+    def update_count(self) -> int:
+        return int(self._updates)
+
+    def set_update_count(self, updates: int) -> None:
+        self._updates.fill_(updates)
+
+    def _read_block(self, block: IdRange) -> Tensor:
+        return self.read_rows(block.tensor.table, block.tensor.name, block.ids)
+
+    def read_rows(self, table: Table, name: str, ids: Tensor) -> Tensor:
+        """Some rows of a tensor, on the host; call `synchronize` before."""
+        result: Tensor | None = None
+        for columns, rows, cols, held in self._column_slices(table, name):
+            values = rows.read(columns.slots_of(ids.to(self._device))).cpu()
+            if values.dim() == 1:  # All have equal copies of one number a row.
+                return values
+            if result is None:
+                result = torch.empty((ids.numel(), table.dim), dtype=values.dtype)
+            result[:, cols] = values[:, held]
+        assert result is not None, "every table has a column slice"
+        return result
+
+    def write_rows(self, table: Table, name: str, ids: Tensor, values: Tensor) -> None:
+        """Overwrite rows of a tensor, whose ids are distinct; call `synchronize` before."""
+        values = values.to(self._device)
+        for columns, rows, cols, held in self._column_slices(table, name):
+            slots = columns.slots_of(ids.to(self._device))
+            own = values if values.dim() == 1 else values[:, cols]
+            if name != "weight" and len(OPTIMIZER_STATE[self.optimizers[table.name]]) > 1:
+                whole = rows.read(slots)  # The other tensors of the same rows stay.
+                whole[:, held] = own
+                own = whole
+            rows.write(slots, own)
+
+    def _column_slices(
+        self, table: Table, name: str
+    ) -> Iterator[tuple[ArenaSlice, TieredRows, slice, slice]]:
+        """Column slices, the rows that hold the tensor, its columns in the table and in these."""
+        for columns in self._layout.column_slices[table.name]:
+            arena = self._arenas[columns.arena]
+            rows = arena.weights if name == "weight" else arena.state
+            assert rows is not None, "SGD's state has no names to ask for"
+            width = columns.cols[1] - columns.cols[0]
+            names = (
+                ("weight",) if name == "weight" else OPTIMIZER_STATE[self.optimizers[table.name]]
+            )
+            first = names.index(name) * width
+            yield columns, rows, slice(*columns.cols), slice(first, first + width)
