@@ -908,7 +908,7 @@ def calibrate(
     """
     from cost_models.calibrated.fit import calibrate as fit_constants
     from placer.measurement import Dataset
-    from placer.measurement.collect import measure_machine
+    from placer.measurement.machine import measure_machine
 
     measured = file.with_suffix(".measurements.jsonl")
     with report.stoppable() as stop, report.progress_bar("cases") as update:

@@ -1,4 +1,4 @@
-"""Makes a command of a function: its parameters are options, its docstring is the help.
+"""Turns a function into a command: its parameters are options, its docstring is the help.
 
 For `cli.py` alone, which is the only one that imports click through it.
 """
@@ -66,7 +66,7 @@ def _click_type(hint: Any, limits: Option) -> Any:
 
 
 class _Parameter(click.Parameter):
-    """What may be missing where options are only printed."""
+    """A parameter that may be missing while ``--print-config`` only prints options."""
 
     def process_value(self, ctx: click.Context, value: Any) -> Any:
         try:
@@ -78,7 +78,7 @@ class _Parameter(click.Parameter):
 
 
 class _Argument(_Parameter, click.Argument):
-    """What has no flag."""
+    """A parameter without a flag."""
 
 
 class CommandOption(_Parameter, click.Option):

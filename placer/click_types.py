@@ -1,4 +1,4 @@
-"""What options take: paths that are read or written, names, durations.
+"""Types of options: paths that are read or written, names, durations.
 
 For `click_options` and the modules that declare options.
 """
@@ -114,7 +114,7 @@ class OutputPath(LocalPath):
 
 
 class Choice(click.Choice):  # type: ignore[type-arg]  # Generic in newer versions of click.
-    """One of several names; a message about another one says which is like it."""
+    """One of several names; the error about another one suggests a similar name."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value not in self.choices:
@@ -125,7 +125,7 @@ class Choice(click.Choice):  # type: ignore[type-arg]  # Generic in newer versio
 
 
 class WholeNumber(click.IntRange):
-    """A number from some least one on; one that no count can have is refused."""
+    """A whole number from a least one on that is small enough for a count."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)

@@ -1,4 +1,4 @@
-"""Ctrl-C that lets what runs come to an end of its own."""
+"""Lets a command finish what it is doing after Ctrl-C."""
 
 import contextlib
 import signal
@@ -8,7 +8,7 @@ from types import FrameType
 
 
 class Interrupt:
-    """Whether the user asked to stop."""
+    """Tells whether the user asked to stop."""
 
     def __init__(self) -> None:
         self.requested = False

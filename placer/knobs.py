@@ -1,4 +1,4 @@
-"""What the values of a configuration are for: its documentation, its checks and its command line.
+"""Describes the values of a configuration: for documentation, checks and the command line.
 
 A configuration is a frozen dataclass whose fields are annotated with a `Knob`. The command line
 makes options of these, and of parameters whose defaults are an `Option`.

@@ -29,8 +29,8 @@ from placer.measurement import (
     random_cases,
     repeated,
 )
-from placer.measurement.collect import LEAST_CASES
 from placer.measurement.designed import designed_cases
+from placer.measurement.machine import LEAST_CASES
 from placer.measurement.timed_steps import drawn_batches
 from placer.plan.fields import RowOrder
 from placer.plan.verify import violations
@@ -446,7 +446,7 @@ def test_calibrate_measures_and_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
     """On so few cases and steps that nothing but the way through is tested."""
     monkeypatch.chdir(tmp_path)
     cases = [small_case(workload=f"w{n}", kind="designed") for n in range(LEAST_CASES)]
-    monkeypatch.setattr("placer.measurement.designed.designed_cases", lambda **_: iter(cases))
+    monkeypatch.setattr("placer.measurement.machine.designed_cases", lambda **_: iter(cases))
     monkeypatch.setattr("placer.measurement.measure.Effort", lambda: QUICK)
     options = ("--backend", "tiered", "--clock", "cpu", "-o", "machine.json")
     # However short the time, there are constants.

@@ -37,9 +37,8 @@ from placer.profile.counts import RowCounts
 from placer.profile.locality import WindowCounts
 from solvers import CachedSolver, Limits, PlanCache, SolveResult, solve, solver
 from solvers.cache import folder as cache_folder
-from solvers.cache import key as cache_key
-from solvers.cache.key import key_of
-from solvers.cache.solver import content_of
+from solvers.cache import solver as cache_key
+from solvers.cache.solver import content_of, key_of
 
 
 @dataclass(frozen=True)

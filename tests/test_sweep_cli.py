@@ -10,7 +10,7 @@ from cli_cases import fail, invoke, succeed
 
 from cost_models import Roofline
 from cost_models.report import plot_sweep, sweep_report
-from cost_models.report.sweep_plot import _legend
+from cost_models.report.sweep import _legend
 from cost_models.sweep import AXES, PLACEMENTS, Setting, platform, sweep
 from placer.errors import PlacerError
 

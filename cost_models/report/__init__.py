@@ -8,8 +8,8 @@ if TYPE_CHECKING:
     from cost_models.report.calibration import calibration_report as calibration_report
     from cost_models.report.calibration import calibration_warnings as calibration_warnings
     from cost_models.report.simulate import simulate_report as simulate_report
+    from cost_models.report.sweep import plot_sweep as plot_sweep
     from cost_models.report.sweep import sweep_report as sweep_report
     from cost_models.report.sweep import sweep_tables as sweep_tables
-    from cost_models.report.sweep_plot import plot_sweep as plot_sweep
 
 __getattr__, __all__ = lazy_exports(__name__)

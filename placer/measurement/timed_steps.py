@@ -36,7 +36,7 @@ _GPU_BLOCK = 8
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A plan to time, and what for."""
+    """A plan to time, with its profile, batch size, seed and effort."""
 
     plan: Plan
     profile: Profile

@@ -1,4 +1,4 @@
-"""What is measured: times of steps, in a setting, with some effort."""
+"""Times of steps, the setting in which they are measured, and the effort."""
 
 import statistics
 from collections.abc import Iterable
@@ -88,7 +88,7 @@ def step_s(measured: Iterable[Measured], clock: Clock = "wall") -> float:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What measures: part of what a measurement means.
+    """How steps are measured: times of other settings cannot be compared.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""Whatever goes wrong in a command, as one line."""
+"""Turns every error of a command into one line."""
 
 import contextlib
 import errno

@@ -1,4 +1,4 @@
-"""Text that a terminal only shows, of a length that is read."""
+"""Makes text harmless for a terminal, and short enough to read."""
 
 import re
 

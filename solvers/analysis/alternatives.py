@@ -1,12 +1,29 @@
 """Other placements of one table of a plan: other hot/cold splits, GPUs and sharding options."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
-from cost_models import ShardingOption, TableShard
-from solvers.analysis.planned_table import Alternative, PlannedTable
-from solvers.model.instance import Placement
-from solvers.model.knapsack import BYTES
-from solvers.model.read_plan import is_one_of
+import numpy as np
+
+from cost_models import CostModel, CostReport, ShardingOption, TableShard
+from cost_models.step_equation.arena_loads import (
+    Loads,
+    added_up,
+    arena_loads,
+    joined_loads,
+    tables_by_arena,
+    times_by_arena,
+)
+from cost_models.step_equation.contention import contended
+from cost_models.step_equation.phases import NAMES
+from placer.errors import PlacerError, PlanMismatchError
+from placer.plan.memory import device_memory
+from placer.plan.plan import Plan
+from placer.problem import Problem
+from solvers.model.build_plan import build_plan
+from solvers.model.instance import Instance, Placement
+from solvers.model.knapsack import BYTES, Float, solve_knapsack
+from solvers.model.read_plan import is_one_of, placements_of
 
 _MOST_GPUS = 8
 """Other GPUs that a table is tried on, those with room and the least load first."""
@@ -17,6 +34,176 @@ _COLD_NAMES = {
     "host": "cold rows pooled by the host",
     "cached": "cold rows through a cache",
 }
+
+_MOST_ATTEMPTS = 12
+"""How often a placement that does not fit gets fewer rows in HBM."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """Another placement of the table; all other tables stay as they are.
+
+    Attributes
+    ----------
+    name : str
+        For people.
+    step_time_s : float
+        Of the whole plan, whether it fits or not.
+    table_s : float
+        Time of the table by itself, summed over GPUs.
+    short_bytes : dict of device to int
+        Memory that the plan lacks; empty if it fits.
+    plan : Plan
+    """
+
+    name: str
+    step_time_s: float
+    table_s: float
+    short_bytes: dict[str, int]
+    plan: Plan
+
+
+class PlannedTable:
+    """A table's placement in a plan, and what the other tables leave for it.
+
+    Raises
+    ------
+    PlacerError
+        If no `ShardingOption` describes the placement of the table.
+    """
+
+    def __init__(self, problem: Problem, plan: Plan, table: str, cost_model: CostModel) -> None:
+        self.problem, self.plan, self.table, self.cost_model = problem, plan, table, cost_model
+        self.instance = Instance(problem, cost_model)
+        self.number = problem.profile.table_numbers[table]
+        placement = placements_of(self.instance, plan, table)
+        if placement is None:
+            raise PlacerError(
+                f"table {table!r} is placed in a way that solvers do not search, so there is "
+                "nothing to compare it with; --explain knows tables that are whole or in row "
+                "slices (strided, or even blocks), column slices or both, each shard on a GPU "
+                "of its own and read in one way, with all or the hottest rows on every GPU or none"
+            )
+        self.option, self.placements = placement.option, placement.placements
+        self.replica = placement.replica
+        self.in_group = self.instance.in_group(self.number)
+        self.cost = cost_model.evaluate(problem, plan)
+        self.own = replace(plan, shards=plan.shards_by_table[table])
+        self.own_cost = cost_model.evaluate(problem, self.own)
+        self._others = replace(plan, shards=tuple(s for s in plan.shards if s.table != table))
+        self.others_cost = cost_model.evaluate(problem, self._others)
+        self._others_loads = arena_loads(problem, self._others)
+        self._neighbours = tables_by_arena(problem, self._others)
+        gpus = problem.topology.gpus
+        self.free_hbm = [self.others_cost.memory[gpu.id].free_bytes for gpu in gpus]
+        self.current = self._alternative("as planned", plan, self.own, self.own_cost)
+        # Options that differ only in how cold rows are read may be the same placement.
+        self._seen = {frozenset(self.own.shards)}
+
+    def placed(self, placements: Sequence[Placement], replica: TableShard | None = None) -> Plan:
+        """Return a plan of this table alone, placed in another way."""
+        return build_plan(self.instance, placements, () if replica is None else (replica,))
+
+    def costed(self, name: str, own: Plan) -> Iterator[Alternative]:
+        """Yield the whole plan with the table placed as in `own`.
+
+        Yields nothing if that placement was costed before, or the cost model does not know it.
+        """
+        shards = frozenset(own.shards)
+        if shards in self._seen:
+            return
+        self._seen.add(shards)
+        row_order = {k: v for k, v in self.plan.row_order.items() if k != self.table}
+        hot_ids = {k: v for k, v in self.plan.hot_ids.items() if k != self.table}
+        plan = replace(
+            self._others,
+            shards=(*self._others.shards, *own.shards),
+            row_order={**row_order, **own.row_order},
+            hot_ids={**hot_ids, **own.hot_ids},
+        )
+        try:
+            cost = self.cost_model.evaluate(self.problem, own)
+        except PlanMismatchError:
+            return
+        yield self._alternative(name, plan, own, cost)
+
+    def _alternative(self, name: str, plan: Plan, own: Plan, cost: CostReport) -> Alternative:
+        """Return an alternative whose table costs `cost`.
+
+        The costs of tables add up, but for those of arenas that they share.
+        """
+        others = self.others_cost
+        shared_s, table_s = self._shared(own)
+        phase_s = cost.phase_times_s + others.phase_times_s - shared_s
+        hosts = [a.dram_s + b.dram_s for a, b in zip(cost.hosts, others.hosts, strict=True)]
+        step_time_s = max(cost.schedule.step_time_s(phase_s), *hosts)
+        table_s += cost.tables[self.table].gpu_s
+        return Alternative(name, step_time_s, table_s, self.short_bytes(own), plan)
+
+    def _shared(self, own: Plan) -> tuple[Float, float]:
+        """Return what arenas take less than if the table, and the others, had their own.
+
+        Returns
+        -------
+        float64, shape (phases, GPUs)
+        float
+            GPU seconds of the table's share of them, less what they take where it is alone.
+        """
+        problem, share = self.problem, self.cost_model.contention
+        loads = arena_loads(problem, own)
+        # Elsewhere nothing is shared.
+        others = [
+            load if mine else {} for load, mine in zip(self._others_loads, loads, strict=True)
+        ]
+        parts: tuple[Sequence[Loads], ...] = joined_loads(loads, others), loads, others
+        together, alone, apart = (times_by_arena(self.cost_model, problem, part) for part in parts)
+        phases = len(self.others_cost.phase_times_s)
+        saved_s = added_up(alone, phases) + added_up(apart, phases) - added_up(together, phases)
+        worth_s = contended(np.ones(len(loads)), problem.topology, share)
+        table_s = 0.0
+        for gpu, mine in enumerate(alone):
+            for arena, alone_s in mine.items():
+                sharers = 1 + len(self._neighbours.get((gpu, arena), ()))
+                own_s = together[gpu][arena] / sharers - alone_s
+                table_s += float(own_s[: len(NAMES)].sum() * worth_s[gpu])
+        return contended(saved_s, problem.topology, share), table_s
+
+    def short_bytes(self, own: Plan) -> dict[str, int]:
+        """Return what each device lacks to hold `own` beside the other tables."""
+        free = {name: use.free_bytes for name, use in self.others_cost.memory.items()}
+        used = {name: use.total_bytes for name, use in device_memory(own).items()}
+        return {name: used[name] - free[name] for name in used if used[name] > free[name]}
+
+    def filled(
+        self, shards: Sequence[tuple[TableShard, int]], replica: TableShard | None = None
+    ) -> Plan:
+        """Place the table's shards on these GPUs, with as many rows in HBM as pay and fit."""
+        free = list(self.free_hbm)
+        if replica is not None:
+            for gpu in range(self.instance.gpus):
+                free[gpu] -= int(self.instance.priced_costs(replica, gpu)[BYTES, 0])
+        spare = [0] * self.instance.gpus
+        for attempt in range(_MOST_ATTEMPTS):
+            placements = [
+                Placement(shard, gpu, self._hot_rows(shard, gpu, free[gpu] - spare[gpu]))
+                for shard, gpu in shards
+            ]
+            own = self.placed(placements, replica)
+            short = self.short_bytes(own)
+            excess = [short.get(gpu.id, 0) for gpu in self.problem.topology.gpus]
+            if not any(excess[p.gpu] and p.hot_rows for p in placements):
+                break
+            # Bytes of a plan may exceed those of the curves, so that room is left for them.
+            spare = [s + (e << attempt) for s, e in zip(spare, excess, strict=True)]
+        return own
+
+    def _hot_rows(self, shard: TableShard, gpu: int, room_bytes: float) -> int:
+        """Return the rows in HBM that save most within `room_bytes`; the fewest if none fit."""
+        curve = self.instance.curve(shard, gpu)
+        knapsack = solve_knapsack(
+            [self.instance.priced_costs(shard, gpu)], room_bytes, lambda _: curve
+        )
+        return int(curve.hot_rows[0]) if knapsack is None else knapsack.hot_rows[0]
 
 
 def alternatives(planned: PlannedTable) -> tuple[Alternative, ...]:

@@ -20,8 +20,7 @@ from placer.errors import PlacerError
 from placer.plan.plan import Plan
 from placer.problem import Problem
 from placer.units import format_bytes, format_seconds
-from solvers.analysis.alternatives import alternatives
-from solvers.analysis.planned_table import Alternative, PlannedTable
+from solvers.analysis.alternatives import Alternative, PlannedTable, alternatives
 from solvers.bounds.lagrangian import lagrangian_bound
 from solvers.model.instance import Instance, Placement
 from solvers.model.knapsack import BYTES, solve_knapsack

@@ -6,8 +6,8 @@ from typing import Any
 from placer.report import section as form
 from placer.report.section import Column, Report, Row, Section, table_of
 from placer.units import counted, format_bytes, format_seconds
+from solvers.analysis.alternatives import Alternative
 from solvers.analysis.explain import Explanation
-from solvers.analysis.planned_table import Alternative
 from solvers.report.plan import placement_kind, short_names
 
 MOST_ALTERNATIVES = 12

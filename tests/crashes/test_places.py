@@ -25,7 +25,7 @@ ALLOWED = {
     "placer/training/metric_logs.py": "appends a line; the last one is dropped if it is not whole",
     "placer/storage/shards/shard_file.py": "a shard, in a hidden folder",
     "placer/storage/shards/shard_folder.py": "links and folders of shards, in a hidden folder",
-    "placer/measurement/collect.py": "appends a line, drops one that is not whole, begins anew",
+    "placer/measurement/machine.py": "appends a line, drops one that is not whole, begins anew",
     "placer/measurement/measure.py": "a folder of temporary files",
     "placer/data/files/finding.py": "standard input, kept while it is read",
     "placer/data/files/staging.py": "copies of what a store holds, in a temporary folder",

@@ -45,37 +45,15 @@ def skew_chart(tables: Sequence[Row], profile: Profile) -> Chart:
     traces: list[Trace] = []
     for number, row in enumerate(drawn):
         across, up = curve(by_name[row["table"]].cdf)
-        name, colour = label(row["table"]), SERIES[number]
-        shared = {"type": "scatter", "legendgroup": str(number), "name": name}
-        traces.append(
-            {
-                **shared,
-                "mode": "lines",
-                "x": across,
-                "y": up,
-                "showlegend": False,
-                "line": {"color": colour, "width": 2, "dash": _DASHES[number]},
-                "hovertemplate": f"{name}<br>%{{x:.3%}} of rows: %{{y:.1%}} of lookups"
-                "<extra></extra>",
-            }
-        )
-        traces.append(
-            {
-                **shared,
-                "mode": "lines+markers",
-                "x": [row["hot_row_share"]],
-                "y": [row["hbm_lookup_share"]],
-                "line": {"color": colour, "width": 2, "dash": _DASHES[number]},
-                "marker": {
-                    "color": colour,
-                    "size": 12,
-                    "symbol": _SYMBOLS[number],
-                    "line": {"width": 1.5, "color": "ink"},
-                },
-                "hovertemplate": f"{name}: split<br>%{{x:.3%}} of rows in HBM serve %{{y:.1%}}"
-                "<extra></extra>",
-            }
-        )
+        name, look = label(row["table"]), (SERIES[number], _DASHES[number], _SYMBOLS[number])
+        read = f"{name}<br>%{{x:.3%}} of rows: %{{y:.1%}} of lookups"
+        split_at = f"{name}: split<br>%{{x:.3%}} of rows in HBM serve %{{y:.1%}}"
+        law = line(name, across, up, *look, read)
+        point = line(name, [row["hot_row_share"]], [row["hbm_lookup_share"]], *look, split_at)
+        marker = {"color": look[0], "size": 12, "line": {"width": 1.5, "color": "ink"}}
+        group = {"legendgroup": str(number)}
+        traces.append({**law, **group, "mode": "lines", "showlegend": False})
+        traces.append({**point, **group, "marker": {**point["marker"], **marker}})
     words = (
         "A line says which share of a table's lookups its hottest rows take, a marker how many of "
         "them the plan has in HBM. A marker high on a steep line is a good split."
@@ -133,20 +111,12 @@ def comparison_chart(section: Section) -> Chart:
             "marker": {"color": STEP},
         }
     ]
-    bounds = [(name, row["bound_s"]) for name, row in zip(names, solved, strict=True)]
-    if any(bound for _, bound in bounds):
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "lines+markers",
-                "name": "proven bound",
-                "y": [name for name, bound in bounds if bound],
-                "x": [1e3 * bound for _, bound in bounds if bound],
-                "line": {"color": BOUND, "width": 2, "dash": "dash"},
-                "marker": {"symbol": "diamond", "size": 8},
-                "hovertemplate": "bound: %{x:.4g} ms<extra></extra>",
-            }
-        )
+    proven = [(name, row["bound_s"]) for name, row in zip(names, solved, strict=True)]
+    proven = [(name, bound_s) for name, bound_s in proven if bound_s]
+    if proven:
+        across = [1e3 * bound_s for _, bound_s in proven]
+        of, hover = [name for name, _ in proven], "bound: %{x:.4g} ms"
+        traces.append(line("proven bound", across, of, BOUND, "dash", "diamond", hover))
     words = "No solver found a plan."
     if solved:
         best, worst = solved[-1], solved[0]
