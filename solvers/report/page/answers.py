@@ -24,7 +24,7 @@ from solvers.analysis.compare import compare
 from solvers.analysis.explain import ShardMargin, explain, split_margin
 from solvers.analysis.whatif import FrontPoint, front, whatif
 from solvers.bounds.binding import Binding, binding
-from solvers.bounds.lagrangian import LagrangianBound, lagrangian_bound
+from solvers.bounds.lagrangian import lagrangian_bound
 from solvers.model.instance import Instance
 from solvers.model.read_plan import placements_of
 from solvers.registry import solver as solver_called
@@ -40,6 +40,9 @@ EXPLAINED, MOST_EXPLAINED = 3, 512
 
 A table takes three seconds of a plan of 26 on 8 GPUs, over a minute of one of 2,002 on 128 GPUs.
 """
+
+_MOST_REASONS = 1000
+"""Tables up to which a page says why their rows are split: that takes longer than all the rest."""
 
 Progress = Callable[[int, int | None, str], None]
 
@@ -141,8 +144,6 @@ def ask(
         binds=lambda _: found,
         even=assumed_even(plan, profile),
     )
-    instance = Instance(problem, model)
-    bound = lagrangian_bound(instance)
     searches = _Searches(plan, problem, model, cost_model, limits, on_progress)
     return Answers(
         plan,
@@ -159,7 +160,7 @@ def ask(
         None if other is None else diff_report(diff(plan, other)),
         other,
         searches.explanations(asked, shown),
-        _reasons(instance, plan, bound),
+        {} if len(plan.tables) > _MOST_REASONS else _reasons(Instance(problem, model), plan),
     )
 
 
@@ -252,13 +253,14 @@ def _simulated(
     )
 
 
-def _reasons(instance: Instance, plan: Plan, bound: LagrangianBound) -> dict[str, str]:
+def _reasons(instance: Instance, plan: Plan) -> dict[str, str]:
     """Write a sentence for each table about why its rows are split between HBM and DRAM there.
 
     Placements that no solver searches get none. Of a table with several shards, the sentence is
     about the one that would gain most. It compares with the bound's price of a byte of HBM.
     """
     told: dict[str, str] = {}
+    price = lagrangian_bound(instance).price_s_per_byte
     for table in plan.tables:
         try:
             placed = placements_of(instance, plan, table.name)
@@ -268,7 +270,7 @@ def _reasons(instance: Instance, plan: Plan, bound: LagrangianBound) -> dict[str
             continue
         margins = [split_margin(instance, one) for one in placed.placements]
         most = max(margins, key=lambda margin: margin.next_s_per_byte or 0.0)
-        told[table.name] = _sentence(most, bound.price_s_per_byte)
+        told[table.name] = _sentence(most, price)
     return told
 
 
