@@ -18,7 +18,7 @@ help:
 	@echo "make coverage        all tests once more, with the lines that they run counted"
 	@echo "make docs            the pages of docs/ as a site, in site/index.html; links are checked"
 	@echo "make setup           build .venv; .venv/bin/placer is the command"
-	@echo "make bench           every benchmark, into benchmarks/results/; two hours"
+	@echo "make bench           benchmarks of this machine, into benchmarks/results/; an hour"
 	@echo "make test-gpu        the executor's tests on this machine's GPU"
 	@echo "make bench-gpu       the executor on this machine's GPU; eight minutes"
 
@@ -93,7 +93,6 @@ format: setup
 
 bench: setup
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[fbgemm]'
-	-$(BIN)/python benchmarks/planners.py
 	$(BIN)/python benchmarks/published.py
 	$(BIN)/python benchmarks/profiling.py
 	$(BIN)/python benchmarks/cpu.py

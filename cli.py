@@ -91,7 +91,7 @@ def _refuse(result: solvers.SolveResult) -> NoReturn:
 
 
 def _exit_code(reasons: Iterable[str]) -> int:
-    """Of searches without a plan: there is none, or none was found."""
+    """Return the code of searches without a plan: there is none, or none was found."""
     return _EXIT_NO_PLACEMENT if "infeasible" in reasons else _EXIT_LIMIT
 
 
@@ -492,7 +492,7 @@ def show(
 def report_command(
     path: Path = PLAN,
     second: File = argument(None, STORED),
-    asked: dict[str, Any] = options_of(page.Questions, page.QUESTION_FLAGS, "Parts of the page"),
+    asked: dict[str, Any] = options_of(page.Questions, "Parts of the page", page.RENAMED_FLAGS),
     profile_path: File = PROFILE,
     model: str = MODEL,
     rules: File = RULES,
@@ -772,6 +772,7 @@ def simulate(
         streams.append(cost_models.log_stream(loaded, log, size, batches))
     if not logs:
         known = found(needed_for="drawing batches")
+        assert known is not None, "else an error says that it is needed"
         streams.append(cost_models.drawn_stream(known, size, batches or 1, seed=seed))
     with report.progress_bar("steps") as update:
         simulated = cost_models.simulate(
@@ -854,7 +855,7 @@ def reshard_command(
     placer reshard old.json new.json --shards shards -o new-shards
     placer reshard old.json new.json --grow --checkpoint runs/a -o runs/b
     """
-    from placer.storage.shards import reshard, schedule
+    from placer.plan.diff import diff
 
     if grow:
         if folder is None or (shards is None) == (checkpoint is None):
@@ -869,12 +870,14 @@ def reshard_command(
     if (shards is None) != (folder is None) or (no_verify and shards is None):
         raise click.UsageError("give --shards and -o, or neither; --no-verify goes with both")
     before, after = placer.Plan.load(old), placer.Plan.load(new)
-    planned = schedule(before, after)
     if shards is None or folder is None:
-        report.print_report(report.reshard_report(planned.transfers, planned.migration), output)
-        return
+        difference = diff(before, after)
+        difference.check_rows()
+        return report.print_report(report.reshard_report(difference), output)
+    from placer.storage.shards import reshard
+
     done = reshard(shards, after, folder, old=before, verify_files=not no_verify)
-    report.print_report(report.reshard_report(done.transfers, planned.migration, done), output)
+    report.print_report(report.reshard_report(done.difference, done), output)
     report.print_stderr(f"shards written to {folder}")
 
 
@@ -897,7 +900,7 @@ def calibrate(
     """
     from cost_models.calibrated.fit import calibrate as fit_constants
     from placer.measurement import Dataset
-    from placer.measurement.designed import measure_machine
+    from placer.measurement.collect import measure_machine
 
     measured = file.with_suffix(".measurements.jsonl")
     with report.stoppable() as stop, report.progress_bar("cases") as update:

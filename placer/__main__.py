@@ -20,7 +20,7 @@ class _ModulesBesidePlacer:
 
     @classmethod
     def find_spec(cls, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """What imports ask first; parts of packages are left to the packages."""
+        """Find the modules of `_BESIDE`; leave parts of packages to the packages."""
         return PathFinder.find_spec(name, [cls.folder]) if name in _BESIDE else None
 
 

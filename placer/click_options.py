@@ -51,7 +51,7 @@ _BY_PLACE = "_by_place"
 
 
 def _click_type(hint: Any, limits: Option) -> Any:
-    """The click type of a type: of its members, where there may be several."""
+    """Return the click type of a type: of its members, where there may be several."""
     choices = [choice for choice in choices_of(hint) if choice is not None]
     if choices:
         return Choice(choices)
@@ -93,7 +93,7 @@ class CommandOption(_Parameter, click.Option):
     heading = ""
 
     def keys(self) -> dict[str, Key]:
-        """What each of its long flags stands for, without dashes."""
+        """Return what each of its long flags stands for, without dashes."""
         both = ((self.opts, False), (self.secondary_opts, True))
         return {
             flag.removeprefix("--"): Key(str(self.name), self.multiple, is_off)
@@ -103,12 +103,12 @@ class CommandOption(_Parameter, click.Option):
         }
 
     def variables(self, command: click.Command) -> dict[str, Key]:
-        """The variables that set it, for a command."""
+        """Return the variables that set it, for a command."""
         words = () if isinstance(command, click.Group) else (str(command.name),)
         return {variable_of(*words, flag): key for flag, key in self.keys().items()}
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
-        """The text of its variable; an empty one is none."""
+        """Return the text of its variable; an empty one is none."""
         found = {n: key for n, key in self.variables(ctx.command).items() if os.environ.get(n)}
         if len(found) > 1:
             raise click.UsageError(f"{' and '.join(found)} are one option: give one of them", ctx)
@@ -117,7 +117,7 @@ class CommandOption(_Parameter, click.Option):
         return None
 
     def value_from_envvar(self, ctx: click.Context) -> Any:
-        """Its value; of several, they stand between blanks, as a shell has them."""
+        """Return its value; of several, they stand between blanks, as a shell has them."""
         text = self.resolve_envvar_value(ctx)
         if text is None or not self.multiple:
             return text
@@ -128,7 +128,7 @@ class CommandOption(_Parameter, click.Option):
 
 
 def _parameter(name: str, hint: Any, spec: Option) -> click.Parameter:
-    """What click makes of a member of a command's parameters."""
+    """Return what click makes of a member of a command's parameters."""
     several, required = get_origin(hint) is tuple, spec.default is ... and not spec.positional
     # None has to be said: click takes False for the default of a flag that has a negation.
     unset = any(spec.default is value for value in (..., (), False))
@@ -157,7 +157,7 @@ def _set_prints(ctx: click.Context, _: click.Parameter, value: bool) -> None:
 
 
 def spoken() -> list[click.Option]:
-    """Options of every command, before or after its name: how much it says."""
+    """Make the options of every command, before or after its name: how much it says."""
     return [
         CommandOption(["-q", "--quiet"], is_flag=True, help="Print results and errors, no notes."),
         CommandOption(
@@ -246,7 +246,7 @@ def add_command(
 
 
 def _by_place_or_flag(context: click.Context, name: str, placed: Any, spec: Option) -> Any:
-    """The value of an option that may stand without its flag, too."""
+    """Return the value of an option that may stand without its flag, too."""
     flagged = context.params[name]
     is_given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
     if placed is not None and is_given:
@@ -259,7 +259,7 @@ def _by_place_or_flag(context: click.Context, name: str, placed: Any, spec: Opti
 def _values_by_flag(
     parameters: Iterable[click.Parameter], options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Values of options by their last long flag."""
+    """Return values of options by their last long flag."""
     return {
         next(flag for flag in reversed(one.opts) if flag.startswith("--"))[2:]: options[one.name]
         for one in parameters
@@ -301,7 +301,7 @@ def refuse_others(option: str, allowed: str) -> None:
 
 
 def _say_sources(context: click.Context, options: Mapping[str, Any]) -> None:
-    """Which options have other values than their defaults, and who says so."""
+    """Print which options have other values than their defaults, and where these are from."""
     from placer.report.console import print_stderr
 
     for one in context.command.params:
@@ -312,7 +312,7 @@ def _say_sources(context: click.Context, options: Mapping[str, Any]) -> None:
 
 
 def _renamed(command: str | None, words: list[str]) -> Iterator[str]:
-    """The words of a command line, options that had another name as they are called now."""
+    """Yield the words of a command line, options that had another name as they are called now."""
     for word, following in zip_longest(words, words[1:], fillvalue=""):
         flag, equals, value = word.partition("=")
         now = _EARLIER.get(flag, flag)
@@ -327,7 +327,7 @@ def _renamed(command: str | None, words: list[str]) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _plain_usage_errors() -> Iterator[None]:
-    r"""Errors of the command line in one line, whatever characters an argument has.
+    r"""Show errors of the command line in one line, whatever characters an argument has.
 
     >>> with _plain_usage_errors():
     ...     raise click.UsageError("no option --a\x1b[2J")

@@ -22,7 +22,7 @@ STAGING = "placer.staging"
 
 
 def _staging(context: click.Context | None) -> Any:
-    """The command's copies of what is on stores; see `placer.data.files.staging.Staging`."""
+    """Return the command's copies of what is on stores; see `placer.data.files.staging.Staging`."""
     from placer.data.files.staging import Staging
 
     context = context or click.get_current_context()
@@ -202,6 +202,6 @@ class Suggested(click.ParamType):  # type: ignore[type-arg]  # As above.
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """What begins as the text does."""
+        """Return what begins as the text does."""
         items = [CompletionItem(name) for name in self._suggested() if name.startswith(incomplete)]
         return items or ([CompletionItem(incomplete, type="file")] if self._files else [])

@@ -37,7 +37,7 @@ class _Loader(_FastLoader):  # type: ignore[misc]
     """YAML in which a key that is written twice is an error, not silently the last one."""
 
     def get_single_node(self) -> yaml.Node | None:
-        """The document, if it is not too large with its aliases written out."""
+        """Return the document, if it is not too large with its aliases written out."""
         node: yaml.Node | None = super().get_single_node()
         if node is not None and _size(node) > MOST_VALUES:
             raise LimitError(f"it has more than {MOST_VALUES} values, its aliases written out")
@@ -58,7 +58,7 @@ class _Loader(_FastLoader):  # type: ignore[misc]
 
 
 def _values(source: Path) -> Any:
-    """The values of a file, whatever they are.
+    """Return the values of a file, whatever they are.
 
     Raises
     ------
@@ -90,7 +90,7 @@ def _check_depth(text: str) -> None:
 
 
 def _size(root: yaml.Node) -> int:
-    """Values of a document, those of an alias as often as it is used; at most too many.
+    """Return values of a document, those of an alias as often as it is used; at most too many.
 
     Raises
     ------
@@ -127,7 +127,7 @@ def read_mapping(
     error_type: type[PlacerError],
     fields: Sequence[str] = ("names",),
 ) -> dict[str, Any]:
-    """The keys and values of a file of a kind (``topology``, ``constraints``), unchecked.
+    """Return the keys and values of a file of a kind (``topology``, ``constraints``), unchecked.
 
     `fields` are those that it may have, for the message.
 
@@ -163,7 +163,7 @@ def read_mapping(
 def read_file(
     path: str | os.PathLike[str], model: type[_Model], kind: str, error_type: type[PlacerError]
 ) -> _Model:
-    """A file of a kind (``topology``, ``constraints``), which docs/KIND.md describes.
+    """Return a file of a kind (``topology``, ``constraints``), which docs/KIND.md describes.
 
     Raises
     ------
@@ -188,7 +188,7 @@ def write_yaml(
 
 
 def _explain(error: ValidationError, kind: str) -> str:
-    """All that is wrong with a file, in one line."""
+    """Return all that is wrong with a file, in one line."""
     problems = []
     found = error.errors(include_url=False)
     for problem in found[:5]:

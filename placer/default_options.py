@@ -21,16 +21,7 @@ OWN_VARIABLES = ("PLACER_CACHE", FILE_VARIABLE, "PLACER_DEBUG")
 
 
 class Key(NamedTuple):
-    """What an option's long flag stands for.
-
-    Attributes
-    ----------
-    parameter : str
-    several : bool
-        Whether it may be given more than once.
-    negates : bool
-        Whether it is the flag that turns the option off.
-    """
+    """The parameter that a long flag sets; if it may be given again, and if it turns it off."""
 
     parameter: str
     several: bool = False
@@ -38,7 +29,7 @@ class Key(NamedTuple):
 
 
 def variable_of(*words: str) -> str:
-    """The variable of a command's option, by the names of both.
+    """Return the variable of a command's option, by the names of both.
 
     >>> variable_of("plan", "time-limit")
     'PLACER_PLAN_TIME_LIMIT'
@@ -71,7 +62,7 @@ PLACER_PLAN_HBM?
 def default_options(
     commands: Mapping[str, Mapping[str, Key]], environment: Mapping[str, str]
 ) -> dict[str, dict[str, Any]]:
-    """What `placer.toml` says of the options of each command, by command and parameter.
+    """Return what `placer.toml` says of the options of each command, by command and parameter.
 
     Values are texts, as on the command line, and lists of these.
 
@@ -101,52 +92,50 @@ def default_options(
     from placer.config_file import read_mapping  # Loads slowly, and few have such a file.
 
     values = read_mapping(path, "defaults", PlacerError)
-    for_all = {name: value for name, value in values.items() if not isinstance(value, dict)}
-    own = {name: value for name, value in values.items() if isinstance(value, dict)}
     every = {name for known in commands.values() for name in known}
-    for name, value in for_all.items():
+    tables = {name: value for name, value in values.items() if isinstance(value, dict)}
+    for_all = {name: value for name, value in values.items() if name not in tables}
+    for name in for_all:
         if name not in every:
-            raise PlacerError(
-                f"{path}: no command has an option --{name}{did_you_mean(name, every)}"
-            )
-        for command, known in commands.items():
-            if name in known:
-                found[command][known[name].parameter] = _given(known[name], value)
-    for command, options in own.items():
+            more = did_you_mean(name, every)
+            raise PlacerError(f"{path}: no command has an option --{name}{more}")
+    for command in tables:
         if command not in commands:
             more = did_you_mean(command, commands) or f"; they are {', '.join(commands)}"
             raise PlacerError(f"{path}: [{command}] is no command{more}")
-        known = commands[command]
-        for name, value in options.items():
+    for command, known in commands.items():
+        own = tables.get(command, {})
+        for name, value in own.items():
             if name not in known:
                 more = did_you_mean(name, known)
                 raise PlacerError(f"{path}: placer {command} has no option --{name}{more}")
             if isinstance(value, dict):
                 raise PlacerError(f"{path}: --{name} of placer {command} must be one value")
-            found[command][known[name].parameter] = _given(known[name], value)
+        for name, value in (*for_all.items(), *own.items()):
+            if name in known:
+                found[command][known[name].parameter] = _given(known[name], value)
     return found
 
 
 def _given(key: Key, value: Any) -> Any:
-    """A value of a file as the command line would have it."""
+    """Return a value of a file as the command line would have it."""
+    texts = [
+        str(one).lower() if isinstance(one, bool) else str(one)
+        for one in (value if isinstance(value, list) else [value])
+    ]
     if key.several:
-        return [_text(one) for one in (value if isinstance(value, list) else [value])]
-    text = ",".join(map(_text, value)) if isinstance(value, list) else _text(value)
-    return negated(text) if key.negates else text
-
-
-def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+        return texts
+    return negated(",".join(texts)) if key.negates else ",".join(texts)
 
 
 def negated(text: str) -> str:
-    """The value of an option whose negation has a value; what is neither stays as it is."""
+    """Return the value of an option whose negation has a value; what is neither stays as it is."""
     words = {"true": "false", "1": "0", "yes": "no", "on": "off", "t": "f", "y": "n"}
     return (words | {no: yes for yes, no in words.items()}).get(text.strip().lower(), text)
 
 
 def config_text(command: str, values: Mapping[str, Any]) -> str:
-    """A command's options as a `placer.toml` that gives the same; those not given are comments.
+    """Write a command's options as a `placer.toml`; those not given are comments.
 
     >>> print(config_text("plan", {"hbm": "8GiB", "cache": True, "dim": None}))
     [plan]

@@ -49,7 +49,7 @@ class BackendError(PlacerError):
 
 
 def did_you_mean(wrong: str, names: Iterable[str]) -> str:
-    """What to add to a message about a name that is not known; nothing where none is like it.
+    """Suggest a known name that is like the wrong one, for a message; or nothing.
 
     >>> did_you_mean("greedy-sise", ["greedy-size", "ilp"])
     '; did you mean greedy-size?'

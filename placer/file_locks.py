@@ -43,7 +43,7 @@ def take_lock(descriptor: int) -> bool:
 
 
 def is_at(descriptor: int, path: Path) -> bool:
-    """Whether an open file is still the one at a path."""
+    """Return whether an open file is still the one at a path."""
     try:
         there = path.lstat()
     except OSError:
@@ -52,7 +52,7 @@ def is_at(descriptor: int, path: Path) -> bool:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether somebody writes a folder now."""
+    """Return whether somebody writes a folder now."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:

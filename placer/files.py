@@ -115,7 +115,7 @@ it: mkdir -p /nowhere
 
 
 def _place_of(path: Path) -> Path:
-    """Where a file goes: at the end of a symbolic link, if there is one."""
+    """Return where a file goes: at the end of a symbolic link, if there is one."""
     try:
         kind = path.stat().st_mode
     except FileNotFoundError:
@@ -130,7 +130,7 @@ def _place_of(path: Path) -> Path:
 
 @contextlib.contextmanager
 def temporary_beside(target: Path) -> Iterator[Path]:
-    """A new file that is locked as long as it is written, and removed if it is there afterwards."""
+    """Make a new file, locked while it is written; remove what is there afterwards."""
     while True:
         # A long name would be too long with more added.
         descriptor, name = tempfile.mkstemp(
@@ -168,7 +168,7 @@ def remove_dead_files(folder: Path) -> None:
 
 
 def _mode_of(target: Path) -> int:
-    """The mode of a file that is there; else that of a new one, which follows the umask."""
+    """Return the mode of a file that is there; else that of a new one, which follows the umask."""
     try:
         return stat.S_IMODE(target.stat().st_mode)
     except FileNotFoundError:
@@ -185,7 +185,7 @@ def _umask() -> int:
 
 
 def is_name(text: str) -> bool:
-    """Whether a text that others wrote names a file in a folder, and nothing elsewhere.
+    """Return whether a text that others wrote names a file in a folder, and nothing elsewhere.
 
     >>> is_name("counts.parquet"), is_name("../counts.parquet"), is_name("..")
     (True, False, False)
@@ -273,7 +273,7 @@ def read_parts(file: StrPath, read: Callable[[], T]) -> T:
 
 
 def _version(file: StrPath) -> tuple[int, int] | None:
-    """What is another one as soon as a file is replaced; None without one."""
+    """Return what is another one as soon as a file is replaced; None without one."""
     try:
         status = Path(file).stat()
     except OSError:
@@ -337,11 +337,11 @@ class HashedFile(io.IOBase):
             self._failure = error
 
     def writable(self) -> bool:
-        """Always true: the file is open for writing."""
+        """Return true: the file is open for writing."""
         return True
 
     def tell(self) -> int:
-        """Bytes written so far."""
+        """Return bytes written so far."""
         return self._size_bytes
 
     def write(self, content: Any) -> int:
@@ -385,13 +385,13 @@ class HashedFile(io.IOBase):
 
 
 def sha256_file(path: StrPath) -> str:
-    """Hexadecimal SHA-256 of a file's content; an OSError for what is no regular file."""
+    """Hash a regular file's content: hexadecimal SHA-256; OSError for what is none."""
     with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sha256_json(value: Any) -> str:
-    """Hexadecimal SHA-256 of a JSON value, whatever the order of its keys.
+    """Return the hexadecimal SHA-256 of a JSON value, whatever the order of its keys.
 
     >>> sha256_json({"a": 1, "b": 2}) == sha256_json({"b": 2, "a": 1})
     True

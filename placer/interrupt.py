@@ -16,7 +16,7 @@ class Interrupt:
 
 @contextlib.contextmanager
 def deferred_interrupt() -> Iterator[Interrupt]:
-    """Inside the `with` block, note the first SIGINT or SIGTERM; a second one acts as usual.
+    """Note the first SIGINT or SIGTERM inside the `with` block; a second one acts as usual.
 
     Python delivers signals to the main thread alone; in others nothing is changed.
     """

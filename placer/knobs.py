@@ -5,7 +5,7 @@ makes options of these, and of parameters whose defaults are an `Option`.
 """
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from types import UnionType
 from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
@@ -76,7 +76,7 @@ def check_knobs(configuration: Any) -> None:
 
 
 def choices_of(kind: Any) -> tuple[Any, ...]:
-    """The values that a `Literal` type names, None with them where it may be left out."""
+    """Return the values that a `Literal` type names, None with them where it may be left out."""
     if get_origin(kind) in (Union, UnionType):
         inner = [choices_of(one) for one in get_args(kind) if one is not type(None)]
         return (None, *inner[0]) if inner[0] else ()
@@ -121,28 +121,34 @@ class Option:
 
 
 def option(*values: Any, **more: Any) -> Any:
-    """An `Option` as the default of a parameter, whose type it therefore has."""
+    """Return an `Option` as the default of a parameter, whose type it therefore has."""
     return Option(*values, **more)
 
 
 def argument(default: Any = ..., kind: Any = None) -> Any:
-    """The default of a parameter that is an argument."""
+    """Return the default of a parameter that is an argument."""
     return Option(default, kind=kind, is_argument=True)
 
 
 def options_of(
-    configuration: type, flags: dict[str, str], heading: str = "", **changed: tuple[Any, Option]
+    configuration: type,
+    heading: str,
+    renamed: Mapping[str, str],
+    names: Collection[str] | None = None,
+    **changed: tuple[Any, Option],
 ) -> Any:
-    """Some fields of a configuration as options, for a parameter that is a mapping of them.
+    """Return fields of a configuration as options, for a parameter that is a mapping of them.
 
     Parameters
     ----------
     configuration : type
         A dataclass whose fields have knobs.
-    flags : mapping of str to str
-        The fields, and how each is spelt.
     heading : str
         What they stand under in help.
+    renamed : mapping of str to str
+        How fields are spelt that are not spelt by their name; see `Option.flags`.
+    names : collection of str, optional
+        The other fields that are options; by default all.
     changed
         Types and options that the command line has in place of a field's own.
     """
@@ -150,13 +156,10 @@ def options_of(
     for name, hint, default, knob in knobs(configuration):
         if name in changed:
             known[name] = changed[name]
-        elif name in flags:
-            spelt = flags[name]
-            if spelt.startswith("-"):
-                spelt = f"{spelt[2:].replace('-', '_')} {spelt}"
+        elif name in renamed or names is None or name in names:
             metavar = "SECONDS" if name.endswith("_s") else None
             limits = knob.least, knob.above, None, metavar
-            known[name] = hint, Option(default, knob.help, spelt, *limits)
+            known[name] = hint, Option(default, knob.help, renamed.get(name, ""), *limits)
     return {name: (hint, replace(spec, heading=heading)) for name, (hint, spec) in known.items()}
 
 
@@ -165,7 +168,7 @@ Member = tuple[str, str, Any, Option]
 
 
 def members(function: Callable[..., Any]) -> Iterator[Member]:
-    """The options of a function's parameters, in order.
+    """Yield the options of a function's parameters, in order.
 
     A parameter that is a dataclass, or has `options_of` one as its default, has several.
     """

@@ -141,7 +141,7 @@ class Problem(Summarized):
         }
 
     def gpus_of(self, table: str) -> tuple[int, ...]:
-        """Numbers of the GPUs that may serve a table: pins of its own and of its group obeyed."""
+        """Return the numbers of GPUs that may serve a table, by its pins and its group's."""
         names = self.constraints.group_of(table) or (table,)
         pins = [self.constraints.rule_of(name).devices for name in names]
         return tuple(
@@ -154,7 +154,7 @@ class Problem(Summarized):
     def of_plan(
         cls, plan: Plan, profile: Profile, constraints: Constraints | None = None
     ) -> "Problem":
-        """The problem that a plan solves, from what its file tells and the profile beside it.
+        """Make the problem that a plan solves, from its file and the profile beside it.
 
         `reserve` of the constraints is left out: the plan's machine is without that memory.
         """
@@ -162,7 +162,7 @@ class Problem(Summarized):
         return cls(profile, plan.topology, plan.batch_size, rules, plan.pipeline, plan.dense)
 
     def in_plan_order(self, plan: Plan) -> "Problem":
-        """The problem with accesses over the ranks of a plan's row order; see `plan.drift`."""
+        """Return the problem with accesses over a plan's row order; see `plan.drift`."""
         profile = in_plan_order(self.profile, plan)
         return self if profile is self.profile else replace(self, profile=profile)
 
@@ -209,7 +209,7 @@ class Problem(Summarized):
 
 
 def _facts_of(gpu: Gpu, dense: Dense | None) -> dict[str, Any]:
-    """What a placement depends on of a GPU; its chip decides only how fast dense layers are."""
+    """List what a placement depends on of a GPU; its chip decides only about dense layers."""
     facts = asdict(gpu)
     if dense is None:
         del facts["chip"]

@@ -23,7 +23,7 @@ class LimitError(ValueError):
 
 
 def open_file(path: str | os.PathLike[str]) -> BufferedReader:
-    """A regular file, open for reading.
+    """Return a regular file, open for reading.
 
     Raises
     ------
@@ -39,7 +39,7 @@ def open_file(path: str | os.PathLike[str]) -> BufferedReader:
 
 
 def read_limited(path: Path, most_bytes: int) -> bytes:
-    """All of a regular file.
+    """Return all of a regular file.
 
     Raises
     ------
@@ -59,7 +59,7 @@ def read_limited(path: Path, most_bytes: int) -> bytes:
 
 
 def read_json(path: Path, most_bytes: int = MOST_JSON_BYTES) -> Any:
-    """The value of a JSON file.
+    """Return the value of a JSON file.
 
     Raises
     ------
@@ -83,7 +83,7 @@ def read_json(path: Path, most_bytes: int = MOST_JSON_BYTES) -> Any:
 
 
 def parse_json(content: bytes) -> Any:
-    """The value of the bytes of a JSON file; see `read_json`.
+    """Return the value of the bytes of a JSON file; see `read_json`.
 
     >>> parse_json(b'{"a": 1}')
     {'a': 1}

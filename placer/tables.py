@@ -108,11 +108,11 @@ class Table:
         return sum(feature.lookups_per_sample for feature in self.features)
 
     def weight_bytes_per_row(self, width: int | None = None) -> int:
-        """Bytes of weights of one row of a shard `width` columns wide (all by default)."""
+        """Return bytes of weights of one row of a shard `width` columns wide (all by default)."""
         return (self.dim if width is None else width) * self.element_bytes
 
     def state_bytes_per_row(self, width: int | None = None) -> int:
-        """Bytes of optimizer state of one row of a shard `width` columns wide.
+        """Return bytes of optimizer state of one row of a shard `width` columns wide.
 
         State is float32 whatever the weights are. Row-wise Adagrad keeps one scalar a
         row, and each column shard keeps its own copy of it; Adam keeps two numbers a weight.

@@ -20,7 +20,7 @@ _PATTERN = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?)\s*([a-zA-Z]*)\s*")
 
 
 def parse_bytes(text: str | int | float) -> int:
-    """Bytes from ``"8GiB"`` (binary), ``"8GB"`` (decimal) or a plain number.
+    """Parse bytes from ``"8GiB"`` (binary), ``"8GB"`` (decimal) or a plain number.
 
     Raises
     ------
@@ -54,7 +54,7 @@ def parse_bytes(text: str | int | float) -> int:
 
 
 def significant(value: float, digits: int = 3) -> str:
-    """A number of so many significant digits, without an exponent; what is before the point whole.
+    """Show so many significant digits, without an exponent; all that are before the point.
 
     Examples
     --------
@@ -70,7 +70,7 @@ def significant(value: float, digits: int = 3) -> str:
 
 
 def counted(count: int, noun: str, nouns: str = "") -> str:
-    """A count and what it is of, one or several.
+    """Show a count and what it is of, one or several.
 
     Examples
     --------
@@ -81,7 +81,7 @@ def counted(count: int, noun: str, nouns: str = "") -> str:
 
 
 def format_share(value: float) -> str:
-    """A share of 1 as a percentage.
+    """Show a share of 1 as a percentage.
 
     Examples
     --------
@@ -97,7 +97,7 @@ def format_share(value: float) -> str:
 
 
 def format_bytes(count: float) -> str:
-    """A size for people, in binary units.
+    """Show a size in binary units.
 
     Examples
     --------
@@ -122,7 +122,7 @@ _DURATIONS = {"": 1.0, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "min": 60.0
 
 
 def parse_seconds(text: str) -> float:
-    """Seconds from ``"3min"``, ``"90s"``, ``"12ms"``, ``"1.5h"`` or a plain number.
+    """Parse seconds from ``"3min"``, ``"90s"``, ``"12ms"``, ``"1.5h"`` or a plain number.
 
     Raises
     ------
@@ -141,7 +141,7 @@ def parse_seconds(text: str) -> float:
 
 
 def format_seconds(seconds: float) -> str:
-    """A duration for people.
+    """Show a duration.
 
     Examples
     --------
@@ -159,7 +159,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def parse_prices(text: str, machines: Sequence[str]) -> dict[str, float]:
-    """Prices per hour of machines, or of GPUs, from ``8xh100=98,8xa100-40=32``.
+    """Parse prices per hour of machines, or of GPUs, from ``8xh100=98,8xa100-40=32``.
 
     Raises
     ------

@@ -29,7 +29,8 @@ from placer.measurement import (
     random_cases,
     repeated,
 )
-from placer.measurement.designed import LEAST_CASES, designed_cases
+from placer.measurement.collect import LEAST_CASES
+from placer.measurement.designed import designed_cases
 from placer.measurement.timed_steps import drawn_batches
 from placer.plan.fields import RowOrder
 from placer.plan.verify import violations

@@ -415,3 +415,17 @@ def test_ids_that_pandas_wrote_as_floats(tmp_path: Path) -> None:
     path.write_text("click,item,user_id\n0,a,7.5\n")
     with pytest.raises(DataError, match=r"line 2: user_id is '7.5', and its column"):
         list(open_log(path, encoding=log.encoding).chunks())
+
+
+@pytest.mark.parametrize("block", [1 << 21, 16])
+def test_files_that_were_joined_with_their_headers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    monkeypatch.setattr("placer.data.formats.text.BLOCK_BYTES", block)
+    part = gzip.compress(b"user,item,label\nu1,a,1\nu2,b,0\n")
+    path = tmp_path / "log.csv.gz"
+    path.write_bytes(part + part)
+    with pytest.raises(DataError, match="line 4 names the columns again"):
+        list(open_log(path).chunks())
+    path.write_bytes(part + gzip.compress(b"u3,a,1\n"))
+    assert sum(chunk.samples for chunk in open_log(path).chunks()) == 3

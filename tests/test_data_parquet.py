@@ -130,7 +130,7 @@ def test_a_cursor_reads_what_it_did_not_skip(
             ids = [] if batch is None else batch.features["item"].keys.tolist()
             assert ids == list(range(place, place + len(ids)))
             assert bool(ids) == (place < SAMPLES)
-            assert batch is None or batch.place(0) == f"{path}, row {place}"
+            assert batch is None or batch.place.of(0) == f"{path}, row {place}"
             place += len(ids)
         else:
             skipped = cursor.skip(count)

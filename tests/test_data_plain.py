@@ -67,7 +67,7 @@ def samples(file: Path, names: list[str], separator: str, missing: str) -> objec
                 for name, one in batch.features.items()
             ]
             assert batch.labels is not None
-            found.append((batch.place(0), bags, batch.dense.tobytes(), batch.labels.tobytes()))
+            found.append((batch.place.of(0), bags, batch.dense.tobytes(), batch.labels.tobytes()))
         return found
     except DataError as error:
         return str(error)

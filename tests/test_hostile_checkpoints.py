@@ -162,7 +162,7 @@ def test_all_opcodes_that_python_writes_are_read() -> None:
         assert read[:8] == value[:8]
         assert read[8].items == [("a", ())]
     with pytest.raises(PickleError, match=r"opcode 0x69"):
-        read_pickle(b"\x80\x02(i.", admits=lambda name: True)
+        read_pickle(b"\x80\x02(imodule\nname\n.", admits=lambda name: True)
 
 
 # Tensors of torch.save -------------------------------------------------------------------------

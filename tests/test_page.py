@@ -17,7 +17,7 @@ from cli_cases import Workbench, fail, make_workbench, succeed
 from cost_models import Roofline
 from placer import Feature, Plan, Problem, Profile, Shard, Table, TableProfile, Topology
 from placer.profile.cdf import AccessCdf
-from placer.report.palette import HATCHES, MARKERS, SERIES
+from placer.report.picture import MARKERS, SERIES
 from placer.workloads import named_workload
 from solvers import solve
 from solvers.bounds.binding import Binding
@@ -99,7 +99,7 @@ def test_texts_can_leave_neither_a_script_nor_a_label(name: str) -> None:
 
 
 def test_bars_lines_and_hatches_of_a_palette_are_all_different() -> None:
-    for one in (SERIES, MARKERS, HATCHES, PATTERNS):
+    for one in (SERIES, MARKERS, PATTERNS):
         assert len(set(one)) == len(one) == len(SERIES)
 
 

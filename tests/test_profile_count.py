@@ -179,7 +179,7 @@ def test_a_refused_batch_leaves_no_trace() -> None:
         ({"a": good, "b": Bags(np.array([0, 1], np.int32))}, "vector of int64"),  # type: ignore[arg-type]
     ]:
         with pytest.raises(DataError, match=message):
-            counter.add_bags(2, features)
+            counter.add(2, features)
     assert counter.profile()["t"].lookups == 0
     with pytest.raises(DataError, match="'c' reads table 'u'; tables are t"):
         AccessCounter({"t": 3}, {"c": "u"})

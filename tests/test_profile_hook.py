@@ -1,6 +1,7 @@
 """Counting what a program feeds its model."""
 
 from collections.abc import Iterator
+from itertools import islice
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,7 +14,7 @@ from placer.data import open_log
 from placer.data.log import Bags
 from placer.errors import DataError
 from placer.profile.count import profile_log
-from placer.profile.hook import CountedLoader, as_bags, profile_batches, profile_dataloader
+from placer.profile.hook import CountedLoader, as_bags, profile_batches
 
 
 def loader() -> "DataLoader[dict[str, torch.Tensor]]":
@@ -22,7 +23,7 @@ def loader() -> "DataLoader[dict[str, torch.Tensor]]":
 
 
 def test_a_dataloader_is_counted() -> None:
-    profile = profile_dataloader(
+    profile = profile_batches(
         loader(), lambda batch: batch, tables={"user": 4, "items": 3}, dim=16, pooling="mean"
     )
     assert profile.samples == 10
@@ -32,9 +33,7 @@ def test_a_dataloader_is_counted() -> None:
     assert profile["items"].counts.counts.tolist() == [4, 3, 13]
     assert profile["items"].table.features[0].pooling_factor == 2
     assert profile["items"].table.dim == 16
-    first = profile_dataloader(
-        loader(), lambda batch: batch, tables={"user": 4, "items": 3}, max_batches=2
-    )
+    first = profile_batches(islice(loader(), 2), tables={"user": 4, "items": 3})
     assert first.samples == 8
 
 
@@ -134,15 +133,15 @@ class _Clicks(torch.utils.data.Dataset[dict[str, object]]):
 
 def test_what_a_dataloader_makes_of_samples() -> None:
     tables = {"user": 3, "history": 2}
-    profile = profile_dataloader(DataLoader(_Clicks(), batch_size=4), tables=tables)
+    profile = profile_batches(DataLoader(_Clicks(), batch_size=4), tables=tables)
     assert profile.samples == 10
     assert profile["user"].counts.hottest().tolist() == [0, 1, 2]
     assert profile["history"].counts.counts.tolist() == [5, 15]
     assert profile["history"].table.features[0].pooling_factor == 2
     pairs = DataLoader([({"user": i}, float(i)) for i in range(3)], batch_size=2)
-    assert profile_dataloader(pairs, tables={"user": 3})["user"].lookups == 3
+    assert profile_batches(pairs, tables={"user": 3})["user"].lookups == 3
     with pytest.raises(DataError, match="a batch, a list, has no feature 'user'; give extract="):
-        profile_dataloader(
+        profile_batches(
             DataLoader(torch.utils.data.TensorDataset(torch.arange(3))), tables={"user": 3}
         )
 

@@ -27,7 +27,7 @@ def measured(ids: Ids, rows: int = ROWS, chunk: int = 5000) -> TableProfile:
     counter, locality = AccessCounter(tables, features), LocalityCounter(tables, features)
     for start in range(0, ids.size, chunk):
         part = ids[start : start + chunk]
-        counter.add_bags(part.size, {"t": Bags(part)})
+        counter.add(part.size, {"t": Bags(part)})
         locality.add(part.size, {"t": Bags(part)})
     [table] = counter.profile()
     return replace(table, locality=locality.localities()["t"])

@@ -23,6 +23,7 @@ from solvers.model.instance import Instance
 from solvers.model.knapsack import BYTES, PHASES
 from solvers.result import Limits
 from solvers.search.annealing import AnnealingParams, anneal, prepare, runs, search
+from solvers.search.annealing import problem as arrays_of_problems
 from solvers.search.annealing.compiled import is_compiled
 from solvers.search.annealing.moves import gather, other_gpu, run_moves
 from solvers.search.annealing.problem import AnnealingProblem
@@ -49,7 +50,7 @@ def annealed(
     bound = lagrangian_bound(instance)
     start = construct(instance, bound, bound.step_time_s)
     assert start is not None
-    arrays = AnnealingProblem([start], 8, 1000, Clock.start(Limits(time_limit_s=60.0)))
+    arrays = AnnealingProblem([start], Clock.start(Limits(time_limit_s=60.0)))
     model, state, step_s = arrays.start(start, power)
     rules = Rules(0.4, gathered_below, 0.76, many_gpus, 0.5, power, step_s, hot, 0.0)
     option, gpu = state.option.copy(), state.gpu.copy()
@@ -174,7 +175,9 @@ def test_of_many_gpus_those_of_the_table_and_some_others_are_looked_at() -> None
         assert {gpu for one in looked_at for gpu in one} == set(range(state.held.size))
 
 
-def test_tables_with_much_work_and_with_few_lookups_are_sharded_anew_first() -> None:
+def test_tables_with_much_work_and_with_few_lookups_are_sharded_anew_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The light table returns as much as the other one, and looks up far less."""
     tables = [
         zipf_table("other", 50_000, 64, lookups=6.0),
@@ -190,10 +193,11 @@ def test_tables_with_much_work_and_with_few_lookups_are_sharded_anew_first() -> 
         room += sum(
             max(1, option.shard_count)
             for option in instance.options_of(table)
-            if option != own[table] and option.shard_count <= 4
+            if option != own[table] and option.shard_count <= instance.gpus
         )
         for most_items, more in ((room - 1, set[int]()), (room, {table})):
-            options = AnnealingProblem([start], 4, most_items, clock).options
+            monkeypatch.setattr(arrays_of_problems, "_MOST_ITEMS", most_items)
+            options = AnnealingProblem([start], clock).options
             assert {one for one in range(3) if len(options[one]) > 1} == anew | more
         anew.add(table)
 
@@ -244,7 +248,7 @@ def test_as_many_runs_at_once_as_threads(
     assert start is not None
     limits = Limits(time_limit_s=20.0, threads=3, max_steps=max_steps)
     prepare(limits)
-    params = AnnealingParams(least_steps=1000, longest=1)
+    params = AnnealingParams(first_steps=1000, longest=1)
     anneal([start], target_s=0.0, seed=1, clock=Clock.start(limits), params=params)
     assert counts == {at_once}
 
@@ -284,7 +288,7 @@ def test_the_start_that_leads_furthest_is_gone_on_from(
     monkeypatch.setattr(search._Annealing, "improved", noted)
     starts = [good, bad] if first == 0 else [bad, good]
     limits = Limits(max_steps=4)
-    params = AnnealingParams(least_steps=2, steps_per_place=0, longest=1, idle_runs=1)
+    params = AnnealingParams(first_steps=2, longest=1, idle_runs=1)
     best = anneal(starts, target_s=0.0, seed=1, clock=Clock.start(limits), params=params)
     assert best.step_time_s <= good.step_time_s
     assert lines[0].step_time_s <= good.step_time_s
@@ -304,7 +308,7 @@ def test_other_starts_have_their_turn_when_one_leads_no_further(
         return lines[-1]
 
     monkeypatch.setattr(search._Annealing, "improved", noted)
-    params = AnnealingParams(least_steps=20, steps_per_place=0, longest=1, idle_runs=1)
+    params = AnnealingParams(first_steps=20, longest=1, idle_runs=1)
     clock = Clock.start(Limits(max_steps=100_000))
     starts = [good, on_one_gpu(instance)]
     best = anneal(starts, target_s=0.0, seed=1, clock=clock, params=params)
@@ -321,7 +325,7 @@ def test_two_shards_of_a_table_on_a_gpu_are_left_as_they_are() -> None:
     start = Assignment.of(instance, [(shard, 0) for shard in shards])
     assert start is not None
     clock = Clock.start(Limits(max_steps=1000))
-    best = anneal([start], target_s=0.0, seed=1, clock=clock, params=AnnealingParams())
+    best = anneal([start], target_s=0.0, seed=1, clock=clock)
     assert best is start
 
 
@@ -339,7 +343,7 @@ def test_threads_stop_when_asked_in_the_thread_of_the_caller() -> None:
     assert start is not None
     limits = Limits(time_limit_s=600.0, threads=3, stop=stop)
     prepare(limits)
-    params = AnnealingParams(least_steps=10**12, idle_runs=10**9)
+    params = AnnealingParams(first_steps=10**12, idle_runs=10**9)
     best = anneal([start], target_s=0.0, seed=1, clock=Clock.start(limits), params=params)
     assert best.step_time_s < start.step_time_s
     assert set(asked_in) == {threading.current_thread()}

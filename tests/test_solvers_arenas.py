@@ -26,7 +26,6 @@ from solvers.model.clock import Clock
 from solvers.model.instance import Instance, Placement
 from solvers.search.arena_construction import assignments_by_arena
 from solvers.search.construction import construct
-from solvers.search.exact_program import ExactProgram
 from solvers.search.moves import improve
 
 MODEL = Calibrated(calibration(arena_cached=2e-3, arena_cached_lookup=2e-6))
@@ -147,23 +146,6 @@ def test_nothing_is_replicated_where_its_collectives_take_longer(
         assert least_s is not None
         assert result.bound_s is not None
         assert least_s * (1 - 1e-9) <= result.bound_s <= result.step_time_s * (1 + 1e-9)
-
-
-def test_the_exact_program_knows_what_replicas_take_once() -> None:
-    """Its bound is the step of its plan, whether replicas are worth their collectives or not."""
-    tables = [zipf_table(f"t{n}", 20, 8, lookups=20) for n in range(3)]
-    asked = problem_of(*tables, topology=machine(2), batch_size=256)
-    replicated = []
-    for replicas_s, upper_s in ((1e-4, 0.005), (0.05, 0.06), (1.0, 0.11)):
-        model = Calibrated(calibration(exchange_byte=1e-6, replicas=replicas_s))
-        program = ExactProgram.build(Instance(asked, model), "time", 4000, upper_s)
-        assert program is not None
-        assert program.is_complete
-        answer = program.run(Limits(time_limit_s=60.0, gap=0.0), 60.0)
-        assert answer.assignment is not None
-        assert answer.claim.step_time_s == pytest.approx(answer.assignment.step_time_s, rel=1e-3)
-        replicated.append(bool(answer.assignment.replicas))
-    assert replicated == [True, True, False]
 
 
 @pytest.mark.parametrize("solver", mostly_slow(["greedy-cost", "ilp", "auto"], "greedy-cost"))

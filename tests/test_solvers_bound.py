@@ -51,12 +51,11 @@ from solvers.model.knapsack import (
 from solvers.result import Limits, Termination
 from solvers.search.branching import BranchingParams, branch_and_bound, formulation
 from solvers.search.construction import construct
-from solvers.search.iterated import IteratedParams
 from solvers.search.room import make_room
 from solvers.strategies import _weighing
 from solvers.strategies._base import Stage, StagedStrategy
 from solvers.strategies._search import Search
-from solvers.strategies._stages import iterated
+from solvers.strategies._stages import anneal
 
 SEARCHED = 5
 """Problems of each kind that every solver is run on."""
@@ -432,8 +431,8 @@ class Unlucky(StagedStrategy):
     name = "unlucky"
 
     def stages(self, instance: Instance) -> list[Stage]:
-        searched = Stage("searched", lambda search: iterated(search, 1.0, IteratedParams()))
-        return [Stage("nothing", lambda search: None), searched]
+        annealed = Stage("annealed", lambda search: anneal(search, 1.0))
+        return [Stage("nothing", lambda search: None), annealed]
 
 
 def test_what_fits_at_all_is_improved() -> None:

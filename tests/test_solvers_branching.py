@@ -159,18 +159,6 @@ def test_the_first_relaxation_is_the_same_whatever_options_it_begins_with(
     assert other.bound_s == pytest.approx(usual.bound_s, rel=1e-3)
 
 
-def test_a_first_search_without_time_is_the_last() -> None:
-    first, price = begun("random-6@4", Topology.parse("4xh100", hbm="1GiB"))
-    programs = []
-    for share in (0.0, 1.0):
-        clock = Clock.start(Limits(time_limit_s=5.0, threads=1))
-        params = BranchingParams(first_share=share)
-        found = branch_and_bound(first, price, clock=clock, gap=0.01, params=params)
-        assert found is not None
-        programs.append(found.programs)
-    assert programs[0] == 1 < programs[1]
-
-
 def test_threads_prove_no_more_than_is_true() -> None:
     first, price = begun("random-6@4", Topology.parse("4xh100", hbm="1GiB"))
     root_s = searched(first, price).bound_s

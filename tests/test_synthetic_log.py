@@ -12,8 +12,8 @@ import pyarrow.parquet
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_benchmark_slow_memory import imported
 from training_cases import plan_for
+from zipf_sample import fit_zipf_to_sample
 
 from placer.data.reader import open_log
 from placer.errors import DataError
@@ -27,8 +27,6 @@ from placer.workloads.synthetic_log import (
     scaled_rows,
     write_synthetic_log,
 )
-
-fit_zipf_to_sample = imported("_zipf_sample").fit_zipf_to_sample
 
 SAMPLES = 20_000
 COLUMNS = ["label", *INTEGER, *CATEGORICAL]

@@ -5,12 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_benchmark_slow_memory import imported
+from zipf_sample import fit_zipf_to_sample
 
 from placer.profile.zipf import ZipfMandelbrot
 from placer.workloads.synthetic_log import CATEGORICAL, INTEGER, MISSING_SHARE
-
-fit_zipf_to_sample = imported("_zipf_sample").fit_zipf_to_sample
 
 pytestmark = pytest.mark.real
 

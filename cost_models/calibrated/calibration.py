@@ -130,7 +130,7 @@ class Calibration:
     machine: dict[str, Any] = field(default_factory=dict)
 
     def seconds(self, term: str) -> float:
-        """The constant with the name `term`; 0 if it was not measured.
+        """Return the constant with the name `term`; 0 if it was not measured.
 
         The state of an optimizer that was not measured costs what the dearest one's does.
         """
@@ -148,7 +148,7 @@ class Calibration:
         write_text(path, text + "\n")
 
     def to_json(self) -> dict[str, Any]:
-        """The calibration as a JSON object."""
+        """Return the calibration as a JSON object."""
         return {"format": FORMAT, "version": VERSION, **asdict(self)}
 
     @classmethod
@@ -217,5 +217,5 @@ class Calibration:
 
 
 def _is_sound(constant: Constant) -> bool:
-    """Whether all three are seconds."""
+    """Return whether all three are seconds."""
     return all(0 <= seconds < math.inf for seconds in astuple(constant))

@@ -24,8 +24,8 @@ from cost_models.step_equation.unit_costs import Amount
 from cost_models.step_equation.work import Work, work_of
 from placer.errors import PlacerError
 from placer.measurement.cases import Case
+from placer.measurement.collect import LEAST_CASES
 from placer.measurement.dataset import Dataset, repeated
-from placer.measurement.designed import LEAST_CASES
 from placer.measurement.times import NOISY_SPREAD, NOISY_WAIT, Clock, step_s
 from placer.tables import OptimizerName
 
@@ -62,7 +62,7 @@ class Observation:
 
 
 def amounts(case: Case, *, tiers: bool) -> Float:
-    """How often each GPU of a case meets each of `TERMS`, shape (gpus, len(TERMS))."""
+    """Return how often each GPU of a case meets each of `TERMS`, shape (gpus, len(TERMS))."""
     problem, plan = case.problem(), case.plan()
     counted = np.zeros((case.gpus, len(TERMS)))
     for work in work_of(problem, plan):
@@ -93,14 +93,14 @@ def amounts(case: Case, *, tiers: bool) -> Float:
 
 
 def _arena_terms(loads: Iterable[ArenaLoad], *, tiers: bool) -> dict[str, Amount]:
-    """Terms of arenas by how their rows are read: one second of each constant at a time."""
+    """Return terms of arenas by how their rows are read: one second of each constant at a time."""
     each = ArenaCosts(*np.eye(len(ARENA_TERMS))).seconds(loads).tolist()
     met: dict[str, Amount] = dict(zip(ARENA_TERMS, each, strict=True))
     return met if tiers else {"replicas": met["replicas"]}
 
 
 def _read_terms(work: Work, optimizer: OptimizerName) -> dict[str, Amount]:
-    """Terms of reading and updating the rows of a shard in one way."""
+    """Return terms of reading and updating the rows of a shard in one way."""
     lookup_bytes, row_bytes = work.lookups * work.weight_bytes, work.rows * work.row_bytes
     if work.kind == "host":
         return {
@@ -127,7 +127,7 @@ def _read_terms(work: Work, optimizer: OptimizerName) -> dict[str, Amount]:
 
 
 def observations(dataset: Dataset, clock: Clock = "wall") -> list[Observation]:
-    """The measured cases of a data set, each with its work and its time."""
+    """Return the measured cases of a data set, each with its work and its time."""
     tiers = dataset.setting.tiers
     return [
         Observation(case, amounts(case, tiers=tiers), step_s(measured, clock))
@@ -136,7 +136,7 @@ def observations(dataset: Dataset, clock: Clock = "wall") -> list[Observation]:
 
 
 def fit(observed: Sequence[Observation]) -> tuple[Float, float]:
-    """The constants, shape (len(TERMS),), and how much processes of one host slow each other."""
+    """Fit the constants, shape (len(TERMS),), and how much processes of a host slow each other."""
     shares = _SHARES if any(len(one.amounts) > 1 for one in observed) else [0.0]
     fits = [(fit_at(observed, float(share)), float(share)) for share in shares]
     return min(fits, key=lambda found: _loss(observed, *found))
@@ -161,7 +161,7 @@ def with_others(amounts: Float, share: float) -> Float:
 
 
 def fit_at(observed: Sequence[Observation], share: float) -> Float:
-    """The constants if processes slow each other by this share of their time."""
+    """Return the constants if processes slow each other by this share of their time."""
     from scipy.optimize import nnls
 
     times = np.array([one.seconds for one in observed])
@@ -180,12 +180,12 @@ def fit_at(observed: Sequence[Observation], share: float) -> Float:
 
 
 def predicted_s(observed: Sequence[Observation], constants: Float, share: float = 0.0) -> Float:
-    """Step time of each case."""
+    """Return the step time of each case."""
     return np.array([(with_others(one.amounts, share) @ constants).max() for one in observed])
 
 
 def calibrate(dataset: Dataset, clock: Clock = "wall") -> Calibration:
-    """Constants with error bars from measurements.
+    """Fit constants with error bars to measurements.
 
     Raises
     ------
@@ -222,7 +222,7 @@ def calibrate(dataset: Dataset, clock: Clock = "wall") -> Calibration:
 
 
 def noise_of(dataset: Dataset) -> Noise:
-    """How much the machine's speed varied during the measurements."""
+    """Return how much the machine's speed varied during the measurements."""
     measured = [one.measured for one in dataset.measurements]
     again = [step_s(times) for _, times in repeated(dataset.of_kind(REFERENCE).measurements)]
     waits = [m.seconds("wall") / max(m.seconds("cpu"), 1e-12) - 1 for m in measured]
@@ -236,7 +236,7 @@ def noise_of(dataset: Dataset) -> Noise:
 
 
 def _held_out_errors(observed: Sequence[Observation]) -> Float:
-    """Relative errors of cases whose workload the fit had not seen."""
+    """Return relative errors of cases whose workload the fit had not seen."""
     fold_of = {name: n % _FOLDS for n, name in enumerate(_workloads(observed))}
     folds = np.array([fold_of[one.case.workload] for one in observed])
     errors = np.zeros(len(observed))
@@ -251,7 +251,7 @@ def _held_out_errors(observed: Sequence[Observation]) -> Float:
 
 
 def _error_bars(observed: Sequence[Observation], share: float) -> tuple[Float, Float]:
-    """Where nine of ten fits to resampled workloads find each constant."""
+    """Return where nine of ten fits to resampled workloads find each constant."""
     by_workload: dict[str, list[Observation]] = defaultdict(list)
     for one in observed:
         by_workload[one.case.workload].append(one)

@@ -47,7 +47,7 @@ class Calibrated(StepEquation):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Calibrated":
-        """The model of a file that `placer calibrate` wrote.
+        """Return the model of a file that `placer calibrate` wrote.
 
         Raises
         ------
@@ -57,7 +57,7 @@ class Calibrated(StepEquation):
         return cls(Calibration.load(path), f"calibrated:{os.fspath(path)}")
 
     def identity(self) -> Any:
-        """All that answers depend on besides source, as JSON: by it plans are kept."""
+        """Return all that answers depend on besides source, as JSON: by it plans are kept."""
         return self.calibration.to_json()
 
     @property
@@ -71,7 +71,7 @@ class Calibrated(StepEquation):
         return self.calibration.contention
 
     def unit_costs(self, problem: Problem, table: int, gpu: int) -> UnitCosts:
-        """As measured, whatever the topology. See `StepEquation.unit_costs`."""
+        """Return the measured costs, whatever the topology. See `StepEquation.unit_costs`."""
         if self._problem is None or self._problem() is not problem:
             self._problem, self._costs = weakref.ref(problem), {}
         key = table, self._exchange_byte_s(problem, gpu)
@@ -82,17 +82,17 @@ class Calibrated(StepEquation):
         return costs
 
     def schedule(self, problem: Problem) -> Schedule:
-        """With what every step takes, in its main chain. See `CostModel.schedule`."""
+        """Add what every step takes to the main chain. See `CostModel.schedule`."""
         schedule = super().schedule(problem)
         main_s, *others_s = schedule.fixed_s
         return replace(schedule, fixed_s=(main_s + self.calibration.seconds("step"), *others_s))
 
     def launches(self, problem: Problem, gpu: int) -> Float:
-        """What an arena takes whatever is in it. See `CostModel.launches`."""
+        """Return what an arena takes whatever is in it. See `CostModel.launches`."""
         return _in_phases(self.calibration.seconds("arena"), problem.pipeline)
 
     def arena_costs(self, problem: Problem, gpu: int) -> ArenaCosts | None:
-        """Where tiers are one memory, those of replicas alone. See `CostModel.arena_costs`."""
+        """Return replicas' alone where tiers are one memory. See `CostModel.arena_costs`."""
         tiers, of = self.calibration.tiers, self.calibration.seconds
         seconds = [of(term) if tiers or term == "replicas" else 0.0 for term in ARENA_TERMS]
         if not any(seconds):
@@ -100,11 +100,11 @@ class Calibrated(StepEquation):
         return ArenaCosts(*(_in_phases(one, problem.pipeline) for one in seconds))
 
     def least_shard_s(self, problem: Problem) -> float | None:
-        """That of any GPU. See `StepEquation.least_shard_s`."""
+        """Return the same for every GPU. See `StepEquation.least_shard_s`."""
         return self._shard_s
 
     def _exchange_byte_s(self, problem: Problem, gpu: int) -> float:
-        """Seconds of a byte that is spread evenly over all GPUs."""
+        """Return seconds of a byte that is spread evenly over all GPUs."""
         topology = problem.topology
         if "exchange_byte" not in self.calibration.constants:
             return topology.exchange_s(topology.gpus[gpu].id, 1.0)
@@ -162,7 +162,7 @@ class Calibrated(StepEquation):
 
 
 def _in_phases(seconds: float, pipeline: Pipeline) -> Float:
-    """Seconds of each phase: half of them are the lookup's, the others the update's."""
+    """Return seconds of each phase: half of them are the lookup's, the others the update's."""
     phase_s = np.zeros(ROWS)
     phase_s[[LOOKUP, UPDATE]] = seconds / 2
     return with_lanes(phase_s, pipeline)

@@ -6,7 +6,7 @@ from placer.report.section import Column, Report, attributes, table_of
 
 
 def calibration_warnings(calibration: Calibration) -> list[str]:
-    """What stands against the use of the constants."""
+    """Return what stands against the use of the constants."""
     if not calibration.noisy:
         return []
     return [
@@ -16,7 +16,7 @@ def calibration_warnings(calibration: Calibration) -> list[str]:
 
 
 def calibration_report(calibration: Calibration) -> Report:
-    """Constants with their error bars, how well they predict, and how much the machine varied."""
+    """Report constants with error bars, how well they predict, and how the machine varied."""
     noise = calibration.noise
     headline = [
         f"{calibration.cases} cases; step times of cases that a fit had not seen are off by "
@@ -45,9 +45,9 @@ def calibration_report(calibration: Calibration) -> Report:
                 "constants",
                 "Constants",
                 Column("constant", "constant", of=lambda item: item[0]),
-                Column("value_s", "time of a unit", form.seconds, of=lambda item: item[1].value_s),
-                Column("low_s", "at least", form.seconds, of=lambda item: item[1].low_s),
-                Column("high_s", "at most", form.seconds, of=lambda item: item[1].high_s),
+                Column("value_s", "time of a unit", of=lambda item: item[1].value_s),
+                Column("low_s", "at least", of=lambda item: item[1].low_s),
+                Column("high_s", "at most", of=lambda item: item[1].high_s),
             ),
         ),
     )

@@ -81,18 +81,18 @@ def _devices(devices: "Sequence[DeviceTotals]", steps: int, gpu_s: Sequence[floa
         "A step of each device (means)",
         (
             Column("device", "device"),
-            Column("work_s", "work", form.seconds),
+            Column("work_s", "work"),
             Column("lookups", "lookups", form.count),
             Column("rows", "rows", form.count),
-            Column("hbm_share", "in HBM", form.share),
+            Column("hbm_share", "in HBM"),
             Column("staged_rows", "copied in", form.count),
             Column("written_back_rows", "back", form.count),
             Column("in_place_rows", "in place", form.count),
-            Column("link_in_bytes", "link in", form.size),
-            Column("link_out_bytes", "out", form.size),
-            Column("sent_bytes", "sent", form.size),
-            Column("received_bytes", "received", form.size),
-            Column("dram_read_bytes", "DRAM read", form.size, spare=True),
+            Column("link_in_bytes", "link in"),
+            Column("link_out_bytes", "out"),
+            Column("sent_bytes", "sent"),
+            Column("received_bytes", "received"),
+            Column("dram_read_bytes", "DRAM read", spare=True),
             Column("pool_entries", "entries", form.count, spare=True),
             Column("most_held", "most used", form.count, spare=True),
             Column("most_needed", "most asked", form.count, spare=True),
@@ -118,12 +118,9 @@ def _exchange(totals: "Totals") -> Section:
         Column(
             "to_others_bytes",
             "between GPUs",
-            form.size,
             of=lambda item: (int(item[1].sum()) - kept[item[0]]) / totals.steps,
         ),
-        Column(
-            "to_self_bytes", "within one", form.size, of=lambda item: kept[item[0]] / totals.steps
-        ),
+        Column("to_self_bytes", "within one", of=lambda item: kept[item[0]] / totals.steps),
     )
 
 
@@ -140,21 +137,21 @@ def _windows(drift: "Sequence[Drifted]") -> Section:
         "Over time",
         Column("window", "window", of=of_window("name")),
         Column("steps", "steps", form.count, of=of_window("steps")),
-        Column("hbm_share", "in HBM", form.share, of=of_window("hbm_share")),
-        Column("lost_share", "lost", form.share),
+        Column("hbm_share", "in HBM", of=of_window("hbm_share")),
+        Column("lost_share", "lost"),
         Column("slow_lookups", "slow lookups", form.count, of=of_window("slow_lookups")),
         Column("slow_rows", of=of_window("slow_rows")),
-        Column("step_mean_s", "step", form.seconds, of=of_window("mean_s")),
-        Column("step_p99_s", "p99", form.seconds, of=of_window("p99_s")),
+        Column("step_mean_s", "step", of=of_window("mean_s")),
+        Column("step_p99_s", "p99", of=of_window("p99_s")),
         Column(
             "ratio",
             "vs first",
             form.times,
             of=lambda one: one.window.mean_s / one.first.mean_s if one.first.mean_s else None,
         ),
-        Column("other_hbm_share", "other: in HBM", form.share, of=of_other("hbm_share")),
-        Column("other_step_mean_s", "step", form.seconds, of=of_other("mean_s")),
-        Column("migration_s", "to move", form.seconds),
+        Column("other_hbm_share", "other: in HBM", of=of_other("hbm_share")),
+        Column("other_step_mean_s", "step", of=of_other("mean_s")),
+        Column("migration_s", "to move"),
         Column("break_even_steps"),
         Column("break_even", "pays after", of=_break_even),
     )
@@ -176,7 +173,7 @@ def break_even(steps: float | None, cost: float | None) -> str:
 
 
 def _steps(records: "Sequence[StepRecord]") -> Section:
-    """Each step's numbers, of which a table shows the times of the first ones."""
+    """Return each step's numbers, of which a table shows the times of the first ones."""
     return table_of(
         records,
         "steps_in_order",
@@ -186,8 +183,8 @@ def _steps(records: "Sequence[StepRecord]") -> Section:
         Column("slow_rows"),
         Column("entries_held", of=lambda one: one.held),
         Column("entries_needed", of=lambda one: one.needed),
-        Column("step_s", "step", form.seconds),
-        Column("sum_s", "sum", form.seconds),
+        Column("step_s", "step"),
+        Column("sum_s", "sum"),
         shown=3,
         order="first ones",
     )

@@ -13,7 +13,7 @@ Case = tuple[tuple[str, float], ...]
 
 
 def sweep_report(sweep: Sweep) -> Report:
-    """All points and the fastest placement of each case, as JSON and CSV show them."""
+    """Report all points and the fastest placement of each case, as JSON and CSV show them."""
     points: list[Row] = [_point_row(point) for point in sweep.points]
     facts: Row = {
         "cost_model": sweep.cost_model,
@@ -34,7 +34,7 @@ def sweep_report(sweep: Sweep) -> Report:
 
 
 def sweep_tables(sweep: Sweep) -> Report:
-    """Samples per second of each placement, machine by machine, for people."""
+    """Return samples per second of each placement, machine by machine, for people."""
     sections: list[Section] = []
     winners = {(row["platform"], row["varied"]): row for row in _winner_rows(sweep)}
     by_case = _by_case(sweep.points)
@@ -140,7 +140,7 @@ def _winner_rows(sweep: Sweep) -> list[Row]:
 
 
 def _machines(sweep: Sweep, winners: Mapping[tuple[Any, Any], Row]) -> Section:
-    """The best of each machine side by side."""
+    """Return the best of each machine side by side."""
     cases = dict.fromkeys(case for _, case in winners)
     rows: list[Row] = []
     for case in cases:
@@ -161,7 +161,7 @@ def _machines(sweep: Sweep, winners: Mapping[tuple[Any, Any], Row]) -> Section:
 
 
 def _impossible(sweep: Sweep) -> list[Row]:
-    """Placements that some case rules out: the cases, and why the last of them does."""
+    """List placements that some case rules out: the cases, and why the last of them does."""
     impossible: dict[tuple[str, str], dict[str, Any]] = {}
     for point in sweep.points:
         if point.samples_per_s is None:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from cost_models.sweep.run import Sweep
 from placer.errors import PlacerError
-from placer.report.palette import INK, MARKERS, MUTED, SERIES
-from placer.report.picture import grid_behind, picture, plain_panel
+from placer.report.picture import INK, MARKERS, MUTED, SERIES, grid_behind, picture, plain_panel
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -60,7 +59,7 @@ def plot_sweep(sweep: Sweep, path: str | os.PathLike[str]) -> None:
 
 
 def _legend(figure: "Figure", colours: Mapping[str, str]) -> None:
-    """Names and colours below the panels, in as many lines as the figure's width takes."""
+    """Write names and colours below the panels, in as many lines as the width takes."""
     from matplotlib.lines import Line2D
 
     handles = [

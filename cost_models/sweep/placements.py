@@ -44,7 +44,7 @@ def _gpu_of(problem: Problem, table: int) -> str:
 
 
 def _whole_tables(memory: Memory, lookup: Lookup) -> PlanOf:
-    """Plans in which each table is whole, on the GPUs in turn."""
+    """Return plans in which each table is whole, on the GPUs in turn."""
 
     def plan(problem: Problem, model: CostModel) -> Plan:
         shards = [
@@ -57,7 +57,7 @@ def _whole_tables(memory: Memory, lookup: Lookup) -> PlanOf:
 
 
 def by_rows(problem: Problem, model: CostModel) -> Plan:
-    """The rows of each table dealt out over the memories of all GPUs."""
+    """Deal the rows of each table out over the memories of all GPUs."""
     gpus = problem.topology.gpus
     shards = []
     for table in (one.table for one in problem.profile):
@@ -68,7 +68,7 @@ def by_rows(problem: Problem, model: CostModel) -> Plan:
 
 
 def pooled_by_host(problem: Problem, model: CostModel) -> Plan:
-    """All rows in host memory, where CPUs pool them for all GPUs: a parameter server."""
+    """Place all rows in host memory, where CPUs pool them for all GPUs: a parameter server."""
     hosts = problem.topology.hosts
     shards = [
         whole_table_shard(one.table, hosts[n % len(hosts)].id, "dram", "host")
@@ -78,7 +78,7 @@ def pooled_by_host(problem: Problem, model: CostModel) -> Plan:
 
 
 def hot_and_cold(problem: Problem, model: CostModel) -> Plan:
-    """As many of each table's hottest rows in its GPU's memory as there is room for."""
+    """Place as many of each table's hottest rows in its GPU's memory as there is room for."""
 
     def parts(number: int, hot: int) -> list[Shard]:
         table, gpu = problem.profile.tables[number].table, _gpu_of(problem, number)
@@ -92,7 +92,7 @@ def hot_and_cold(problem: Problem, model: CostModel) -> Plan:
 
 
 def behind_caches(problem: Problem, model: CostModel) -> Plan:
-    """All rows in host memory behind caches, as large as there is room for in GPUs' memory."""
+    """Place all rows in host memory, behind caches as large as HBM has room for."""
 
     def parts(number: int, cached: int) -> list[Shard]:
         table, gpu = problem.profile.tables[number].table, _gpu_of(problem, number)
@@ -105,7 +105,7 @@ def behind_caches(problem: Problem, model: CostModel) -> Plan:
 def _filled(
     problem: Problem, model: CostModel, parts: Callable[[int, int], list[Shard]]
 ) -> Plan:  # fmt: skip
-    """The plan whose tables have as many rows in HBM as fit, the same number on one GPU."""
+    """Return the plan whose tables have as many rows in HBM as fit, the same number on one GPU."""
     gpus = problem.topology.gpus
     shards: list[Shard] = []
     rows_in_hbm: dict[tuple[int, int], int] = {}
@@ -126,7 +126,7 @@ def _most_rows(
     parts: Callable[[int, int], list[Shard]],
     room: int,
 ) -> int:
-    """The most rows of table `number` that take at most `room` bytes of HBM, buffers included.
+    """Find the most rows of table `number` that take at most `room` bytes of HBM.
 
     Bytes may fall over the first rows, which save more of staging than they take, but once
     they grow they grow for good: so bisection finds the last number that fits.
@@ -152,7 +152,7 @@ def _most_rows(
 
 
 def shortage(plan: Plan) -> Shortage | None:
-    """What the device that is overfilled most is short of, or None if the plan fits."""
+    """Return what the device that is overfilled most is short of, or None if the plan fits."""
     worst = min(device_memory(plan).values(), key=lambda use: use.free_bytes)
     if worst.free_bytes >= 0:
         return None

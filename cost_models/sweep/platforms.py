@@ -55,7 +55,7 @@ class Platform:
 
 
 def cpu_server() -> Host:
-    """The memory of the dual-socket server of Acun et al."""
+    """Return the memory of the dual-socket server of Acun et al."""
     return Host(
         "cpu:0",
         int(CPU_SERVER.memory_bytes * (1 - RESERVED_DRAM_SHARE)),
@@ -64,7 +64,7 @@ def cpu_server() -> Host:
 
 
 def platform(text: str, *, hbm: str | int | None = None, dram: str | int | None = None) -> Platform:
-    """The machine of that name: a preset of topologies, ``Nxcpu`` for CPU servers, or ``auto``.
+    """Make the machine of a name: a preset of topologies, ``Nxcpu`` servers, or ``auto``.
 
     Parameters
     ----------
@@ -139,7 +139,7 @@ def _cpu_servers(name: str, count: int, dram: str | int | None) -> Platform:
 
 
 def server_topology(server: Host) -> Topology:
-    """One host that serves lookups by itself.
+    """Return one host that serves lookups by itself.
 
     A topology has a GPU; here it is one without memory, which stands for the CPUs that take the
     pooled rows, at the bandwidth of the host's memory.

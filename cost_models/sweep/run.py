@@ -75,7 +75,7 @@ class Sweep:
     points: tuple[Point, ...]
 
     def ranked(self, platform: str, varied: Mapping[str, float]) -> tuple[Point, ...]:
-        """The possible placements of a case on a platform, the fastest first.
+        """Return the possible placements of a case on a platform, the fastest first.
 
         Placements that need further machines come last. Equals keep the order of `placements`.
         """
@@ -100,7 +100,7 @@ def sweep(
     on_point: Callable[[float, float | None, str], None] | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> Sweep:
-    """Every placement of every case on every platform.
+    """Try every placement of every case on every platform.
 
     Parameters
     ----------

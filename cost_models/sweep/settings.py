@@ -72,7 +72,7 @@ class Setting:
         return (self.sparse, self.rows, self.pooling, self.dim, self.skew)
 
     def profile(self, tables: int | None = None) -> Profile:
-        """The tables, or the first few of them, with accesses by Zipf's law; ids are ranks."""
+        """Make the tables, or the first few, with accesses by Zipf's law; ids are ranks."""
         cdf = zipf_cdf(self.rows, self.skew)
         return Profile(
             tuple(
@@ -87,7 +87,7 @@ class Setting:
         )
 
     def with_values(self, values: Mapping[str, float]) -> "Setting":
-        """The setting with other values on some axes."""
+        """Return the setting with other values on some axes."""
         changes: dict[str, Any] = {
             axis: value if axis == "skew" else int(value) for axis, value in values.items()
         }
@@ -126,7 +126,7 @@ M2) and hundreds (M3) of gigabytes. See docs/sweep.md for what is recalled and w
 
 
 def axis_values(text: str) -> tuple[str, tuple[float, ...]]:
-    """What ``sparse=4,16,64`` or ``sparse`` says: an axis and its values.
+    """Return what ``sparse=4,16,64`` or ``sparse`` says: an axis and its values.
 
     Raises
     ------
@@ -154,7 +154,7 @@ def axis_values(text: str) -> tuple[str, tuple[float, ...]]:
 def cases(
     base: Setting, axes: Mapping[str, Sequence[float]], *, grid: bool = False
 ) -> list[tuple[dict[str, float], Setting]]:
-    """The settings to look at, each with the values that were changed for it.
+    """Return the settings to look at, each with the values that were changed for it.
 
     One axis at a time, the others as in `base`; or all combinations, as a grid.
     """
@@ -167,7 +167,7 @@ def cases(
 
 
 def with_overrides(model: str, changes: Sequence[str]) -> Setting:
-    """One of `MODELS` with single values changed: ``["rows=1000000"]``.
+    """Return one of `MODELS` with single values changed: ``["rows=1000000"]``.
 
     Raises
     ------

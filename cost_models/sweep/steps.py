@@ -78,7 +78,7 @@ class Embeddings:
     def report(
         self, name: str, topology: Topology, setting: Setting, placement: Placement
     ) -> CostReport:
-        """What a placement on the GPUs of the platform of that name costs."""
+        """Return what a placement on the GPUs of the platform of that name costs."""
         key = (name, placement.name, setting.batch, *setting.embedding_key)
         if key not in self._reports:
             self._reports[key] = self._evaluated(topology, setting, placement)
@@ -97,7 +97,7 @@ class Embeddings:
         return _too_small(short) if short else self.model.evaluate(problem, plan)
 
     def server_load(self, server: Host, setting: Setting, samples: int) -> _ServerLoad:
-        """What one of the tables takes of a server, for a step of so many samples."""
+        """Return what one of the tables takes of a server, for a step of so many samples."""
         key = (server, samples, *setting.embedding_key)
         if key not in self._loads:
             problem = Problem(setting.profile(1), server_topology(server), samples)
@@ -118,7 +118,7 @@ class Steps:
     parameter_servers: int
 
     def of(self, placement: Placement) -> Step:
-        """The step of a placement; raises `ImpossibleError` where the platform cannot have it."""
+        """Cost a placement; raises `ImpossibleError` where the platform cannot have it."""
         if placement.name == "cpu":
             return self._on_cpus()
         topology = self.platform.topology
@@ -146,7 +146,7 @@ class Steps:
         )
 
     def _remote(self, topology: Topology) -> Step:
-        """Tables on CPU servers, which pool for the GPUs and update."""
+        """Cost tables on CPU servers, which pool for the GPUs and update."""
         setting, servers = self.setting, self.parameter_servers
         if self.platform.network_bytes_per_s is None:
             raise ImpossibleError(f"the network of {self.platform.name} is not known")
@@ -227,7 +227,7 @@ class Steps:
         return tuple(dense_cost(network, topology, gpu, batch, rate) for gpu in topology.gpus)
 
     def _load(self, server: Host, samples: int, tables: int, name: str) -> _ServerLoad:
-        """What each of `tables` tables takes of a server; raises where they are too large."""
+        """Return what each of `tables` tables takes of a server; raises where they do not fit."""
         load = self.embeddings.server_load(server, self.setting, samples)
         short = tables * load.held_bytes - server.memory_bytes
         if short > 0:
@@ -248,6 +248,6 @@ class Steps:
 
 
 def _shared(topology: Topology, gpu: str, between_s: float) -> float:
-    """What of the time between GPUs is on the host link: all, where they have no other links."""
+    """Return what of the time between GPUs is on the host link: all without other links."""
     alone = topology.peer_bytes_per_s(gpu) > topology.host_link_bytes_per_s(gpu)
     return 0.0 if alone else between_s

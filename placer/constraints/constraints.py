@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import cached_property
 
-from placer.constraints.rules import ConstraintsFields, TableRule
+from placer.constraints.rules import TableRule
 from placer.errors import ProblemError
 from placer.topology.devices import Gpu, Host
 from placer.topology.topology import Topology
@@ -20,7 +20,7 @@ from placer.units import format_bytes, parse_bytes
 
 
 @dataclass(frozen=True)
-class Constraints(ConstraintsFields):
+class Constraints:
     """Rules of tables, groups of tables to keep together, and memory to keep free.
 
     Attributes
@@ -41,6 +41,10 @@ class Constraints(ConstraintsFields):
     >>> constraints.rule_of("C12").tier, constraints.rule_of("C2").tier
     ('hbm', None)
     """
+
+    tables: tuple[tuple[str, TableRule], ...] = ()
+    together: tuple[tuple[str, ...], ...] = ()
+    reserve: tuple[tuple[str, int], ...] = ()
 
     @classmethod
     def of(
@@ -172,7 +176,7 @@ class Constraints(ConstraintsFields):
         """
         from placer.constraints import file  # not above: pydantic and YAML load slowly
 
-        return cls(**vars(file.read(path)))
+        return cls(**file.read(path))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the constraints as YAML, atomically."""

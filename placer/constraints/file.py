@@ -4,16 +4,19 @@ docs/constraints.md describes the schema.
 """
 
 import os
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import yaml
 from pydantic import Field, model_validator
 
 from placer.config_file import StrictModel, read_file, write_yaml
-from placer.constraints.rules import ConstraintsFields, Kind, TableRule
+from placer.constraints.rules import Kind, TableRule
 from placer.errors import ProblemError
 from placer.plan.shard import Memory
 from placer.topology.file import Size
+
+if TYPE_CHECKING:
+    from placer.constraints.constraints import Constraints
 
 Names = Annotated[list[str], Field(min_length=1)]
 
@@ -40,8 +43,8 @@ class ConstraintsFile(StrictModel):
         return {name: value for name, value in fields.items() if value is not None}
 
 
-def read(path: str | os.PathLike[str]) -> ConstraintsFields:
-    """Read constraints from a YAML or TOML file; see `placer.Constraints.load`.
+def read(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read the fields of constraints from a YAML or TOML file; see `placer.Constraints.load`.
 
     Raises
     ------
@@ -49,18 +52,26 @@ def read(path: str | os.PathLike[str]) -> ConstraintsFields:
         If the file cannot be read, or a rule is none; see `placer.config_file.read_file`.
     """
     entries = read_file(path, ConstraintsFile, "constraints", ProblemError)
-    try:
-        return _constraints(entries)
-    except ProblemError as error:
-        raise ProblemError(f"{path}: {error}") from error
+    rules = []
+    for key, entry in entries.tables.items():
+        devices = None if entry.devices is None else tuple(entry.devices)
+        try:
+            rules.append((key, TableRule(devices, entry.tier, frozenset(entry.forbid))))
+        except ProblemError as error:
+            raise ProblemError(f"{path}: tables.{key}: {error}") from None
+    return {
+        "tables": tuple(rules),
+        "together": tuple(tuple(group) for group in entries.together),
+        "reserve": tuple(entries.reserve.items()),
+    }
 
 
-def write(constraints: ConstraintsFields, path: str | os.PathLike[str]) -> None:
+def write(constraints: "Constraints", path: str | os.PathLike[str]) -> None:
     """Write constraints as YAML, atomically; `read` gives equal ones back."""
     write_yaml(path, dumps(constraints), "constraints", ProblemError)
 
 
-def dumps(constraints: ConstraintsFields) -> str:
+def dumps(constraints: "Constraints") -> str:
     """Constraints as YAML text."""
     tables = {key: _entry(rule) for key, rule in constraints.tables}
     if len(tables) < len(constraints.tables):
@@ -82,18 +93,3 @@ def _entry(rule: TableRule) -> dict[str, Any]:
         **({"tier": rule.tier} if rule.tier is not None else {}),
         **({"forbid": sorted(rule.forbid)} if rule.forbid else {}),
     }
-
-
-def _constraints(entries: ConstraintsFile) -> ConstraintsFields:
-    rules = []
-    for key, entry in entries.tables.items():
-        devices = None if entry.devices is None else tuple(entry.devices)
-        try:
-            rules.append((key, TableRule(devices, entry.tier, frozenset(entry.forbid))))
-        except ProblemError as error:
-            raise ProblemError(f"tables.{key}: {error}") from None
-    return ConstraintsFields(
-        tuple(rules),
-        tuple(tuple(group) for group in entries.together),
-        tuple(entries.reserve.items()),
-    )

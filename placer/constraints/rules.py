@@ -50,12 +50,3 @@ class TableRule:
                 "tier dram with staged, uva, host and cached forbidden leaves no way to read "
                 "the rows; forbid fewer, or ask for tier hbm"
             )
-
-
-@dataclass(frozen=True)
-class ConstraintsFields:
-    """What a constraints file holds; see `placer.Constraints`."""
-
-    tables: tuple[tuple[str, TableRule], ...] = ()
-    together: tuple[tuple[str, ...], ...] = ()
-    reserve: tuple[tuple[str, int], ...] = ()

@@ -1,7 +1,7 @@
 """How the ids of each table become rows, where a profile does not say."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from placer.data.files.stores import shown
@@ -42,45 +42,47 @@ def choose_mappings(
     for name, least in counts.items():
         if least < 1:
             raise DataError(f"table {name!r}: min_count is at least 1, not {least}")
-
-    def read_by(kind: MappingKind) -> dict[str, str]:
-        return {
-            feature: table
-            for feature, table in feature_tables.items()
-            if chosen[table] == kind and (kind == "vocabulary" or table not in row_counts)
-        }
-
-    largest, negative, samples = _largest_ids(source, read_by("identity"))
+    unsized = [
+        feature
+        for feature, table in feature_tables.items()
+        if chosen[table] == "identity" and table not in row_counts
+    ]
+    ranges, samples = _id_ranges(source, unsized)
+    largest: dict[str, int] = {}
+    negative: dict[str, str] = {}
+    for feature, (least, most) in ranges.items():
+        table = feature_tables[feature]
+        largest[table] = max(largest.get(table, 0), most)
+        if least < 0:
+            negative[table] = min(feature, negative.get(table, feature))
     notes: list[str] = []
-    inferred: dict[str, int] = {}
     sized: list[str] = []
-    below = {feature_tables[one]: one for one in sorted(negative, reverse=True)}
-    for name, most in _by_table(largest, feature_tables).items():
+    for name, most in largest.items():
         is_auto = asked.get(name, "auto") == "auto"
-        if is_auto and name in below:
+        if is_auto and name in negative:
             chosen[name] = "vocabulary"
             notes.append(
-                f"table {name}: {below[name]} has negative ids, which are no row numbers, so rows "
-                "are given to the ids that there are"
+                f"table {name}: {negative[name]} has negative ids, which are no row numbers, so "
+                "rows are given to the ids that there are"
             )
-            continue
-        if is_auto and most >= max(_SURELY_FINE_ROWS, _ROWS_A_SAMPLE * samples):
+        elif is_auto and most >= max(_SURELY_FINE_ROWS, _ROWS_A_SAMPLE * samples):
             chosen[name] = "vocabulary"
             notes.append(
                 f"table {name}: ids up to {most:,} in {samples:,} samples are no row numbers, so "
                 f"rows are given to those that there are (--id-mapping {name}=identity: one a "
                 f"number; --ignore {name} if it is a time)"
             )
-            continue
-        inferred[name] = _rows(name, most, headroom)
-        sized.append(f"{name} {inferred[name]:,} (ids up to {most:,})")
+        else:
+            row_counts[name] = _rows(name, most, headroom)
+            sized.append(f"{name} {row_counts[name]:,} (ids up to {most:,})")
     if headroom and sized:
         more = f" and {len(sized) - 5} more" if len(sized) > 5 else ""
         notes.append(f"rows with {headroom:.0%} for later ids: {', '.join(sized[:5])}{more}")
+    keyed = {name: own for name, own in feature_tables.items() if chosen[own] == "vocabulary"}
     vocabularies = {}
-    if read_by("vocabulary"):
+    if keyed:
         vocabularies = build_vocabularies(
-            source, read_by("vocabulary"), min_count=counts, rows=row_counts, progress=progress
+            source, keyed, min_count=counts, rows=row_counts, progress=progress
         )
     mappings: dict[str, IdMapping] = {}
     for name in names:
@@ -90,7 +92,7 @@ def choose_mappings(
             mappings[name] = Hash(row_counts[name])
         else:
             # Texts are refused by `EncodedLog`, whatever their table's rows.
-            mappings[name] = Identity(row_counts.get(name) or inferred.get(name, 1))
+            mappings[name] = Identity(row_counts.get(name, 1))
     return mappings, notes
 
 
@@ -138,7 +140,9 @@ def mapping_kinds(
         if count < 1:
             raise DataError(f"table {name!r} needs at least 1 row, not {count}")
     texts = {table for name, table in feature_tables.items() if source.text_features[name]}
-    kinds = {name: _kind(asked.get(name, "auto"), name in texts) for name in names}
+    kinds: dict[str, Any] = {name: asked.get(name, "auto") for name in names}
+    for name in [name for name in names if kinds[name] == "auto"]:
+        kinds[name] = "vocabulary" if name in texts else "identity"
     unsized = [name for name in names if kinds[name] == "hash" and name not in row_counts]
     if unsized:
         raise DataError(
@@ -163,23 +167,6 @@ def _of_each(what: str, value: Any, names: list[str]) -> dict[str, Any]:
     return {name: one for name, one in given.items() if one is not None}
 
 
-def _kind(id_mapping: str, texts: bool) -> MappingKind:
-    match id_mapping:
-        case "identity" | "hash" | "vocabulary":
-            return id_mapping
-        case _:
-            return "vocabulary" if texts else "identity"
-
-
-def _by_table(largest: Mapping[str, int], feature_tables: Mapping[str, str]) -> dict[str, int]:
-    """The largest id of each table."""
-    found: dict[str, int] = {}
-    for feature, most in largest.items():
-        table = feature_tables[feature]
-        found[table] = max(found.get(table, 0), most)
-    return found
-
-
 def _rows(table: str, largest: int, headroom: float) -> int:
     """One more than the largest id, with headroom."""
     if largest >= MAX_INFERRED_ROWS:
@@ -195,36 +182,20 @@ def _rows(table: str, largest: int, headroom: float) -> int:
     return largest + 1 + math.ceil((largest + 1) * headroom)
 
 
-def _largest_ids(
-    source: Source, features: Mapping[str, str]
-) -> tuple[dict[str, int], set[str], int]:
-    """The largest ids of features that are integers, those with negative ones, and the samples."""
+def _id_ranges(
+    source: Source, features: Sequence[str]
+) -> tuple[Mapping[str, tuple[int, int]], int]:
+    """The smallest and the largest id of features that are integers, 0 included; the samples."""
     integers = [name for name in features if not source.text_features[name]]
     if not integers:
-        return {}, set(), source.samples or 0
-    known = source.largest_ids()
-    if known is not None and set(integers).issubset(known) and source.samples is not None:
-        smallest: Mapping[str, int] = getattr(source, "smallest_ids", dict)()
-        negative = {name for name in integers if smallest.get(name, 0) < 0}
-        return {name: known[name] for name in integers}, negative, source.samples
-    return _scan_ids(source, integers)
-
-
-def _scan_ids(source: Source, features: Iterable[str]) -> tuple[dict[str, int], set[str], int]:
-    largest, samples = dict.fromkeys(features, 0), 0
-    negative: set[str] = set()
-    cursor = source.open()
-    try:
-        while (batch := cursor.read(65536)) is not None:
-            samples += batch.samples
-            for name in largest:
-                keys = batch.features[name].keys.view("i8")
-                if keys.size:
-                    # Negative ids of a table of identity are reported, with their place, when
-                    # the log is read.
-                    largest[name] = max(largest[name], int(keys.max()))
-                    if int(keys.min()) < 0:
-                        negative.add(name)
-    finally:
-        cursor.close()
-    return largest, negative, samples
+        return {}, source.samples or 0
+    known = source.id_ranges()
+    if known is not None and source.samples is not None:
+        return {name: known[name] for name in integers}, source.samples
+    ranges, samples = dict.fromkeys(integers, (0, 0)), 0
+    for batch in source.batches(65536):
+        samples += batch.samples
+        for name, (least, most) in ranges.items():
+            keys = batch.features[name].keys.view("i8")
+            ranges[name] = int(keys.min(initial=least)), int(keys.max(initial=most))
+    return ranges, samples

@@ -1,12 +1,14 @@
 """A log whose raw ids are mapped to rows: what profiling and training read."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from itertools import count
 
 import numpy as np
 import numpy.typing as npt
 
 from placer.data.encoding import Encoding
-from placer.data.files.identity import FileIdentity, FileState, check_unchanged, identify, states
+from placer.data.files.identity import FileIdentity, check_unchanged
 from placer.data.files.stores import shown
 from placer.data.log import Bags, Chunk
 from placer.data.mapping import IdMapping, OutOfRange, Rows
@@ -22,9 +24,6 @@ class EncodedLog:
     ----------
     source : Source
     encoding : Encoding
-    before : mapping of file to FileState, optional
-        What the files were when reading began; as they are now by default. A file that changes
-        between or within passes is a DataError.
     notes : sequence of str
         What the user should hear: columns that were left out, files without a sample.
     expected_samples : int or None
@@ -37,7 +36,6 @@ class EncodedLog:
         self,
         source: Source,
         encoding: Encoding,
-        before: dict[str, FileState] | None = None,
         notes: Sequence[str] = (),
     ) -> None:
         first = shown(source.files[0])
@@ -59,12 +57,11 @@ class EncodedLog:
                     "numbers; map it with id_mapping='hash' or 'vocabulary'"
                 )
         self.source = source
-        self.notes = tuple(notes)
+        self.notes = (*source.notes, *notes)
         self.encoding = encoding
         self.expected_samples: int | None = None
         self.unknown = {name: UnknownKeys() for name in encoding.vocabularies}
-        self._states = states(source.files) if before is None else before
-        check_unchanged(self._states)
+        check_unchanged(source.before)
 
     @property
     def tables(self) -> Mapping[str, int]:
@@ -95,9 +92,7 @@ class EncodedLog:
 
     def identity(self) -> tuple[FileIdentity, ...]:
         """What the log's files are known by, in order."""
-        own: Callable[[], tuple[FileIdentity, ...]] | None
-        own = getattr(self.source, "identity", None)  # of a log that has no files
-        return identify(self.source.files) if own is None else own()
+        return self.source.identity()
 
     def chunks(self, samples: int = 65536, skip: int = 0) -> Iterator[Chunk]:
         """Chunks of exactly `samples` samples, save the last, after leaving out `skip`.
@@ -110,36 +105,32 @@ class EncodedLog:
             If the log is empty, a column is missing, a line is ragged or an id is out of
             range; the message names the file and the place.
         """
-        _check_size(samples)
-        check_unchanged(self._states)
-        cursor = self.source.open()
-        try:
+        with self._reading(samples) as cursor:
             cursor.skip(skip)
             while (chunk := self._next_chunk(cursor, samples)) is not None:
                 yield chunk
-            check_unchanged(self._states)
-        finally:
-            cursor.close()
 
     def blocks(self, samples: int, keep: Callable[[int], bool]) -> Iterator[Chunk | int]:
         """The log's blocks of `samples` samples; of those not kept, only their size.
 
         Block i is read if ``keep(i)``, else skipped, which costs less than reading.
         """
-        _check_size(samples)
-        check_unchanged(self._states)
-        cursor = self.source.open()
-        try:
-            block = 0
-            while True:
+        with self._reading(samples) as cursor:
+            for block in count():
                 part = self._next_chunk(cursor, samples) if keep(block) else cursor.skip(samples)
                 if part is None or part == 0:
-                    check_unchanged(self._states)
                     return
                 yield part
-                block += 1
-        finally:
-            cursor.close()
+
+    @contextmanager
+    def _reading(self, samples: int) -> Iterator[Cursor]:
+        """A cursor over the log, whose files are to be the same at the end as at the start."""
+        if samples < 1:
+            raise DataError(f"a chunk holds at least 1 sample, not {samples}")
+        check_unchanged(self.source.before)
+        with closing(self.source.open()) as cursor:
+            yield cursor
+            check_unchanged(self.source.before)
 
     def _next_chunk(self, cursor: Cursor, samples: int) -> Chunk | None:
         parts: list[Chunk] = []
@@ -178,16 +169,11 @@ def rows_of(batch: RawBatch, feature: str, table: str, mapping: IdMapping) -> Ro
             else int(np.searchsorted(raw.offsets, error.position, side="right")) - 1
         )
         raise DataError(
-            f"{batch.place(sample)}: feature {feature!r} has id {error.raw_id}, but "
+            f"{batch.place.of(sample)}: feature {feature!r} has id {error.raw_id}, but "
             f"table {table!r} has rows 0..{mapping.rows - 1}; give it more rows, or map ids "
             "with id_mapping='hash' or 'vocabulary' "
             f"(--rows {table}=N, --id-mapping {table}=hash)"
         ) from None
-
-
-def _check_size(samples: int) -> None:
-    if samples < 1:
-        raise DataError(f"a chunk holds at least 1 sample, not {samples}")
 
 
 def _joined(parts: Sequence[Chunk]) -> Chunk:

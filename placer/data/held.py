@@ -72,9 +72,10 @@ def batches_of(value: InMemory) -> BatchSource:
         If it is none of these.
     """
     if isinstance(value, pa.Table | pa.RecordBatch):
-        table = pa.table(value) if isinstance(value, pa.RecordBatch) else value
+        table = pa.table(value)
+        name = "Arrow table" if isinstance(value, pa.Table) else "Arrow record batch"
         return BatchSource(
-            f"Arrow {'table' if value is table else 'record batch'}",
+            name,
             table.schema,
             lambda columns: iter(table.select(columns).to_batches()),
             table.num_rows,
@@ -143,23 +144,19 @@ def _of_pyarrow(value: Any) -> BatchSource | None:
 def _of_polars(value: Any) -> BatchSource | None:
     if not hasattr(value, "collect_schema"):
         return None
+    if not hasattr(value, "collect"):
+        name = "polars DataFrame"
+        schema = _stream(value.head(0), name).schema
+        return BatchSource(
+            name, schema, lambda columns: iter(_stream(value.select(columns), name)), len(value)
+        )
+    name = "polars LazyFrame"
 
     def read(columns: Sequence[str]) -> Batches:
-        frames = value.lazy().select(columns).collect_batches(chunk_size=BATCH_ROWS)
-        for frame in frames:
+        for frame in value.select(columns).collect_batches(chunk_size=BATCH_ROWS):
             yield from _stream(frame, name)
 
-    lazy = hasattr(value, "collect")
-    name = "polars LazyFrame" if lazy else "polars DataFrame"
-    empty = value.head(0).collect() if lazy else value.head(0)
-    if lazy:
-        return BatchSource(name, _stream(empty, name).schema, read)
-    return BatchSource(
-        name,
-        _stream(empty, name).schema,
-        lambda columns: iter(_stream(value.select(columns), name)),
-        len(value),
-    )
+    return BatchSource(name, _stream(value.head(0).collect(), name).schema, read)
 
 
 def _of_duckdb(value: Any) -> BatchSource | None:

@@ -43,24 +43,21 @@ class ArrowSource(ColumnSource):
         columns: Columns | None = None,
         **options: Unpack[ColumnOptions],
     ) -> None:
-        super().__init__((), layout, **options)
-        self.files = (batches.name,)
-        self.batches = batches
+        self._held, self.samples, self._was_read = batches, batches.samples, False
+        super().__init__((batches.name,), layout, **options)
         schema = flat(_plain_schema(batches.schema))
         if columns is None:
             self._infer(schema, self._sample(schema) if self._is_inferred() else None)
         else:
             check_columns(batches.name, schema, columns)
             self._choose(columns)
-        self.samples = batches.samples
-        self._was_read = False
 
     def _sample(self, schema: pa.Schema) -> pa.Table | None:
         """The first samples; None where reading them would be the only pass that there is."""
-        if self.batches.once:
+        if self._held.once:
             return None
-        names = outermost(once(schema.names), self.batches.schema)
-        first = next((batch for batch in self.batches.read(names) if batch.num_rows), None)
+        names = outermost(once(schema.names), self._held.schema)
+        first = next((batch for batch in self._held.read(names) if batch.num_rows), None)
         return first and self._sampled(_plain(first).slice(0, SAMPLE_ROWS), self.files[0], schema)
 
     def open(self, *, may_be_empty: bool = False) -> BatchCursor:
@@ -71,17 +68,17 @@ class ArrowSource(ColumnSource):
         DataError
             If it was read already and can be read once only.
         """
-        if self.batches.once and self._was_read:
+        if self._held.once and self._was_read:
             raise DataError(
-                f"the {self.batches.name} can be read once, and was; give a function that returns "
+                f"the {self._held.name} can be read once, and was; give a function that returns "
                 "a new one, or choose rows= and id_mapping= such that one pass is enough"
             )
         self._was_read = True
-        names = outermost(self.columns.names, self.batches.schema)
-        return BatchCursor(self, self._placed(self.batches.read(names), may_be_empty))
+        names = outermost(self.columns.names, self._held.schema)
+        return BatchCursor(self, self._placed(self._held.read(names), may_be_empty))
 
     def _placed(self, batches: Iterator[pa.RecordBatch], may_be_empty: bool) -> Batches:
-        name, row = self.batches.name, 0
+        name, row = self._held.name, 0
         while True:
             try:
                 batch = next(batches, None)
@@ -109,11 +106,11 @@ class ArrowSource(ColumnSource):
             first = cursor.next_batch()
         finally:
             cursor.close()
-        digest = hashlib.sha256(str(_plain_schema(self.batches.schema)).encode())
+        digest = hashlib.sha256(str(_plain_schema(self._held.schema)).encode())
         if first is not None:
             rows = pa.Table.from_batches([first.slice(0, _IDENTITY_ROWS)]).combine_chunks()
             digest.update(repr(rows.to_pydict()).encode())
-        return (FileIdentity(self.batches.name, 0, digest.hexdigest()),)
+        return (FileIdentity(self._held.name, 0, digest.hexdigest()),)
 
 
 def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -80,19 +80,28 @@ def bags_from_arrow(array: pa.Array, missing: Missing) -> tuple[Keys, Offsets | 
         None when every sample has one key.
     """
     if is_list(array.type):
-        lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
-        keys, _ = _keys(array.flatten())
-        return keys, _cumulative(lengths)
+        return _keys(array.flatten())[0], list_offsets(array)
     keys, present = _keys(array)
     if missing == "zero" or present.all():
         return keys, None
-    return keys[present], _cumulative(present)
+    return keys[present], offsets_of(present)
 
 
-def _cumulative(lengths: npt.NDArray[Any]) -> Offsets:
+def offsets_of(lengths: npt.NDArray[Any]) -> Offsets:
+    """Where bags of some lengths begin, and the end of the last.
+
+    >>> offsets_of(np.array([2, 0, 1]))
+    array([0, 2, 2, 3])
+    """
     offsets = np.zeros(lengths.size + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
+
+
+def list_offsets(lists: pa.Array) -> Offsets:
+    """Offsets of lists' elements as `flatten` gives them; a missing list is empty."""
+    lengths = pc.fill_null(pc.list_value_length(lists), 0)
+    return offsets_of(lengths.to_numpy(zero_copy_only=False))
 
 
 def _keys(array: pa.Array) -> tuple[Keys, npt.NDArray[np.bool_]]:

@@ -1,14 +1,15 @@
 """Opens a log: which files, which format, which columns, and how ids become rows."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from importlib import import_module
 from typing import Any, Literal
 
 from placer.data.choosing import choose_mappings, feature_tables_of
 from placer.data.encoded import EncodedLog
 from placer.data.encoding import Encoding
 from placer.data.files.finding import AnyPath, find
-from placer.data.files.identity import FileState, states
+from placer.data.files.identity import states
 from placer.data.files.opening import head, suffixes
 from placer.data.files.stores import shown
 from placer.data.formats.dialect import sniff
@@ -101,138 +102,92 @@ def open_log(
         If a file is missing, empty or unreadable, or lacks a column, or an option does not fit.
     """
     if encoding is not None:
-        layout = encoding.layout if layout is None else layout
-        columns: Any = {
-            "sparse": list(encoding.feature_tables),
-            "dense": encoding.dense,
-            "label": encoding.label,
-            "missing": encoding.missing,
-            "recorded": True,
-        }
-        opened = _opened(paths, format, layout, **columns)
-        _check_largest_ids(opened.source, encoding)
-        return EncodedLog(opened.source, encoding, opened.before, notes=opened.notes)
-    opened = _opened(
+        source = open_source(
+            paths,
+            format,
+            layout=encoding.layout if layout is None else layout,
+            sparse=list(encoding.feature_tables),
+            dense=encoding.dense,
+            label=encoding.label,
+            missing=encoding.missing,
+            recorded=True,
+        )
+        _check_largest_ids(source, encoding)
+        return EncodedLog(source, encoding)
+    source = open_source(
         paths,
         format,
-        _with_nulls(layout, null),
+        layout=with_nulls(layout, null),
         sparse=sparse,
         dense=dense,
         label=label,
         ignore=ignore,
         missing=missing,
     )
-    source, kind = opened.source, opened.kind
-    has_names = kind not in ("criteo", "dlrm")
-    features = feature_tables_of(source, None if has_names else sparse, feature_tables)
+    features = feature_tables_of(source, sparse if source.is_fixed else None, feature_tables)
     mappings, chosen = choose_mappings(
         source, features, id_mapping, rows, min_count, headroom, progress
     )
     encoding = Encoding(
-        features,
-        mappings,
-        source.dense_names,
-        source.label_name,
-        missing,
-        getattr(source, "layout", Layout(lists={})),
+        features, mappings, source.dense_names, source.label_name, missing, source.layout
     )
-    notes = [*opened.notes, *_decisions(source), *chosen]
-    return EncodedLog(source, encoding, opened.before, notes=notes)
+    return EncodedLog(source, encoding, [*_decisions(source), *chosen])
 
 
-def open_source(
-    paths: AnyPath | Sequence[AnyPath] | InMemory,
-    format: Format | None = None,
-    *,
-    layout: Layout | None = None,
-    **columns: Any,
-) -> Source:
-    """The files of a log with their columns, ids still raw; parameters as of `open_log`."""
-    return _opened(paths, format, _with_nulls(layout), **columns).source
-
-
-def _with_nulls(layout: Layout | None, nulls: Sequence[str] | None = None) -> Layout:
+def with_nulls(layout: Layout | None, nulls: Sequence[str] | None = None) -> Layout:
     """A layout that says which texts stand for a missing value."""
     layout = layout or Layout()
     known = layout.nulls if nulls is None else tuple(nulls)
     return replace(layout, nulls=NULLS if known is None else known)
 
 
-@dataclass(frozen=True, slots=True)
-class _Opened:
-    """A source, its format, and what its files were when it was opened."""
-
-    source: Source
-    kind: str
-    before: dict[str, FileState]
-    notes: tuple[str, ...] = ()
-
-
-def _opened(
+def open_source(
     paths: AnyPath | Sequence[AnyPath] | InMemory,
     format: Format | None,
+    *,
     layout: Layout,
     **columns: Any,
-) -> _Opened:
+) -> Source:
+    """The files of a log with their columns, ids still raw; parameters as of `open_log`."""
     if is_in_memory(paths):
-        held = batches_of(paths)
-        return _Opened(ArrowSource(held, layout=layout, **columns), "memory", {})
+        return ArrowSource(batches_of(paths), layout=layout, **columns)
     metadata: list[str] = []
     files = find(paths, metadata)
     before = states(files)
-    files, notes = _without_empty(files, before)
-    kind = format or _format_of(files, layout)
-    _check_options(files[0], kind, columns)
-    source = _source(files, kind, layout, **columns)
+    full = [file for file in files if file not in before or before[file][1]]
+    if not full:
+        raise DataError(f"{shown(files[0])} is empty; a log needs at least one sample")
+    kind = format or _format_of(full, layout)
+    _check_options(full[0], kind, columns)
+    source = _source(full, kind, layout, **columns)
     if kind == "parquet":
-        from placer.data.formats.parquet import ParquetSource, check_parts
+        from placer.data.formats.parquet import check_parts
 
-        assert isinstance(source, ParquetSource), "what this format is opened as"
         check_parts(metadata, source)
-    return _Opened(source, kind, before, (*notes, *_notes(source)))
+    empty = [f"{shown(file)} is empty and was passed over" for file in files if file not in full]
+    source.before, source.notes = before, (*empty, *source.notes)
+    return source
 
 
 def _check_options(file: str, format: str, columns: Mapping[str, Any]) -> None:
     """Refuse names of columns for formats whose columns are fixed; an encoding's are theirs."""
-    if format in ("criteo", "dlrm") and columns.get("ignore", ()):
-        named = True
-    else:
-        named = format in ("criteo", "dlrm") and columns.get("label") not in (None, LABEL)
-    if named:
+    named = columns.get("ignore", ()) or columns.get("label") not in (None, LABEL)
+    if named and format in ("criteo", "dlrm"):
         raise DataError(
             f"{shown(file)} is read as {format}, whose columns have no names to choose by; "
             "leave out label= and ignore="
         )
 
 
-def _without_empty(
-    files: list[str], before: Mapping[str, FileState]
-) -> tuple[list[str], list[str]]:
-    """The files that have bytes, and a note of each that has none."""
-    kept = [file for file in files if file not in before or before[file][1]]
-    if not kept:
-        raise DataError(f"{shown(files[0])} is empty; a log needs at least one sample")
-    return kept, [
-        f"{shown(file)} is empty and was passed over" for file in files if file not in kept
-    ]
-
-
-def _notes(source: Source) -> tuple[str, ...]:
-    return tuple(getattr(source, "notes", ()))
-
-
 def _decisions(source: Source) -> list[str]:
     """What the user should hear of what columns were taken for."""
-    columns = getattr(source, "columns", None)
-    if columns is None:
-        return []
-    told = [one for one in columns.decisions if one.warns]
+    told = [one for one in source.decisions if one.warns]
     left_out = [f"{one.column} ({one.why})" for one in told if one.role == "ignore"]
     notes = [f"left out: {listed(left_out)}"] if left_out else []
     notes += [f"{one.column} is {one.role}: {one.why}" for one in told if one.role != "ignore"]
-    if columns.label is None and columns.decisions:
+    if source.label_name is None and source.decisions:
         note = "no column is the label, which training needs; name it with --label"
-        two = [one.column for one in columns.decisions if one.has_two_values][:_MOST_HINTS]
+        two = [one.column for one in source.decisions if one.has_two_values][:_MOST_HINTS]
         notes.append(f"{note} (two values: {', '.join(two)})" if two else note)
     return notes
 
@@ -250,34 +205,26 @@ def _format_of(files: Sequence[str], layout: Layout) -> Format:
     return known
 
 
-def _source(files: Sequence[str], format: str, layout: Layout, **columns: Any) -> Source:
-    match format:
-        case "parquet":
-            from placer.data.formats.parquet import ParquetSource
+_SOURCES = {
+    "parquet": "parquet.ParquetSource",
+    "arrow": "arrow.IpcSource",
+    "jsonl": "json_lines.JsonLinesSource",
+    "criteo": "delimited.DelimitedSource",
+    "csv": "delimited.DelimitedSource",
+    "tsv": "delimited.DelimitedSource",
+    "interactions": "interactions.InteractionsSource",
+    "dlrm": "dlrm.DlrmSource",
+}
+"""By format, a class in a module of `placer.data.formats`, which is imported when it is needed."""
 
-            return ParquetSource(files, layout=layout, **columns)
-        case "arrow":
-            from placer.data.formats.arrow import IpcSource
 
-            return IpcSource(files, layout, **columns)
-        case "jsonl":
-            from placer.data.formats.json_lines import JsonLinesSource
-
-            return JsonLinesSource(files, layout, **columns)
-        case "criteo" | "csv" | "tsv":
-            from placer.data.formats.delimited import DelimitedSource
-
-            return DelimitedSource(files, format, layout, **columns)
-        case "interactions":
-            from placer.data.formats.interactions import InteractionsSource
-
-            return InteractionsSource(files, layout, **columns)
-        case "dlrm":
-            from placer.data.formats.dlrm import DlrmSource
-
-            return DlrmSource(files)
-        case _:
-            raise DataError(f"format {format!r} is none of {', '.join(FORMATS)}")
+def _source(files: Sequence[str], format: Format, layout: Layout, **columns: Any) -> Source:
+    if format not in FORMATS:
+        raise DataError(f"format {format!r} is none of {', '.join(FORMATS)}")
+    module, name = _SOURCES[format].split(".")
+    kind = getattr(import_module(f"placer.data.formats.{module}"), name)
+    source: Source = kind(files, replace(layout, format=format), **columns)
+    return source
 
 
 def _check_largest_ids(source: Source, encoding: Encoding) -> None:
@@ -288,9 +235,9 @@ def _check_largest_ids(source: Source, encoding: Encoding) -> None:
     DataError
         Names the feature and the id.
     """
-    largest = source.largest_ids() or {}
+    ranges = source.id_ranges() or {}
     for feature, table in encoding.feature_tables.items():
-        mapping, most = encoding.mappings[table], largest.get(feature, 0)
+        mapping, most = encoding.mappings[table], ranges.get(feature, (0, 0))[1]
         if isinstance(mapping, Identity) and most >= mapping.rows:
             raise DataError(
                 f"{shown(source.files[0])}: feature {feature!r} has ids up to {most}, but table "

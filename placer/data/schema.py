@@ -19,8 +19,8 @@ from placer.data.files.finding import AnyPath
 from placer.data.files.stores import shown
 from placer.data.layout import Layout
 from placer.data.names import Decimal, Format, IdType
-from placer.data.reader import open_log, open_source
-from placer.data.source import Progress
+from placer.data.reader import open_log, open_source, with_nulls
+from placer.data.source import Progress, Source
 from placer.errors import DataError
 from placer.files import write_text
 from placer.tables import Pooling
@@ -173,14 +173,13 @@ class Schema:
         """
         if Path(file).suffix.lower() != ".toml":
             raise DataError(f"{file}: schemas are written as TOML; end the name in .toml")
-        source = open_source(paths, **self._reading())
-        columns = getattr(source, "columns", None)
-        if columns is None or not columns.decisions:
+        source = open_source(paths, **{**self._reading(), "layout": with_nulls(self.layout)})
+        if not source.decisions:
             raise DataError(
                 f"{shown(source.files[0])} is of a format whose columns are fixed; it needs no "
                 "schema"
             )
-        write_text(Path(file), _text(source.files, source.layout, columns, self.missing))  # type: ignore[attr-defined]
+        write_text(Path(file), _text(source, self.missing))
 
     def _reading(self) -> dict[str, Any]:
         return {
@@ -194,7 +193,8 @@ class Schema:
         }
 
 
-def _text(files: Sequence[str], layout: Layout, columns: Any, missing: str) -> str:
+def _text(source: Source, missing: str) -> str:
+    files, layout, lists = source.files, source.layout, source.layout.lists or {}
     more = f" and {len(files) - 1} more" if len(files) > 1 else ""
     lines = [f"# How {shown(files[0])}{more} is read; docs/data.md describes the fields."]
     for name in ("format", "separator", "header", "quotes", "decimal"):
@@ -212,12 +212,12 @@ def _text(files: Sequence[str], layout: Layout, columns: Any, missing: str) -> s
         "# left out",
     ]
     entries = []
-    for one in columns.decisions:
+    for one in source.decisions:
         value = _toml(one.role)
         if one.role == "sparse":
-            parts = [f'as = "sparse", type = {_toml(columns.types[one.column])}']
-            if one.column in columns.lists:
-                parts.append(f"separator = {_toml(columns.lists[one.column])}")
+            parts = [f'as = "sparse", type = {_toml(layout.types[one.column])}']
+            if one.column in lists:
+                parts.append(f"separator = {_toml(lists[one.column])}")
             value = "{" + ", ".join(parts) + "}"
         entries.append((f"{_key(one.column)} = {value}", one.why))
     width = max(len(entry) for entry, _ in entries)

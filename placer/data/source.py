@@ -1,14 +1,22 @@
 """What a file format has to provide: raw samples, read or skipped in order."""
 
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from typing import Protocol
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from placer.data.files.identity import FileIdentity, FileState, identify
 from placer.data.files.stores import shown
+from placer.data.layout import Layout
 from placer.data.text_keys import Keys, Offsets
+
+if TYPE_CHECKING:
+    from placer.data.formats.inference import Decision
 
 # Called with the samples that are done and those that there are, None if unknown.
 Progress = Callable[[int, int | None], None]
@@ -36,102 +44,149 @@ def samples_of(bags: RawBags, samples: int) -> Offsets:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RawBatch:
-    """Consecutive samples of one file, with the place that they come from.
+class Place:
+    """Where consecutive samples are.
 
     Attributes
     ----------
     file : str
     first : int
-        Place in the file of the batch's first sample.
+        Place in the file of the first sample.
     unit : str
-        What `first` counts: ``line`` (from 1) or ``row`` (from 0).
-    features : mapping of feature name to RawBags
-    dense : float32, shape (samples, columns)
-    labels : float32, shape (samples,), or None
+        What `first` counts: ``line`` (from 1), ``row`` or ``sample`` (from 0).
     lines : int64, shape (samples,), or None
         The line of each sample, where a sample may take several.
     """
 
     file: str
     first: int
-    unit: str
+    unit: str = "row"
+    lines: npt.NDArray[np.int64] | None = None
+
+    def of(self, sample: int) -> str:
+        """Where one of them is, for a message."""
+        place = self.first + sample if self.lines is None else int(self.lines[sample])
+        return f"{shown(self.file)}, {self.unit} {place}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RawBatch:
+    """Consecutive samples of one file, with the place that they come from.
+
+    Attributes
+    ----------
+    place : Place
+    samples : int
+    features : mapping of feature name to RawBags
+    dense : float32, shape (samples, columns)
+    labels : float32, shape (samples,), or None
+    """
+
+    place: Place
     samples: int
     features: Mapping[str, RawBags]
     dense: npt.NDArray[np.float32]
     labels: npt.NDArray[np.float32] | None
-    lines: npt.NDArray[np.int64] | None = None
-
-    def place(self, sample: int) -> str:
-        """Where a sample of the batch is, for a message."""
-        place = self.first + sample if self.lines is None else int(self.lines[sample])
-        return f"{shown(self.file)}, {self.unit} {place}"
 
     def slice(self, start: int, stop: int) -> "RawBatch":
         """Samples start..stop of the batch."""
         stop = min(stop, self.samples)
         if start == 0 and stop == self.samples:
             return self
+        at = self.place
+        lines = None if at.lines is None else at.lines[start:stop]
         return RawBatch(
-            file=self.file,
-            first=self.first + start,
-            unit=self.unit,
+            Place(at.file, at.first + start, at.unit, lines),
             samples=stop - start,
             features={name: bags.slice(start, stop) for name, bags in self.features.items()},
             dense=self.dense[start:stop],
             labels=None if self.labels is None else self.labels[start:stop],
-            lines=None if self.lines is None else self.lines[start:stop],
         )
 
 
-class Cursor(Protocol):
+class Cursor(ABC):
     """A place in a log that only moves forward."""
 
+    @abstractmethod
     def read(self, samples: int) -> RawBatch | None:
         """The next samples, at least one and at most `samples`; None at the end."""
-        ...
 
     def skip(self, samples: int) -> int:
         """Move on without reading; how many samples were there to skip."""
-        ...
+        left = samples
+        while left and (here := self._at_hand()):
+            step = min(left, here)
+            self._move(step)
+            left -= step
+        return samples - left
 
+    @abstractmethod
     def close(self) -> None:
         """Let go of open files."""
-        ...
+
+    @abstractmethod
+    def _at_hand(self) -> int:
+        """Samples of the block that holds the next one, from there on; 0 at the log's end."""
+
+    @abstractmethod
+    def _move(self, samples: int) -> None:
+        """Leave samples of that block behind."""
 
 
-class Source(Protocol):
-    """The files of a log, whose columns are known and whose ids are still raw."""
+class Source(ABC):
+    """The files of a log, whose columns are known and whose ids are still raw.
 
-    @property
-    def files(self) -> Sequence[str]:
-        """The files, in order."""
-        ...
+    Attributes
+    ----------
+    files : sequence of str
+        In order; the name of a log that has none.
+    text_features : mapping of feature name to bool
+        The categorical features in order, and whether their ids are texts.
+    dense_names : tuple of str
+    label_name : str or None
+    layout : Layout
+        How the next file of the kind is read.
+    samples : int or None
+        Samples of the log where that is known without reading it.
+    decisions : tuple of Decision
+        What each column was taken for; empty where a format says it.
+    notes : sequence of str
+        What else the user should hear.
+    before : mapping of file to FileState
+        What the files were when reading began. One that changes between or within passes is a
+        DataError.
+    is_fixed : bool
+        Whether the format says what the columns are.
+    """
 
-    @property
-    def text_features(self) -> Mapping[str, bool]:
-        """The categorical features in order, and whether their ids are texts."""
-        ...
+    files: Sequence[str]
+    text_features: Mapping[str, bool]
+    dense_names: tuple[str, ...] = ()
+    label_name: str | None = None
+    layout: Layout = Layout(lists={})
+    samples: int | None = None
+    decisions: "tuple[Decision, ...]" = ()
+    notes: Sequence[str] = ()
+    before: Mapping[str, FileState] = MappingProxyType({})
+    is_fixed: bool = False
 
-    @property
-    def dense_names(self) -> tuple[str, ...]:
-        """Names of the numeric columns."""
-        ...
-
-    @property
-    def label_name(self) -> str | None:
-        """Name of the label's column."""
-        ...
-
-    @property
-    def samples(self) -> int | None:
-        """Samples of the log where that is known without reading it."""
-        ...
-
-    def largest_ids(self) -> Mapping[str, int] | None:
-        """The largest id of each feature where that is known without reading the log."""
-        ...
-
+    @abstractmethod
     def open(self) -> Cursor:
         """A cursor at the log's start."""
-        ...
+
+    def id_ranges(self) -> Mapping[str, tuple[int, int]] | None:
+        """The smallest and the largest id of each integer feature, 0 included, by statistics.
+
+        None where the files keep none.
+        """
+        return None
+
+    def batches(self, samples: int) -> Iterator[RawBatch]:
+        """All samples of the log, at most `samples` at a time."""
+        with closing(self.open()) as cursor:
+            while (batch := cursor.read(samples)) is not None:
+                yield batch
+
+    def identity(self) -> tuple[FileIdentity, ...]:
+        """What the log's files are known by, in order."""
+        return identify(self.files)

@@ -1,13 +1,13 @@
 """Vocabularies: which raw ids a log has, in the order in which they first appear."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from placer.data.mapping import Vocabulary
-from placer.data.source import Progress, RawBatch, Source, samples_of
+from placer.data.source import Progress, Source, samples_of
 from placer.data.text_keys import Keys
 
 _Int = npt.NDArray[np.int64]
@@ -105,30 +105,21 @@ def build_vocabularies(
     """
     distinct = {table: DistinctKeys() for table in feature_tables.values()}
     feature_count = len(feature_tables)
-    for start, batch in _batches(source):
+    start = 0
+    for batch in source.batches(_CHUNK_SAMPLES):
         for position, (feature, table) in enumerate(feature_tables.items()):
             bags = batch.features[feature]
             places = (start + samples_of(bags, batch.samples)) * feature_count + position
             distinct[table].add(bags.keys, places)
+        start += batch.samples
         if progress is not None:
-            progress(start + batch.samples, source.samples)
+            progress(start, source.samples)
     limits = rows or {}
     least = min_count if isinstance(min_count, Mapping) else dict.fromkeys(distinct, min_count)
     return {
         table: vocabulary_of(keys.merge(), least.get(table, 1), limits.get(table))
         for table, keys in distinct.items()
     }
-
-
-def _batches(source: Source) -> Iterable[tuple[int, RawBatch]]:
-    cursor = source.open()
-    try:
-        start = 0
-        while (batch := cursor.read(_CHUNK_SAMPLES)) is not None:
-            yield start, batch
-            start += batch.samples
-    finally:
-        cursor.close()
 
 
 def vocabulary_of(run: Run, min_count: int, rows: int | None) -> Vocabulary:

@@ -15,8 +15,8 @@ Width = Annotated[int, Field(ge=1)]
 class DenseEntry(StrictModel):
     """Dense layers, in a file of their own or in a plan."""
 
-    top: list[Width] = Field(min_length=1)
-    bottom: list[Width] = Field([])
+    top: list[Width] = Field(strict=False, min_length=1)
+    bottom: list[Width] = Field([], strict=False)
     dense_features: int = Field(0, ge=0)
     interaction: Interaction = "dot"
     cross_layers: int = Field(0, ge=0)

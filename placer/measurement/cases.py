@@ -1,8 +1,10 @@
 """A case to measure: tables, how they are looked up, GPUs and a plan; small enough to keep."""
 
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, fields, replace
 from functools import cached_property
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from placer.errors import DataError
 from placer.plan.buffers import with_buffers
@@ -16,6 +18,7 @@ from placer.tables import Feature, Table
 from placer.topology.devices import Gpu, Host, Link
 from placer.topology.topology import Topology
 
+_FEATURE = [field.name for field in fields(Feature)]
 _ROOM_BYTES = 1 << 50
 """Memory of every device of a case: what fits where is not what is measured."""
 
@@ -59,7 +62,7 @@ class Case:
         )
 
     def topology(self, like: Topology | None = None) -> Topology:
-        """One host with the case's GPUs, as fast as those of `like` and with room for anything."""
+        """Make one host with the case's GPUs, as fast as those of `like`, and room for anything."""
         gpu, host = Gpu("gpu:0", "host:0", 0, 1e10), Host("host:0", 0, 1e10)
         link = 1e10
         if like is not None:
@@ -75,12 +78,12 @@ class Case:
         )
 
     def problem(self, like: Topology | None = None) -> Problem:
-        """The problem that a cost model estimates."""
+        """Return the problem that a cost model estimates."""
         topology = self.topology(like)
         return Problem(self.profile, topology, self.batch_size, pipeline="serial")
 
     def plan(self, like: Topology | None = None) -> Plan:
-        """What is measured."""
+        """Return what is measured."""
         return Plan(
             self.tables,
             self.topology(like),
@@ -100,7 +103,7 @@ class Case:
         is_first: bool,
         cache_rows: int = 0,
     ) -> Shard:
-        """A shard of table number `table`, with buffers; the first of its columns returns bags."""
+        """Make a shard of table number `table`; the first of its columns returns bags."""
         profile = self.profile.tables[table]
         memory: Memory = "hbm" if lookup == "device" else "dram"
         bare = Shard(profile.name, rows, cols, devices, memory, lookup, cache_rows=cache_rows)
@@ -108,7 +111,7 @@ class Case:
         return with_buffers(profile, bare, samples=samples, returns_bags=is_first)
 
     def to_json(self) -> dict[str, Any]:
-        """The same as JSON."""
+        """Return the same as JSON."""
         return {
             "workload": self.workload,
             "kind": self.kind,
@@ -124,7 +127,7 @@ class Case:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "Case":
-        """What `to_json` gave.
+        """Return what `to_json` gave.
 
         Raises
         ------
@@ -132,38 +135,17 @@ class Case:
             If it is something else.
         """
         try:
-            return cls(
-                workload=str(data["workload"]),
-                kind=str(data["kind"]),
-                batch_size=int(data["batch_size"]),
-                gpus=int(data["gpus"]),
-                tables=tuple(
-                    Table(
-                        t["name"],
-                        t["rows"],
-                        t["dim"],
-                        t["dtype"],
-                        t["optimizer"],
-                        tuple(Feature(*feature) for feature in t["features"]),
-                    )
-                    for t in data["tables"]
-                ),
-                exponents=tuple(float(t["zipf_exponent"]) for t in data["tables"]),
-                shards=tuple(
-                    Shard(
-                        **s
-                        | {"rows": _integers(s["rows"], 3), "cols": _integers(s["cols"], 2)}
-                        | {"devices": tuple(s["devices"])}
-                    )
-                    for s in data["shards"]
-                ),
-            )
-        except (KeyError, TypeError, ValueError, IndexError) as error:
+            tables = [
+                {
+                    **table,
+                    "features": [
+                        dict(zip(_FEATURE, one, strict=True)) for one in table["features"]
+                    ],
+                }
+                for table in data["tables"]
+            ]
+            exponents = [table.pop("zipf_exponent") for table in tables]
+            known = {**data, "tables": tables, "exponents": exponents}
+            return TypeAdapter(cls).validate_python(known)
+        except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"this is no case that was measured: {error!r}") from error
-
-
-def _integers(values: Any, count: int) -> tuple[int, ...]:
-    numbers = tuple(int(value) for value in values)
-    if len(numbers) != count:
-        raise ValueError(f"{count} numbers expected, not {values!r}")
-    return numbers

@@ -7,20 +7,15 @@ import gzip
 import hashlib
 import json
 import os
-import platform
-import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
-from importlib import metadata
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from placer.errors import DataError, PlacerError
+from placer.errors import DataError
 from placer.measurement.cases import Case
-from placer.measurement.measure import Measurer
-from placer.measurement.times import QUICK, Effort, Measured, Setting
+from placer.measurement.times import Measured, Setting
 from placer.read_files import open_file
 
 FORMAT = "placer-measurements"
@@ -90,7 +85,7 @@ class Dataset:
         return cls(Setting(**header["setting"]), header["machine"], tuple(measurements))
 
     def of_kind(self, *kinds: str) -> "Dataset":
-        """The same with cases of these kinds only."""
+        """Return the same with cases of these kinds only."""
         kept = tuple(m for m in self.measurements if m.case.kind in kinds)
         return Dataset(self.setting, self.machine, kept)
 
@@ -98,126 +93,6 @@ class Dataset:
 def case_sha256(case: Case) -> str:
     """Hash of a case."""
     return hashlib.sha256(json.dumps(case.to_json(), sort_keys=True).encode()).hexdigest()
-
-
-def collect(
-    cases: Iterable[Case],
-    path: str | os.PathLike[str],
-    setting: Setting,
-    *,
-    budget_s: float = float("inf"),
-    least: int = 0,
-    effort: Effort | None = None,
-    repeats: int = 1,
-    on_case: Callable[[int], None] | None = None,
-    stop: Callable[[], bool] = lambda: False,
-) -> bool:
-    """Measure cases and append them to a file; those that are in it already are left out.
-
-    Parameters
-    ----------
-    cases : iterable of Case
-    path : path
-        A new file, or one that was begun in the same setting; not a compressed one.
-    budget_s : float
-        No case is begun after so many seconds,
-    least : int
-        but for those that are missing to so many.
-    repeats : int
-        How often each case is measured, all of them once before one of them twice.
-    on_case : callable, optional
-        Called with the number of measurements in the file after each of them.
-
-    Returns
-    -------
-    bool
-        Whether all cases are measured.
-
-    Raises
-    ------
-    DataError
-        If the file is of another setting, or compressed.
-    """
-    started = time.perf_counter()
-    target = Path(path)
-    done = _begin(target, setting)
-    each = list(cases)
-    missing = [
-        (repeat, case)
-        for repeat in range(repeats)
-        for case in each
-        if done.get(case_sha256(case), 0) <= repeat
-    ]
-    with Measurer(setting) as measurer:
-        for number, (repeat, case) in enumerate(missing, 1):
-            measurements = sum(done.values()) + number - 1
-            if stop() or (time.perf_counter() - started > budget_s and measurements >= least):
-                return False
-            if number == 1:  # A process's first steps load and compile code, and ask for memory.
-                measurer.measure(case.plan(), case.profile, effort=QUICK)
-            begun = time.perf_counter()
-            measured = measurer.measure(case.plan(), case.profile, seed=repeat, effort=effort)
-            _append(target, _line(case, repeat, time.perf_counter() - begun, measured))
-            if on_case is not None:
-                on_case(measurements + 1)
-    return True
-
-
-def _begin(path: Path, setting: Setting) -> dict[str, int]:
-    """Make the file ready to append to; how often each case is measured in it, by its hash."""
-    if path.suffix == ".gz":
-        raise DataError(f"{path} is compressed; gunzip it to go on measuring")
-    done: dict[str, int] = {}
-    if not path.exists():
-        header = {"format": FORMAT, "version": VERSION, "setting": asdict(setting)}
-        _append(path, header | {"machine": machine()})
-        return done
-    known = Dataset.load(path)
-    if known.setting != setting:
-        raise DataError(
-            f"{path} was measured with {known.setting}, not with {setting}; write to another file"
-        )
-    for measurement in known.measurements:
-        key = case_sha256(measurement.case)
-        done[key] = max(done.get(key, 0), measurement.repeat + 1)
-    _drop_partial_line(path)
-    return done
-
-
-def _line(case: Case, repeat: int, seconds: float, measured: Measured) -> dict[str, Any]:
-    return {
-        "case": case.to_json(),
-        "repeat": repeat,
-        "seconds": round(seconds, 3),
-        "wall_s": [float(f"{value:.4g}") for value in measured.wall_s],
-        "cpu_s": [float(f"{value:.4g}") for value in measured.cpu_s],
-    }
-
-
-def machine() -> dict[str, Any]:
-    """This machine, the versions of what measures, and the date."""
-    facts: dict[str, Any] = {
-        "cpu": _cpu_model(),
-        "cores": os.cpu_count(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "python": platform.python_version(),
-        "date": datetime.now(UTC).date().isoformat(),
-    }
-    for name in ("torch", "numba", "numpy", "triton", "embedding-placer"):
-        try:
-            facts[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            facts[name] = None
-    return facts
-
-
-def _cpu_model() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def _header(line: str, path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -234,26 +109,8 @@ def _header(line: str, path: str | os.PathLike[str]) -> dict[str, Any]:
     return header
 
 
-def _append(path: Path, data: dict[str, Any]) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(data, separators=(",", ":")) + "\n")
-    except OSError as error:
-        raise PlacerError(f"cannot write {path}: {error.strerror or error}") from error
-
-
-def _drop_partial_line(path: Path) -> None:
-    """Take off a last line that an interrupted run did not finish."""
-    with open_file(path) as file:
-        text = file.read()
-    whole = text.rfind(b"\n") + 1
-    if whole < len(text):
-        os.truncate(path, whole)
-
-
 def repeated(measurements: Iterable[Measurement]) -> Iterator[tuple[Case, tuple[Measured, ...]]]:
-    """Each case once, with all its measurements."""
+    """Yield each case once, with all its measurements."""
     by_case: dict[str, tuple[Case, list[Measured]]] = {}
     for measurement in measurements:
         key = case_sha256(measurement.case)

@@ -1,26 +1,17 @@
-"""Measures a machine for a cost model: cases with one thing varied at a time, then mixtures."""
+"""Cases to calibrate with: one thing varied at a time, and mixtures."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
 from placer.measurement.cases import Case
-from placer.measurement.dataset import collect
 from placer.measurement.draw import DIMS, random_cases, times_rows
-from placer.measurement.times import Effort, Setting, resolved
 from placer.plan.shard import Lookup, Shard
 from placer.tables import Feature, OptimizerName, Table
 
 SEED = 20_000
 """Of the mixtures; tests draw theirs with other seeds."""
-
-LEAST_CASES = 12
-"""With fewer, hardly any constant of a step can be separated from another."""
-
-_PASSES = 2
-"""How often each case is measured, if there is time."""
 
 _MIXED_WORKLOADS = 120
 _REFERENCE_EVERY = 20
@@ -43,7 +34,7 @@ class _Point:
     share: float = 0.0
 
     def case(self, name: str, kind: str, gpus: int, load: int) -> Case:
-        """Each table whole on one GPU, in turn."""
+        """Make the case: each table whole on one GPU, in turn."""
         per_sample = self.tables * self.pooling
         samples = max(16, round(self.lookups * load / per_sample))
         rows = self.rows * times_rows(load)
@@ -83,7 +74,7 @@ class _Point:
 
 
 def designed_cases(*, tiers: bool, gpus: int = 1, load: int = 1) -> Iterator[Case]:
-    """Cases in an order of which any beginning is balanced.
+    """Yield cases in an order of which any beginning is balanced.
 
     Parameters
     ----------
@@ -136,49 +127,3 @@ def _points(tiers: bool) -> Iterator[_Point]:
             yield from (replace(own, share=share) for share in (0.02, 0.2))
         if lookup == "cached":
             yield from (replace(own, share=share) for share in (0.01, 0.5))
-
-
-def measure_machine(
-    file: Path,
-    setting: Setting,
-    *,
-    budget_s: float = 300.0,
-    fresh: bool = False,
-    stop: Callable[[], bool] = lambda: False,
-    on_case: Callable[[int, int], None] = lambda done, total: None,
-) -> None:
-    """Measure what embedding work takes here, going on with what is in the file already.
-
-    Parameters
-    ----------
-    file : Path
-        Of measurements; `placer.measurement.Dataset.load` reads it.
-    setting : Setting
-        Backend, device and processes that are measured.
-    budget_s : float
-        Seconds after which no case is begun, except for the first `LEAST_CASES`: with fewer there
-        are no constants.
-    fresh : bool
-        Start anew.
-    stop : callable
-        Returns whether to end early.
-    on_case : callable
-        Called with the measurements that are done, and their number in all.
-    """
-    setting = resolved(setting)
-    if fresh:
-        file.unlink(missing_ok=True)
-    cases = list(designed_cases(tiers=setting.tiers, gpus=setting.ranks, load=setting.load))
-    total = _PASSES * len(cases)
-    collect(
-        cases,
-        file,
-        setting,
-        budget_s=budget_s,
-        # A GPU's batches are large: to draw them takes longest.
-        effort=Effort() if setting.load == 1 else Effort(batches=6),
-        least=LEAST_CASES,
-        repeats=_PASSES,
-        stop=stop,
-        on_case=lambda done: on_case(done, total),
-    )

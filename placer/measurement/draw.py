@@ -62,7 +62,7 @@ def random_cases(
 
 
 def times_rows(load: int) -> int:
-    """How much larger tables are: less than lookups, for they have to be made and filled."""
+    """Return how much larger tables are: less than lookups, for they have to be made and filled."""
     return max(1, load // 4)
 
 
@@ -102,7 +102,7 @@ def _placement(rng: np.random.Generator, case: Case) -> tuple[Shard, ...]:
 
 
 def _table_shards(rng: np.random.Generator, case: Case, number: int, style: str) -> Iterator[Shard]:
-    """Shards of one table: column and row slices on GPUs, each of which is read in some way."""
+    """Draw the shards of one table: slices of columns and rows, each read in some way."""
     table = case.tables[number]
     gpus = [f"gpu:{number}" for number in range(case.gpus)]
     sharding = str(
@@ -141,7 +141,7 @@ def _hot_cold_shards(
     cols: tuple[int, int],
     devices: tuple[str, ...],
 ) -> Iterator[Shard]:
-    """The shards of one slice: one, or its hottest rows in HBM and the rest in DRAM."""
+    """Yield the shards of one slice: one, or its hottest rows in HBM and the rest in DRAM."""
     start, stop, step = rows
     members = len(range(*rows))
     share = float(rng.choice(_HOT_SHARES))

@@ -104,7 +104,7 @@ class Measurer:
 
 
 def _slowest(of_ranks: Sequence[Measured]) -> Measured:
-    """Step by step the slowest rank's time."""
+    """Take the time of the slowest rank, step by step."""
     return Measured(
         tuple(map(max, zip(*(times.wall_s for times in of_ranks), strict=True))),
         tuple(map(max, zip(*(times.cpu_s for times in of_ranks), strict=True))),
@@ -130,7 +130,7 @@ class _Processes:
             self._pipes.append(ours)
 
     def run(self, job: Job) -> list[Measured]:
-        """Times of each rank."""
+        """Return times of each rank."""
         for pipe in self._pipes:
             pipe.send(job)
         times: list[Measured] = []

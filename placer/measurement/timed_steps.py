@@ -46,7 +46,7 @@ class Job:
 
 
 def run(job: Job, setting: Setting, rank: int = 0) -> Measured:
-    """This process's times."""
+    """Time the steps of a job in this process."""
     plan, effort = job.plan, job.effort
     weights = {t.name: torch.full((1, 1), 0.01).expand(t.rows, t.dim) for t in plan.tables}
     kind = PlacedEmbeddings if setting.ranks == 1 else ShardedEmbeddings
@@ -129,7 +129,7 @@ def _endless(batches: Sequence[BagBatch]) -> Iterator[BagBatch]:
 
 @contextlib.contextmanager
 def quiet(setting: Setting, rank: int) -> Iterator[None]:
-    """The threads and cores of a setting, for a while."""
+    """Set the threads and cores of a setting, for a while."""
     threads = torch.get_num_threads()
     cores: set[int] | None = None
     if hasattr(os, "sched_getaffinity"):
@@ -148,7 +148,7 @@ def quiet(setting: Setting, rank: int) -> Iterator[None]:
 
 
 def drawn_batches(plan: Plan, profile: Profile, samples: int, seed: int) -> Iterator[BagBatch]:
-    """Batches without end: independent lookups, each by its table's access CDF.
+    """Yield batches without end: independent lookups, each by its table's access CDF.
 
     Bags of a feature are empty but for its coverage; the others hold one lookup or more, as
     many as its pooling factor on average. Ranks become ids by the plan's row order.
@@ -170,7 +170,7 @@ def drawn_batches(plan: Plan, profile: Profile, samples: int, seed: int) -> Iter
 
 
 def _lengths(rng: np.random.Generator, feature: Feature, has_rows: bool, samples: int) -> Int:
-    """Lookups of each sample's bag, shape (samples,); all 0 where there is no row to look up."""
+    """Draw the lookups of each sample's bag, shape (samples,); all 0 without rows."""
     if not has_rows:
         return np.zeros(samples, np.int64)
     least = int(min(1.0, feature.pooling_factor))

@@ -62,7 +62,7 @@ class Measured:
     cpu_s: tuple[float, ...]
 
     def seconds(self, clock: Clock = "wall") -> float:
-        """Time of a step: the lower quartile, as whatever else runs only ever adds time."""
+        """Return the lower quartile of the times: whatever else runs only ever adds time."""
         times = self.wall_s if clock == "wall" else self.cpu_s
         return statistics.quantiles(times, n=4)[0] if len(times) > 1 else times[0]
 
@@ -82,7 +82,7 @@ class Measured:
 
 
 def step_s(measured: Iterable[Measured], clock: Clock = "wall") -> float:
-    """Step time of what was measured several times: the least, as other load comes in bursts."""
+    """Return the least step time of several measurements: other load comes in bursts."""
     return min(times.seconds(clock) for times in measured)
 
 
@@ -121,7 +121,7 @@ class Setting:
 
 
 def resolved(setting: Setting) -> Setting:
-    """The same with the backend that ``auto`` means here.
+    """Return the same with the backend that ``auto`` means here.
 
     Raises
     ------

@@ -1,13 +1,13 @@
 """Whether shards cover a table exactly once, found without listing its rows.
 
-The table is divided at ranks, and then at columns, where no shard lies on both sides, and each
-part again, until a part cannot be divided: row slices that share their ranks by strides, or shards
-in a pattern that no straight line divides. Sound plans of a solver are divided down to single
-shards or strides, in n log n.
+The table is divided at the columns where a shard begins or ends, and each part at such ranks. What
+is over a part then is one shard, or row slices that share their ranks by strides. It takes
+n log n for n shards of a solver's plan.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -33,22 +33,6 @@ class _Slice:
     step: int
     residue: int
 
-    def fills(self, part: "_Part") -> bool:
-        """Whether it is all ranks and columns of a part."""
-        own = (self.low, self.high, self.left, self.right)
-        return self.step == 1 and own == (part.low, part.high, part.left, part.right)
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Ranks low..high and columns left..right of a table, and the slices within."""
-
-    low: int
-    high: int
-    left: int
-    right: int
-    slices: list[_Slice]
-
 
 def coverage_fault(table: Table, shards: Sequence[Shard]) -> str | None:
     """What is wrong with how shards cover a table, or None.
@@ -68,24 +52,18 @@ def coverage_fault(table: Table, shards: Sequence[Shard]) -> str | None:
     """
     if table.rows == 0:
         return None
-    parts = [_Part(0, table.rows, 0, table.dim, _slices(shards, table.rows))]
     work = 0
-    while parts:
-        part = parts.pop()
-        work += len(part.slices) + 1
-        if work > _MOST_WORK:
-            return f"table {table.name!r}: its shards lie over each other in too many ways to check"
-        if not part.slices:
-            return f"table {table.name!r}, {_covered(part.left, part.right, part.low, 0)}"
-        if len(part.slices) == 1 and part.slices[0].fills(part):
-            continue
-        divided = _divided(part)
-        if divided is None:
-            fault = _undivided_fault(part, _MOST_WORK - work)
-            if fault:
+    by_columns = _bands(_slices(shards, table.rows), "left", "right", table.dim)
+    for left, right, columns in by_columns:
+        for low, high, active in _bands(columns, "low", "high", table.rows):
+            work += len(active) + 1
+            if work > _MOST_WORK:
+                fault = "its shards lie over each other in too many ways to check"
+                return f"table {table.name!r}: {fault}"
+            found = _classes_fault([(one.step, one.residue) for one in active], low, high)
+            if found is not None:
+                fault = found if isinstance(found, str) else _covered(left, right, *found)
                 return f"table {table.name!r}, {fault}"
-            continue
-        parts += [_Part(*one) for one in divided]
     return None
 
 
@@ -117,64 +95,31 @@ def _common_places(ranges: Sequence[tuple[int, int]]) -> dict[tuple[int, int], i
     return places
 
 
-def _divided(part: _Part) -> list[tuple[int, int, int, int, list[_Slice]]] | None:
-    """A part at the ranks, or else the columns, that no slice crosses; gaps have no slices."""
-    bands = _bands(part.slices, lambda one: (one.low, one.high), part.low, part.high)
-    if len(bands) > 1:
-        return [(low, high, part.left, part.right, slices) for low, high, slices in bands]
-    bands = _bands(part.slices, lambda one: (one.left, one.right), part.left, part.right)
-    if len(bands) > 1:
-        return [(part.low, part.high, left, right, slices) for left, right, slices in bands]
-    return None
-
-
 def _bands(
-    slices: Sequence[_Slice], extent: Callable[[_Slice], tuple[int, int]], first: int, last: int
-) -> list[tuple[int, int, list[_Slice]]]:
-    bands: list[tuple[int, int, list[_Slice]]] = []
-    end = first
-    for start, stop, one in sorted(((*extent(one), one) for one in slices), key=lambda it: it[:2]):
-        if start < end:
-            begin, _, inside = bands[-1]
-            inside.append(one)
-            end = max(end, stop)
-            bands[-1] = (begin, end, inside)
-            continue
-        if start > end:
-            bands.append((end, start, []))
-        bands.append((start, stop, [one]))
-        end = stop
-    if end < last:
-        bands.append((end, last, []))
-    return bands
+    slices: Sequence[_Slice], first: str, last: str, end: int
+) -> Iterator[tuple[int, int, list[_Slice]]]:
+    """Divide 0..end where a slice begins or ends; yield each part with the slices over it.
 
-
-def _undivided_fault(part: _Part, most_work: int) -> str | None:
-    """What is wrong with a part that no straight line divides, or None."""
-    work = 0
-    for left, right in pairwise(sorted({edge for s in part.slices for edge in (s.left, s.right)})):
-        work += len(part.slices)
-        inside = [one for one in part.slices if one.left <= left and right <= one.right]
-        edges = sorted({part.low, part.high, *(e for s in inside for e in (s.low, s.high))})
-        for low, high in pairwise(edges):
-            work += len(inside)
-            if work > most_work:
-                return "its shards lie over each other in too many ways to check"
-            active = [
-                (one.step, one.residue) for one in inside if one.low <= low and high <= one.high
-            ]
-            fault = _classes_fault(active, low, high)
-            if isinstance(fault, str):
-                return fault
-            if fault is not None:
-                return _covered(left, right, *fault)
-    return None
+    `first` and `last` name the attributes that say where a slice begins and ends.
+    """
+    begins, ends = defaultdict(list), defaultdict(list)
+    for one in slices:
+        begins[getattr(one, first)].append(one)
+        ends[getattr(one, last)].append(one)
+    active: dict[int, _Slice] = {}
+    for low, high in pairwise(sorted({0, end, *begins, *ends})):
+        for one in ends.get(low, ()):
+            del active[id(one)]
+        active |= {id(one): one for one in begins.get(low, ())}
+        yield low, high, list(active.values())
 
 
 def _classes_fault(
     active: Sequence[tuple[int, int]], low: int, high: int
 ) -> tuple[int, int] | str | None:
     """A rank within low..high that is not in one class alone, and the number of its classes."""
+    if len(active) == 1 and active[0][0] == 1:
+        return None
     # All is covered once if, over one full period of the strides (or all ranks between, if those
     # are fewer), each rank has one owner.
     span = _period(active, high - low)

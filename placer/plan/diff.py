@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from placer.errors import PlanError
+from placer.errors import PlanError, PlanMismatchError
 from placer.plan.order import Ranks, distinct
 from placer.plan.plan import Plan
 from placer.plan.shard import Memory, Shard
@@ -26,7 +26,13 @@ Int = npt.NDArray[np.int64]
 
 TableStatus = Literal["same", "moved", "added", "removed", "reshaped"]
 MoveKind = Literal[
-    "HBM to HBM", "HBM to DRAM", "DRAM to HBM", "DRAM to DRAM", "served elsewhere", "dropped"
+    "kept",
+    "HBM to HBM",
+    "HBM to DRAM",
+    "DRAM to HBM",
+    "DRAM to DRAM",
+    "served elsewhere",
+    "dropped",
 ]
 
 _BLOCK_IDS = 1 << 14
@@ -45,21 +51,22 @@ class Home:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Rows × columns of a table that get a new home, or lose one of several.
+    """Rows × columns of a table that keep a home, get a new one, or lose one of several.
 
     Attributes
     ----------
     kind : str
-        From which tier to which; ``served elsewhere`` where the bytes stay in one host's
-        memory and another GPU reads them; ``dropped`` where only a replica goes.
+        From which tier to which; ``kept`` where source and target are one; ``served elsewhere``
+        where the bytes stay in one host's memory and another GPU reads them; ``dropped`` where
+        only a replica goes.
     source : Home
         Where the bytes come from; of a dropped replica, what is dropped.
     target : Home or None
         None for a dropped replica.
     cells : int
         Rows × columns.
-    moved_bytes : int
-        Weights and optimizer state that must be copied to other memory.
+    size_bytes : int
+        Weights and optimizer state.
     """
 
     table: str
@@ -67,7 +74,12 @@ class Move:
     source: Home
     target: Home | None
     cells: int
-    moved_bytes: int
+    size_bytes: int
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes that must be copied to other memory."""
+        return 0 if self.kind in ("kept", "served elsewhere", "dropped") else self.size_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +94,8 @@ class TableDiff:
         Rows × columns of the table in the newer plan, of a removed one in the older.
     changed_cells : int
         Those whose set of homes, (device, tier), is another one.
-    moved_bytes : int
-        Weights and optimizer state to copy, over all moves.
+    moves, kept : tuple of Move
+        Those to other homes, and those that stay.
     detail : str
         What differs, for a table that is reshaped.
     """
@@ -92,9 +104,14 @@ class TableDiff:
     status: TableStatus
     cells: int
     changed_cells: int = 0
-    moved_bytes: int = 0
     moves: tuple[Move, ...] = ()
+    kept: tuple[Move, ...] = ()
     detail: str = ""
+
+    @property
+    def moved_bytes(self) -> int:
+        """Weights and optimizer state to copy."""
+        return sum(move.moved_bytes for move in self.moves)
 
 
 @dataclass(frozen=True)
@@ -124,6 +141,42 @@ class PlanDiff:
     def moved_bytes(self) -> int:
         """Weights and optimizer state to copy."""
         return sum(table.moved_bytes for table in self.tables)
+
+    @cached_property
+    def kept_bytes(self) -> int:
+        """Weights and optimizer state that stay in the memory that they are in."""
+        return sum(
+            move.size_bytes
+            for table in self.tables
+            for move in (*table.kept, *table.moves)
+            if move.target is not None and not move.moved_bytes
+        )
+
+    @cached_property
+    def dropped_tables(self) -> tuple[str, ...]:
+        """Tables of the older plan that the newer one lacks."""
+        return tuple(table.table for table in self.tables if table.status == "removed")
+
+    def check_rows(self) -> None:
+        """Check that the older plan has rows for every table of the newer one.
+
+        Raises
+        ------
+        PlanMismatchError
+            If a table is new, or has another shape, dtype or optimizer; names each.
+        """
+        faults = [
+            f"table {one.table!r} is new"
+            if one.status == "added"
+            else f"table {one.table!r} has another shape: {one.detail}"
+            for one in self.tables
+            if one.status in ("added", "reshaped")
+        ]
+        if faults:
+            raise PlanMismatchError(
+                f"there are no rows for the newer plan: {'; '.join(faults)}; `placer "
+                "reshard OLD NEW --grow` draws new rows, and carries the others over by their ids"
+            )
 
 
 def diff(old: Plan, new: Plan) -> PlanDiff:
@@ -160,17 +213,15 @@ def _table_diff(old: Plan, new: Plan, name: str) -> TableDiff:
         return TableDiff(name, "reshaped", cells, detail=", ".join(shape))
     covered = changed = 0
     moves: dict[tuple[MoveKind, Home, Home | None], list[int]] = {}
-    for source, target, rows, width in common_parts(old, new, name):
+    for source, target, rows, width in _common_parts(old, new, name):
         covered += rows * width
         was, now = homes_of(source), homes_of(target)
-        if set(was) == set(now):
-            continue
-        changed += rows * width
-        for kind, home, to in steps_to(old, new, was, now):
-            copied = to is not None and kind != "served elsewhere"
-            total = moves.setdefault((kind, home, to), [0, 0])
+        if set(was) != set(now):
+            changed += rows * width
+        for step in _steps_to(old, new, was, now):
+            total = moves.setdefault(step, [0, 0])
             total[0] += rows * width
-            total[1] += rows * after.bytes_per_row(width) if copied else 0
+            total[1] += rows * after.bytes_per_row(width)
     if covered != cells:
         raise PlanError(
             f"one of the plans does not cover table {name!r} exactly once: {covered} of {cells} "
@@ -184,8 +235,8 @@ def _table_diff(old: Plan, new: Plan, name: str) -> TableDiff:
         "moved" if changed else "same",
         cells,
         changed,
-        sum(move.moved_bytes for move in listed),
-        listed,
+        tuple(move for move in listed if move.kind != "kept"),
+        tuple(move for move in listed if move.kind == "kept"),
     )
 
 
@@ -195,7 +246,7 @@ def shared_bytes(old: Plan, new: Plan, table: str) -> dict[tuple[Home, Home], in
     Of replicas, every pair of an older and a newer home counts.
     """
     shared: dict[tuple[Home, Home], int] = defaultdict(int)
-    for source, target, rows, width in common_parts(old, new, table):
+    for source, target, rows, width in _common_parts(old, new, table):
         size = rows * new.tables_by_name[table].bytes_per_row(width)
         for was in homes_of(source):
             for now in homes_of(target):
@@ -203,7 +254,7 @@ def shared_bytes(old: Plan, new: Plan, table: str) -> dict[tuple[Home, Home], in
     return dict(shared)
 
 
-def common_parts(old: Plan, new: Plan, table: str) -> Iterator[tuple[Shard, Shard, int, int]]:
+def _common_parts(old: Plan, new: Plan, table: str) -> Iterator[tuple[Shard, Shard, int, int]]:
     """Yield each older and newer shard of a table that share cells, with their rows and columns."""
     shards = old.shards_by_table[table], new.shards_by_table[table]
     orders = Ranks.in_plan(old, table), Ranks.in_plan(new, table)
@@ -229,17 +280,19 @@ def _host(plan: Plan, home: Home) -> str:
     return home.device if gpu is None else gpu.host
 
 
-def steps_to(
+def _steps_to(
     old: Plan, new: Plan, was: tuple[Home, ...], now: tuple[Home, ...]
 ) -> list[tuple[MoveKind, Home, Home | None]]:
     """How a part of a row gets from its homes to its new ones: kind, source and target.
 
-    A new home that is an older one too takes no step. Where all of them are, what is dropped.
+    Homes are dropped only where there are no new ones: else they are sources.
     """
+    steps: list[tuple[MoveKind, Home, Home | None]] = [
+        ("kept", home, home) for home in now if home in was
+    ]
     added = [home for home in now if home not in was]
     if not added:
-        return [("dropped", home, None) for home in was if home not in now]
-    steps: list[tuple[MoveKind, Home, Home | None]] = []
+        return steps + [("dropped", home, None) for home in was if home not in now]
     devices = new.topology.gpus_by_id.keys() | new.topology.hosts_by_id.keys()
     for home in added:
         place, host = _location(new, home), _host(new, home)

@@ -1,17 +1,8 @@
-"""The fields of a plan, as its file holds them: below both the file and `placer.Plan`."""
+"""Parts of a plan beside its tables and shards."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
-
-import numpy as np
-import numpy.typing as npt
-
-from placer.dense import Dense
-from placer.pipeline import Pipeline
-from placer.plan.shard import Shard
-from placer.tables import Table
-from placer.topology.topology import Topology
 
 RowOrderKind = Literal["id", "profile"]
 
@@ -63,19 +54,3 @@ class Provenance:
     created: str = ""
     profile: str = ""
     ids_sha256: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class PlanFields:
-    """What a plan file holds; see `placer.Plan`."""
-
-    tables: tuple[Table, ...]
-    topology: Topology
-    shards: tuple[Shard, ...]
-    row_order: dict[str, RowOrder] = field(default_factory=dict)
-    hot_ids: dict[str, npt.NDArray[np.int64]] = field(default_factory=dict, compare=False)
-    batch_size: int = 1
-    solver: SolverRecord = SolverRecord()
-    provenance: Provenance = field(default_factory=Provenance)
-    pipeline: Pipeline = "look-ahead"
-    dense: Dense | None = None

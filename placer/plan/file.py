@@ -5,11 +5,11 @@ import hashlib
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 from safetensors.numpy import save as serialize
@@ -25,17 +25,21 @@ from placer.files import (
     write_bytes,
     write_text,
 )
+from placer.pipeline import Pipeline
 from placer.plan import schema
-from placer.plan.fields import SCHEMA_VERSION, PlanFields, Provenance, RowOrder, SolverRecord
+from placer.plan.fields import SCHEMA_VERSION, Provenance, RowOrder, SolverRecord
 from placer.plan.shard import Shard
 from placer.read_files import LimitError, read_json
 from placer.seal import check_seal, sealed
-from placer.tables import Feature, Table
+from placer.tables import Table
 from placer.topology.devices import Gpu, Host, Link
 from placer.topology.topology import Topology
 
+if TYPE_CHECKING:
+    from placer.plan.plan import Plan
 
-def write(plan: PlanFields, path: StrPath) -> None:
+
+def write(plan: "Plan", path: StrPath) -> None:
     """Write the row order first and the plan that names it last, each atomically.
 
     The row order's name carries its hash, so a crash in between leaves an older plan and
@@ -79,20 +83,20 @@ def seal(path: StrPath) -> None:
     write_text(source, _text(document))
 
 
-def read(path: StrPath) -> PlanFields:
-    """Read a plan and the row orders beside it, of one version; see `Plan.load`."""
+def read(path: StrPath) -> dict[str, Any]:
+    """Read the fields of a plan and the row orders beside it, of one version; see `Plan.load`."""
     source = Path(path)
     return read_parts(source, lambda: _read(source))
 
 
-def _read(source: Path) -> PlanFields:
+def _read(source: Path) -> dict[str, Any]:
     document, model = parse(source)
     plan = _with_row_orders(source, model)
     check_seal(document, source)
     return plan
 
 
-def _with_row_orders(source: Path, model: schema.PlanModel) -> PlanFields:
+def _with_row_orders(source: Path, model: schema.PlanModel) -> dict[str, Any]:
     files: dict[tuple[str, str | None], dict[str, npt.NDArray[np.int64]]] = {}
     hot_ids: dict[str, npt.NDArray[np.int64]] = {}
     for name, order in model.row_order.items():
@@ -110,7 +114,7 @@ def _with_row_orders(source: Path, model: schema.PlanModel) -> PlanFields:
             raise PlanError(f"{source}: {order.file} holds no row order of table {name!r}")
         hot_ids[name] = files[key][name]
     try:
-        return _from_model(model, hot_ids)
+        return _fields_of(model, hot_ids)
     except PlanError:
         raise
     except PlacerError as error:
@@ -175,7 +179,7 @@ def _validated(document: object, source: str) -> schema.PlanModel:
         ) from error
 
 
-def to_dict(plan: PlanFields, row_order: dict[str, dict[str, Any]] | None = None) -> dict[str, Any]:
+def to_dict(plan: "Plan", row_order: dict[str, dict[str, Any]] | None = None) -> dict[str, Any]:
     """The plan as the JSON document that `write` writes.
 
     Raises
@@ -187,7 +191,7 @@ def to_dict(plan: PlanFields, row_order: dict[str, dict[str, Any]] | None = None
     document = {
         "schema_version": SCHEMA_VERSION,
         "batch_size": plan.batch_size,
-        "tables": [asdict(table) | {"features": _features(table)} for table in plan.tables],
+        "tables": [asdict(table) for table in plan.tables],
         "topology": {
             "name": topology.name,
             "emulated": topology.emulated,
@@ -214,11 +218,7 @@ def to_dict(plan: PlanFields, row_order: dict[str, dict[str, Any]] | None = None
             ],
             "links": [asdict(link) for link in topology.links],
         },
-        "shards": [
-            asdict(shard)
-            | {"rows": list(shard.rows), "cols": list(shard.cols), "devices": list(shard.devices)}
-            for shard in plan.shards
-        ],
+        "shards": [asdict(shard) for shard in plan.shards],
         "row_order": row_order
         if row_order is not None
         else {name: asdict(order) for name, order in plan.row_order.items()},
@@ -231,15 +231,15 @@ def to_dict(plan: PlanFields, row_order: dict[str, dict[str, Any]] | None = None
     return document
 
 
-def from_dict(document: object, hot_ids: dict[str, npt.NDArray[np.int64]]) -> PlanFields:
-    """The plan of a document that `to_dict` made, with the hot ids, which it leaves out.
+def from_dict(document: object, hot_ids: dict[str, npt.NDArray[np.int64]]) -> dict[str, Any]:
+    """Fields of a plan, of a document that `to_dict` made and the hot ids, which it leaves out.
 
     Raises
     ------
     PlanError
         If it breaks the schema.
     """
-    return _from_model(_validated(document, "the plan"), hot_ids)
+    return _fields_of(_validated(document, "the plan"), hot_ids)
 
 
 def _provenance(provenance: Provenance) -> dict[str, Any]:
@@ -248,80 +248,58 @@ def _provenance(provenance: Provenance) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value or name != "ids_sha256"}
 
 
-def _features(table: Table) -> list[dict[str, Any]]:
-    return [asdict(feature) for feature in table.features]
-
-
 def _dense(dense: Dense) -> dict[str, Any]:
     """A dense part as a plan holds it: what is not as usual."""
     if not isinstance(dense, DenseLayers):
         return asdict(dense)
     usual = asdict(DenseLayers(dense.top))
     said = {name: value for name, value in asdict(dense).items() if value != usual[name]}
-    return said | {"top": list(dense.top), "bottom": list(dense.bottom)}
+    return said | {"top": dense.top, "bottom": dense.bottom}
 
 
-def _dense_of(
-    model: schema.DenseLayersModel | schema.MeasuredDenseModel | None,
-) -> Dense | None:
-    if isinstance(model, schema.MeasuredDenseModel):
-        return MeasuredDense(model.step_s)
-    if model is None:
-        return None
-    return model.layers()
+class _Document(BaseModel):
+    """What pydantic makes of a plan's fields without help."""
+
+    tables: tuple[Table, ...]
+    shards: tuple[Shard, ...]
+    row_order: dict[str, RowOrder]
+    batch_size: int
+    pipeline: Pipeline
+    solver: SolverRecord
+    provenance: Provenance
 
 
-def _from_model(model: schema.PlanModel, hot_ids: dict[str, npt.NDArray[np.int64]]) -> PlanFields:
-    devices = model.topology.devices
-    for device in devices:
-        if device.kind == "gpu" and device.host is None:
+def _fields_of(
+    model: schema.PlanModel, hot_ids: dict[str, npt.NDArray[np.int64]]
+) -> dict[str, Any]:
+    fields = _Document.model_validate(model.model_dump(include=set(_Document.model_fields)))
+    dense: Dense | None = None
+    if isinstance(model.dense, schema.MeasuredDenseModel):
+        dense = MeasuredDense(model.dense.step_s)
+    elif model.dense is not None:
+        dense = model.dense.layers()
+    return {
+        **dict(fields),
+        "topology": _topology(model.topology),
+        "dense": dense,
+        "hot_ids": hot_ids,
+    }
+
+
+def _topology(model: schema.TopologyModel) -> Topology:
+    gpus, hosts = [], []
+    for device in model.devices:
+        size, speed = device.memory_bytes, device.bandwidth_bytes_per_s
+        if device.kind == "host":
+            hosts.append(Host(device.id, size, speed))
+            continue
+        if device.host is None:
             raise PlanError(f"{device.id} is a gpu but names no host")
-    return PlanFields(
-        tables=tuple(
-            Table(
-                **t.model_dump(exclude={"features"}),
-                features=tuple(Feature(**f.model_dump()) for f in t.features),
-            )
-            for t in model.tables
-        ),
-        topology=Topology(
-            name=model.topology.name,
-            emulated=model.topology.emulated,
-            gpus=tuple(
-                Gpu(
-                    d.id,
-                    d.host or "",
-                    d.memory_bytes,
-                    d.bandwidth_bytes_per_s,
-                    **({} if d.launch_s is None else {"launch_s": d.launch_s}),
-                    chip=d.chip,
-                )
-                for d in devices
-                if d.kind == "gpu"
-            ),
-            hosts=tuple(
-                Host(d.id, d.memory_bytes, d.bandwidth_bytes_per_s)
-                for d in devices
-                if d.kind == "host"
-            ),
-            links=tuple(Link(**link.model_dump()) for link in model.topology.links),
-        ),
-        shards=tuple(
-            Shard(
-                **s.model_dump(exclude={"rows", "cols", "devices"}),
-                rows=(s.rows[0], s.rows[1], s.rows[2]),
-                cols=(s.cols[0], s.cols[1]),
-                devices=tuple(s.devices),
-            )
-            for s in model.shards
-        ),
-        row_order={name: RowOrder(**o.model_dump()) for name, o in model.row_order.items()},
-        hot_ids=hot_ids,
-        batch_size=model.batch_size,
-        pipeline=model.pipeline,
-        dense=_dense_of(model.dense),
-        solver=SolverRecord(**model.solver.model_dump()),
-        provenance=Provenance(**model.provenance.model_dump()),
+        launch = {} if device.launch_s is None else {"launch_s": device.launch_s}
+        gpus.append(Gpu(device.id, device.host, size, speed, **launch, chip=device.chip))
+    links = tuple(Link(**link.model_dump()) for link in model.links)
+    return Topology(
+        name=model.name, emulated=model.emulated, gpus=tuple(gpus), hosts=tuple(hosts), links=links
     )
 
 

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 from placer.data.files.stores import uri_of
 from placer.data.options import TextOptions
@@ -19,28 +19,6 @@ from placer.workloads import named_workload
 
 if TYPE_CHECKING:
     from placer.data.encoded import EncodedLog
-
-
-@overload
-def profile_of(
-    plan: Plan,
-    file: Path,
-    profile: Path | None = None,
-    *,
-    needed_for: str,
-    other_data: bool = False,
-) -> Profile: ...
-
-
-@overload
-def profile_of(
-    plan: Plan,
-    file: Path,
-    profile: Path | None = None,
-    *,
-    needed_for: str | None = None,
-    other_data: bool = False,
-) -> Profile | None: ...
 
 
 def profile_of(

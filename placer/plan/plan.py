@@ -5,22 +5,28 @@ docs/plan-format.md describes the file; `placer.plan.file`, below, reads and wri
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from placer.data.files.stores import uri_of
+from placer.dense import Dense
 from placer.errors import PlanError
-from placer.plan.fields import PlanFields, RowOrder
+from placer.pipeline import Pipeline
+from placer.plan.fields import Provenance, RowOrder, SolverRecord
 from placer.plan.shard import Shard
 from placer.summary import Summarized
 from placer.tables import Table
+from placer.topology.topology import Topology
 from placer.units import format_bytes, format_seconds
 
 
 @dataclass(frozen=True, repr=False)
-class Plan(Summarized, PlanFields):
+class Plan(Summarized):
     """A placement of all tables of a model on a machine.
 
     Attributes
@@ -51,6 +57,17 @@ class Plan(Summarized, PlanFields):
     ...     Plan.load(f"{folder}/plan.json").shards_by_table["C3"] == (shard,)
     True
     """
+
+    tables: tuple[Table, ...]
+    topology: Topology
+    shards: tuple[Shard, ...]
+    row_order: dict[str, RowOrder] = field(default_factory=dict)
+    hot_ids: dict[str, npt.NDArray[np.int64]] = field(default_factory=dict, compare=False)
+    batch_size: int = 1
+    solver: SolverRecord = field(default_factory=SolverRecord)
+    provenance: Provenance = field(default_factory=Provenance)
+    pipeline: Pipeline = "look-ahead"
+    dense: Dense | None = None
 
     @cached_property
     def tables_by_name(self) -> dict[str, Table]:
@@ -124,7 +141,7 @@ class Plan(Summarized, PlanFields):
                 return cls.load(staging.input(path))
         from placer.plan import file  # not above: pydantic and safetensors load slowly
 
-        return cls(**vars(file.read(path)))
+        return cls(**file.read(path))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan, and the row order beside it, atomically.

@@ -39,7 +39,7 @@ class TableModel(_Strict):
     dim: int = Field(ge=1)
     dtype: DType = "float32"
     optimizer: OptimizerName = "rowwise_adagrad"
-    features: list[FeatureModel] = []
+    features: list[FeatureModel] = Field([], strict=False)
 
 
 class DeviceModel(_Strict):
@@ -78,10 +78,10 @@ class ShardModel(_Strict):
 
     table: str
     rows: list[Place] = Field(
-        min_length=3, max_length=3, description="[start, stop, step] over ranks"
+        strict=False, min_length=3, max_length=3, description="[start, stop, step] over ranks"
     )
-    cols: list[Place] = Field(min_length=2, max_length=2, description="[start, stop]")
-    devices: list[str] = Field(min_length=1)
+    cols: list[Place] = Field(strict=False, min_length=2, max_length=2, description="[start, stop]")
+    devices: list[str] = Field(strict=False, min_length=1)
     memory: Memory
     lookup: Lookup
     cache_rows: NonNegative = 0

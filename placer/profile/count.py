@@ -103,13 +103,10 @@ class AccessCounter:
         self._feature_tables = dict(feature_tables)
         self._features = dict.fromkeys(feature_tables, FeatureCounts())
         self._counts = dense_counts(tables)
+        self._locality = LocalityCounter(tables, feature_tables)
 
-    def add(self, chunk: Chunk) -> None:
-        """Count the lookups of a chunk."""
-        self.add_bags(chunk.samples, chunk.features)
-
-    def add_bags(self, samples: int, features: Mapping[str, Bags]) -> None:
-        """Count the bags of `samples` samples.
+    def add(self, samples: int, features: Mapping[str, Bags]) -> None:
+        """Count the bags of `samples` samples, which follow those before; arrays are kept a while.
 
         Raises
         ------
@@ -141,6 +138,11 @@ class AccessCounter:
                 ),
             )
         self.samples += samples
+        self._locality.add(samples, features)
+
+    def gap(self) -> None:
+        """What follows is from another place of the log."""
+        self._locality.gap()
 
     def profile(self, options: TableOptions | None = None, **fields: Any) -> Profile:
         """The profile of what was counted; `fields` are further fields of the profile.
@@ -151,13 +153,15 @@ class AccessCounter:
         options.check(self._features, self._counts)
         tables = []
         by_table: dict[str, dict[str, FeatureCounts]] = {name: {} for name in self._counts}
-        for feature, counted in self._features.items():
-            by_table[self._feature_tables[feature]][feature] = counted
+        for feature, own in self._features.items():
+            by_table[self._feature_tables[feature]][feature] = own
+        localities = self._locality.localities()
         for name, dense in self._counts.items():
             features = by_table[name]
             table = options.table(name, dense.rows, features, self.samples)
             counts = RowCounts.from_dense(dense.values)
-            tables.append(TableProfile.counted(table, counts, features))
+            counted = TableProfile.counted(table, counts, features)
+            tables.append(replace(counted, locality=localities[name]))
         return Profile(tables=tuple(tables), samples=self.samples, **fields)
 
 
@@ -273,15 +277,13 @@ def profile_log(
     options = TableOptions(dim, dtype, optimizer, pooling)
     options.check(log.feature_tables, log.tables)  # Before the work, not after it.
     counter = AccessCounter(log.tables, log.feature_tables)
-    locality = LocalityCounter(log.tables, log.feature_tables)
     done = 0
     for part in _parts(log, sample, seed):
         if isinstance(part, int):
             done += part
-            locality.gap()
+            counter.gap()
         else:
-            counter.add(part)
-            locality.add(part.samples, part.features)
+            counter.add(part.samples, part.features)
             done += part.samples
         if progress is not None:
             progress(done, getattr(log, "samples", None))
@@ -297,12 +299,9 @@ def profile_log(
         source=getattr(log, "description", "") if source is None else source,
         encoding=log.encoding if isinstance(log, EncodedLog) else None,
     )
-    localities = locality.localities()
-    measured = (
-        replace(table, locality=localities[table.name], unknown=_unknown(log, table))
-        for table in profile
+    return replace(
+        profile, tables=tuple(replace(table, unknown=_unknown(log, table)) for table in profile)
     )
-    return replace(profile, tables=tuple(measured))
 
 
 def _unknown(log: Log, table: TableProfile) -> UnknownIds | None:

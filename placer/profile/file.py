@@ -17,7 +17,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, astuple
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -38,10 +38,13 @@ from placer.profile.cdf import AccessCdf
 from placer.profile.counts import RowCounts
 from placer.profile.locality import WindowCounts
 from placer.profile.schema import check_document
-from placer.profile.table_profile import FeatureCounts, ProfileFields, TableProfile, UnknownIds
+from placer.profile.table_profile import FeatureCounts, TableProfile, UnknownIds
 from placer.read_files import LimitError, read_json, read_limited
 from placer.seal import SEAL, sealed
 from placer.tables import Feature, Table
+
+if TYPE_CHECKING:
+    from placer.profile.profile import Profile
 
 SCHEMA_VERSION = 1
 JSON_NAME = "profile.json"
@@ -49,7 +52,7 @@ JSON_NAME = "profile.json"
 _Arrays = dict[str, npt.NDArray[Any]]
 
 
-def write(profile: ProfileFields, path: StrPath) -> None:
+def write(profile: "Profile", path: StrPath) -> None:
     """Write a profile into the folder `path`, replacing one that is there.
 
     Raises
@@ -62,7 +65,7 @@ def write(profile: ProfileFields, path: StrPath) -> None:
         names |= _write_all(profile, folder)
 
 
-def _write_all(profile: ProfileFields, folder: Path) -> set[str]:
+def _write_all(profile: "Profile", folder: Path) -> set[str]:
     """Write the parts and then the JSON that names them; the names of the parts."""
     arrays: _Arrays = {}
     tables = [_table_to_json(table, f"{i}", arrays) for i, table in enumerate(profile.tables)]
@@ -90,8 +93,8 @@ def _parts_of(folder: Path) -> Iterator[Path]:
         yield from folder.glob(pattern)
 
 
-def read(path: StrPath) -> ProfileFields:
-    """Read a profile from its folder or its JSON; all files of one version.
+def read(path: StrPath) -> dict[str, Any]:
+    """Read the fields of a profile from its folder or its JSON; all files of one version.
 
     Raises
     ------
@@ -104,7 +107,7 @@ def read(path: StrPath) -> ProfileFields:
     return read_parts(file, lambda: _read_all(file))
 
 
-def _read_all(file: Path) -> ProfileFields:
+def _read_all(file: Path) -> dict[str, Any]:
     document = _read_document(file)
     check_document(document, file)
     try:
@@ -114,16 +117,14 @@ def _read_all(file: Path) -> ProfileFields:
         if "vocabulary" in files:
             vocabularies = _vocabulary_from_parquet(_read(file.parent, files["vocabulary"]))
         encoding = document["encoding"]
-        return ProfileFields(
-            tables=tuple(
+        return {
+            "tables": tuple(
                 _table_from_json(table, f"{i}", arrays, files["counts"]["sha256"])
                 for i, table in enumerate(document["tables"])
             ),
-            samples=document["samples"],
-            sampling=document["sampling"],
-            source=document["source"],
-            encoding=None if encoding is None else Encoding.from_json(encoding, vocabularies),
-        )
+            **{name: document[name] for name in ("samples", "sampling", "source")},
+            "encoding": None if encoding is None else Encoding.from_json(encoding, vocabularies),
+        }
     except ProfileError:
         raise
     except (KeyError, TypeError, ValueError, PlacerError) as error:

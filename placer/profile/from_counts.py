@@ -1,8 +1,7 @@
 """Profiles from counts that a database made of a log too large for one machine."""
 
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from placer.data.formats.base import UNREADABLE
+from placer.data.vocabulary import DistinctKeys, Run
 from placer.errors import DataError
 from placer.profile.count import TableOptions
 from placer.profile.counts import RowCounts
@@ -78,7 +78,12 @@ def profile_counts(
     options.check([feature for own in by_table.values() for feature in own], counted)
     tables = []
     for name, counts in counted.items():
-        _require_few_bags(by_table[name], samples)
+        for feature, measured in by_table[name].items():
+            if measured.bags > samples:
+                raise DataError(
+                    f"feature {feature!r} has {measured.bags} bags that are not empty, "
+                    f"more than there are samples: {samples}"
+                )
         table = options.table(name, counts.rows, by_table[name], samples)
         tables.append(TableProfile.counted(table, counts, by_table[name]))
     return Profile(
@@ -86,19 +91,11 @@ def profile_counts(
     )
 
 
-def _require_few_bags(features: Mapping[str, FeatureCounts], samples: int) -> None:
-    for feature, measured in features.items():
-        if measured.bags > samples:
-            raise DataError(
-                f"feature {feature!r} has {measured.bags} bags that are not empty, "
-                f"more than there are samples: {samples}"
-            )
-
-
 def _read_counts(files: Sequence[str], rows: Mapping[str, int]) -> dict[str, RowCounts]:
-    parts: dict[str, list[tuple[npt.NDArray[Any], npt.NDArray[Any]]]] = {}
+    counted: dict[str, DistinctKeys] = {}
+    totals: dict[str, float] = {}
     for file in files:
-        for batch in _batches(file, _COUNT_COLUMNS):
+        for batch in parquet_batches(file, _COUNT_COLUMNS):
             encoded = _texts(batch, "table", file).dictionary_encode()
             tables = encoded.indices.to_numpy(zero_copy_only=False)
             ids, counts = _integers(batch, "id", file), _integers(batch, "count", file)
@@ -106,25 +103,29 @@ def _read_counts(files: Sequence[str], rows: Mapping[str, int]) -> dict[str, Row
                 raise DataError(f"{file}: count {counts.min()} is negative")
             for index, name in enumerate(_names(encoded.dictionary, "table", file)):
                 here = (tables == index) & (counts > 0)
-                parts.setdefault(name, []).append((ids[here], counts[here]))
-    if not parts:
+                read, own = counts[here], counted.setdefault(name, DistinctKeys())
+                totals[name] = totals.get(name, 0.0) + float(read.sum(dtype=np.float64))
+                if totals[name] >= 1 << 62:
+                    raise DataError(
+                        f"table {name!r}: its counts sum to 2^62 lookups or more, which no log has"
+                    )
+                own.add_run(ids[here].view(np.uint64), read, np.zeros_like(read))
+    if not counted:
         raise DataError(f"{', '.join(files)}: there is no count in it")
-    unknown = sorted(set(rows) - {"*", *parts})
+    unknown = sorted(set(rows) - {"*", *counted})
     if unknown:
         raise DataError(
             f"rows are given for table {unknown[0]!r}, of which nothing was counted; "
-            f"tables are {', '.join(parts)}"
+            f"tables are {', '.join(counted)}"
         )
     return {
-        name: _summed(name, parts.pop(name), rows.get(name, rows.get("*"))) for name in list(parts)
+        name: _row_counts(name, counted.pop(name).merge(), rows.get(name, rows.get("*")))
+        for name in list(counted)
     }
 
 
-def _summed(
-    name: str, parts: Sequence[tuple[npt.NDArray[Any], npt.NDArray[Any]]], rows: int | None
-) -> RowCounts:
-    ids = np.concatenate([part[0] for part in parts])
-    counts = np.concatenate([part[1] for part in parts])
+def _row_counts(name: str, run: Run, rows: int | None) -> RowCounts:
+    ids = run.keys.view(np.int64)
     rows = max(1, int(ids.max(initial=0)) + 1) if rows is None else rows
     wrong = ids[(ids < 0) | (ids >= rows)]
     if wrong.size:
@@ -132,21 +133,14 @@ def _summed(
             f"table {name!r} has id {wrong[0]}, but rows 0..{rows - 1}; give it more rows or "
             "map the ids before counting"
         )
-    if counts.sum(dtype=np.float64) >= 1 << 62:
-        raise DataError(f"table {name!r}: its counts sum to 2^62 lookups or more, which no log has")
-    order = np.argsort(ids, kind="stable")
-    ids, counts = ids[order], counts[order]
-    starts = np.flatnonzero(np.append(True, ids[1:] != ids[:-1])[: ids.size])
-    if starts.size < ids.size:
-        ids, counts = ids[starts], np.add.reduceat(counts, starts)
-    return RowCounts(rows, ids, counts)
+    return RowCounts(rows, ids, run.counts)
 
 
 def _read_features(
     file: str, counted: Mapping[str, RowCounts]
 ) -> dict[str, dict[str, FeatureCounts]]:
     features: dict[str, dict[str, FeatureCounts]] = {name: {} for name in counted}
-    for batch in _batches(file, _FEATURE_COLUMNS):
+    for batch in parquet_batches(file, _FEATURE_COLUMNS):
         columns = [_names(_texts(batch, name, file), name, file) for name in _FEATURE_COLUMNS[:2]]
         numbers = (_integers(batch, name, file).tolist() for name in ("lookups", "bags"))
         for feature, table, lookups, bags in zip(*columns, *numbers, strict=True):
@@ -171,7 +165,14 @@ def _read_features(
     return features
 
 
-def _batches(file: str, columns: Sequence[str]) -> Any:
+def parquet_batches(file: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """The record batches of a Parquet file with some columns that have no missing value.
+
+    Raises
+    ------
+    DataError
+        If it cannot be read, or a column is not there once, or has missing values.
+    """
     try:
         with pq.ParquetFile(file) as parquet:
             names = parquet.schema_arrow.names

@@ -1,9 +1,7 @@
 """Counts what a Python program feeds its model: batches of arrays, or a DataLoader."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
-from itertools import islice
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -12,7 +10,6 @@ import numpy.typing as npt
 from placer.data.log import Bags
 from placer.errors import DataError
 from placer.profile.count import AccessCounter, TableOptions
-from placer.profile.locality import LocalityCounter
 from placer.profile.profile import Profile
 from placer.tables import DType, OptimizerName, Pooling
 
@@ -61,15 +58,13 @@ class CountedLoader(Generic[Batch]):
         feature_tables = feature_tables or {name: name for name in tables}
         self._extract = extract or partial(features_in, names=tuple(feature_tables))
         self._counter = AccessCounter(tables, feature_tables)
-        self._locality = LocalityCounter(tables, feature_tables)
 
     def __iter__(self) -> Iterator[Batch]:
         for batch in self.loader:
             features = {name: as_bags(name, ids) for name, ids in self._extract(batch).items()}
             samples = next(iter(features.values())).samples if features else 0
-            self._counter.add_bags(samples, features)
             # It keeps them for a while, and the arrays are the trainer's.
-            self._locality.add(samples, {name: _copied(bags) for name, bags in features.items()})
+            self._counter.add(samples, {name: _copied(bags) for name, bags in features.items()})
             yield batch
 
     def __len__(self) -> int:
@@ -96,41 +91,20 @@ class CountedLoader(Generic[Batch]):
         if not self._counter.samples:
             raise DataError("no sample has passed; iterate over the batches before profiling them")
         options = TableOptions(dim, dtype, optimizer, pooling)
-        profile = self._counter.profile(options, source=source)
-        measured = self._locality.localities()
-        tables = tuple(replace(table, locality=measured[table.name]) for table in profile)
-        return replace(profile, tables=tables)
+        return self._counter.profile(options, source=source)
 
 
-def profile_dataloader(
-    loader: Iterable[Batch],
+def profile_batches(
+    batches: Iterable[Batch],
     extract: Callable[[Batch], Mapping[str, BagsLike]] | None = None,
     *,
     tables: Mapping[str, int],
     feature_tables: Mapping[str, str] | None = None,
-    max_batches: int | None = None,
     **options: Any,
 ) -> Profile:
-    """Read a DataLoader once, or its first `max_batches` batches, and count its lookups.
+    """Read batches, or a DataLoader, once and count the lookups.
 
-    `options` are those of `CountedLoader.profile`, which also explains the parameters.
-    """
-    counted = CountedLoader(
-        islice(loader, max_batches), extract, tables=tables, feature_tables=feature_tables
-    )
-    for _ in counted:
-        pass
-    return counted.profile(**options)
-
-
-def profile_batches(
-    batches: Iterable[Mapping[str, BagsLike]],
-    *,
-    tables: Mapping[str, int],
-    feature_tables: Mapping[str, str] | None = None,
-    **options: Any,
-) -> Profile:
-    """Count batches of ids by feature; see `features_in` for what these may be.
+    `options` are those of `CountedLoader.profile`; `CountedLoader` explains the parameters.
 
     Examples
     --------
@@ -138,7 +112,10 @@ def profile_batches(
     >>> profile["user"].counts.hottest().tolist()
     [2, 0]
     """
-    return profile_dataloader(batches, tables=tables, feature_tables=feature_tables, **options)
+    counted = CountedLoader(batches, extract, tables=tables, feature_tables=feature_tables)
+    for _ in counted:
+        pass
+    return counted.profile(**options)
 
 
 def features_in(batch: Any, names: Sequence[str]) -> dict[str, BagsLike]:

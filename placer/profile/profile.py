@@ -4,25 +4,30 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import add
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from placer.data.files.stores import uri_of
 from placer.errors import ProfileError
-from placer.profile.merge import merge
-from placer.profile.table_profile import ProfileFields, TableProfile
+from placer.profile.locality import added
+from placer.profile.table_profile import TableProfile
 from placer.summary import Summarized
 from placer.tables import DType, OptimizerName, Pooling
 from placer.units import format_bytes
+
+if TYPE_CHECKING:
+    from placer.data.encoding import Encoding
 
 _AS_THEY_ARE: Mapping[str, Pooling] = MappingProxyType({})
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Profile(Summarized, ProfileFields):
+class Profile(Summarized):
     """Profiles of all the tables of a model, over one log or one published workload.
 
     Attributes
@@ -50,6 +55,13 @@ class Profile(Summarized, ProfileFields):
     >>> profile.with_tables(dim=8, names=["t2"])["t2"].table.dim
     8
     """
+
+    tables: tuple[TableProfile, ...]
+    samples: int = 0
+    sampling: float = 1.0
+    source: str = ""
+    encoding: "Encoding | None" = None
+    folder: Path | str | None = None
 
     def __post_init__(self) -> None:
         names = [table.name for table in self.tables]
@@ -142,14 +154,40 @@ class Profile(Summarized, ProfileFields):
 
     @classmethod
     def merge(cls, profiles: Iterable["Profile"]) -> "Profile":
-        """The profile of several parts of one log, equal to that of the whole log.
+        """The profile of a log from the profiles of its parts, in any grouping.
+
+        Counts are integers and are added, and all else follows from them, so that the result
+        equals the profile of the whole log bit by bit; only `source`, and the windows in which
+        distinct rows were counted, tell them apart. Sampled parts weigh by the samples that they
+        stand for.
 
         Raises
         ------
         ProfileError
-            If the parts have other tables, or one has no exact counts.
+            If there is no profile, one has no counts, or they differ in a table, a feature or
+            the way raw ids became rows.
         """
-        return cls(**vars(merge(list(profiles))))
+        profiles = list(profiles)
+        if not profiles:
+            raise ProfileError("there is no profile to merge; give at least one")
+        first = profiles[0]
+        for other in profiles[1:]:
+            _check_alike(first, other)
+        samples = sum(profile.samples for profile in profiles)
+        if all(profile.sampling == 1 for profile in profiles):
+            sampling = 1.0
+        else:
+            sampling = samples / sum(profile.samples / profile.sampling for profile in profiles)
+        return cls(
+            tables=tuple(
+                _merged(parts, samples)
+                for parts in zip(*(profile.tables for profile in profiles), strict=True)
+            ),
+            samples=samples,
+            sampling=sampling,
+            source=" + ".join(profile.source for profile in profiles if profile.source),
+            encoding=first.encoding,
+        )
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Profile":
@@ -168,7 +206,7 @@ class Profile(Summarized, ProfileFields):
                 return cls.load(staging.input(path))
         from placer.profile import file  # not above: pyarrow loads slowly
 
-        return replace(cls(**vars(file.read(path))), folder=uri or _folder_of(path))
+        return replace(cls(**file.read(path)), folder=uri or _folder_of(path))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write ``profile.json`` and a binary file of counts into the folder `path`, atomically.
@@ -207,3 +245,72 @@ def _folder_of(path: str | os.PathLike[str]) -> Path:
     """The folder of a profile that is given as such, or as the JSON in it."""
     resolved = Path(path).resolve()
     return resolved if resolved.is_dir() else resolved.parent
+
+
+def _merged(tables: Sequence[TableProfile], samples: int) -> TableProfile:
+    parts = []
+    for part in tables:
+        if part.counts is None:
+            raise ProfileError(
+                f"table {part.name!r} has no counts, only a CDF; profiles of logs can be merged"
+            )
+        parts.append(part.counts)
+    counts = reduce(add, parts)
+    features = {
+        name: reduce(add, (part.features[name] for part in tables)) for name in tables[0].features
+    }
+    table = replace(
+        tables[0].table,
+        features=tuple(
+            features[feature.name].measured(feature, samples)
+            if feature.name in features
+            else feature
+            for feature in tables[0].table.features
+        ),
+    )
+    unknown = [part.unknown for part in tables if part.unknown is not None]
+    return replace(
+        TableProfile.counted(table, counts, features),
+        locality=added([part.locality for part in tables]),
+        unknown=reduce(add, unknown) if unknown else None,
+    )
+
+
+def _check_alike(first: Profile, other: Profile) -> None:
+    names, others = ([table.name for table in one.tables] for one in (first, other))
+    if names != others:
+        different = sorted(set(names) ^ set(others))
+        raise ProfileError(
+            "profiles of different tables cannot be merged: "
+            + (f"only one has {', '.join(different)}" if different else "their order differs")
+        )
+    different = [
+        f"{one.name} ({_shape(one)} and {_shape(two)})"
+        for one, two in zip(first.tables, other.tables, strict=True)
+        if _shape(one) != _shape(two)
+    ]
+    if different:
+        raise ProfileError(
+            f"profiles of different tables cannot be merged: {'; '.join(different)}; "
+            "profile every part of a log with the same rows= or encoding="
+        )
+    for one, two in zip(first.tables, other.tables, strict=True):
+        if _features(one) != _features(two):
+            raise ProfileError(
+                f"table {one.name!r} is read by other features in one profile than in another: "
+                f"{_features(one)} and {_features(two)}"
+            )
+    if first.encoding != other.encoding:
+        raise ProfileError(
+            "profiles whose ids became rows in different ways cannot be merged; profile every "
+            "part of a log with the same encoding= (the same vocabulary)"
+        )
+
+
+def _shape(profile: TableProfile) -> str:
+    table = profile.table
+    return f"{table.rows} rows × {table.dim} {table.dtype}, {table.optimizer}"
+
+
+def _features(profile: TableProfile) -> list[tuple[str, str]]:
+    return [(feature.name, feature.pooling) for feature in profile.table.features]

@@ -1,8 +1,6 @@
 """What a log says of one table, below `placer.Profile`, which is of all tables."""
 
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,9 +9,6 @@ from placer.profile.cdf import AccessCdf, Float
 from placer.profile.counts import RowCounts
 from placer.profile.locality import DistinctRows, Locality
 from placer.tables import Feature, Table
-
-if TYPE_CHECKING:
-    from placer.data.encoding import Encoding
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,15 +172,3 @@ class TableProfile:
     def unique(self, lookups: float) -> float:
         """Expected distinct rows of the table in a step of `lookups` lookups."""
         return float(self.unique_at_ranks(lookups)[-1])
-
-
-@dataclass(frozen=True, eq=False)
-class ProfileFields:
-    """What a profile's folder holds; see `placer.Profile`."""
-
-    tables: tuple[TableProfile, ...]
-    samples: int = 0
-    sampling: float = 1.0
-    source: str = ""
-    encoding: "Encoding | None" = None
-    folder: Path | str | None = None

@@ -38,14 +38,14 @@ def set_quiet(quiet: bool) -> None:
 
 
 def print_seconds(seconds: float) -> None:
-    """How long a command took."""
+    """Print how long a command took."""
     from placer import __version__
 
     print_stderr(f"{seconds:.1f} s, placer {__version__}, Python {sys.version.split()[0]}")
 
 
 def print_stderr(text: str, style: str = "dim") -> None:
-    """A line on stderr as it is: not wrapped, and brackets in a path are no markup."""
+    """Print a line on stderr as it is: not wrapped, and brackets in a path are no markup."""
     if _quiet and style == "dim":
         return
     console = Console(stderr=True, highlight=False)
@@ -53,13 +53,13 @@ def print_stderr(text: str, style: str = "dim") -> None:
 
 
 def print_title(text: str) -> None:
-    """A heading on stdout."""
+    """Print a heading on stdout."""
     Console(highlight=False).print(plain(text), style="bold", markup=False, soft_wrap=True)
 
 
 @contextmanager
 def progress_bar(words: str, shown: bool = True) -> Iterator[Update]:
-    """A progress bar on stderr, on a terminal only; yields how to move it."""
+    """Show a progress bar on stderr, on a terminal only; yield how to move it."""
     console = Console(stderr=True)
     remarks = TextColumn("{task.description}")
     shown_here = shown and not _quiet and console.is_terminal
@@ -75,7 +75,7 @@ def progress_bar(words: str, shown: bool = True) -> Iterator[Update]:
 
 @contextmanager
 def stoppable() -> Iterator[Callable[[], bool]]:
-    """Within it, Ctrl-C ends a search with its best plan so far; a second one acts as ever.
+    """Let Ctrl-C end a search with its best plan so far; a second one acts as usual.
 
     Yields what a search asks whether to stop. All later searches stop at once, too.
     """
@@ -102,10 +102,10 @@ def print_report(shown: Report, output: str = "table") -> None:
 
 def print_training(
     result: "TrainResult",
-    output: str = "table",
-    trace: "TraceRequest | None" = None,
-    checkpoints: Path | None = None,
-    planned: Mapping[str | None, float] | None = None,
+    output: str,
+    trace: "TraceRequest | None",
+    checkpoints: Path | None,
+    planned: Mapping[str | None, float] | None,
 ) -> None:
     """Print what a training run did, and which of what was asked for it did not.
 
@@ -113,28 +113,22 @@ def print_training(
     """
     if trace is not None and result.trace is None:
         print_stderr(f"no trace: the run ended within the {trace.warm_up} steps before it")
-    _print_training(result, output, planned)
+    values, tables = train_values(result), training_reports(result, planned or {})
+    if output == "json":
+        shown = {name: table.to_json() for name, table in tables.items()}
+        print(json.dumps({**values, **shown, "losses": result.losses}, indent=1))
+    else:
+        for name, value in values.items():
+            if value is not None:
+                print(f"{name.replace('_', ' '):>18}  {readable(value)}")
+        for table in tables.values():
+            print()
+            print_report(table)
     if result.interrupted:
         saved = f"--resume goes on from {checkpoints}"
         if checkpoints is None:
             saved = "nothing was saved; --checkpoints saves"
         print_stderr(f"interrupted after step {result.steps}; {saved}")
-
-
-def _print_training(
-    result: "TrainResult", output: str, planned: Mapping[str | None, float] | None
-) -> None:
-    values, tables = train_values(result), training_reports(result, planned)
-    if output == "json":
-        shown = {name: table.to_json() for name, table in tables.items()}
-        print(json.dumps({**values, **shown, "losses": result.losses}, indent=1))
-        return
-    for name, value in values.items():
-        if value is not None:
-            print(f"{name.replace('_', ' '):>18}  {readable(value)}")
-    for table in tables.values():
-        print()
-        print_report(table)
 
 
 def print_violations(
@@ -162,7 +156,7 @@ def print_violations(
 
 
 def readable(value: Any) -> str:
-    """A value of a result for people: whole numbers grouped, others to five digits."""
+    """Show a value of a result: whole numbers grouped, others to five digits."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return {True: "yes", False: "no"}.get(value, str(value))
     return f"{value:,}" if isinstance(value, int) else significant(value, 5)
@@ -176,5 +170,5 @@ def draw(draws: Callable[[Any, Path], None], drawn: Any, file: Path | None) -> N
 
 
 def this_command() -> str:
-    """The command line that runs, as a shell takes it."""
+    """Return the command line that runs, as a shell takes it."""
     return shlex.join(["placer", *sys.argv[1:]])

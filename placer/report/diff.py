@@ -1,13 +1,13 @@
 """`placer diff`: what moves from one plan to the next."""
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterable
-from typing import Any
+from operator import itemgetter
 
 from placer.plan.diff import Move, PlanDiff, TableDiff
 from placer.plan.plan import Plan
 from placer.report import section as form
-from placer.report.section import Column, Report, Row, Section, table_of
+from placer.report.section import Column, Report, Row, Section, grouped, table_of
 from placer.units import format_bytes, format_seconds
 
 MOST_ROWS = 20
@@ -15,12 +15,10 @@ MOST_ROWS = 20
 
 
 def diff_report(diff: PlanDiff) -> Report:
-    """Kinds of moves, tables and moves from device to device, most bytes first."""
+    """Report kinds of moves, tables and moves from device to device, most bytes first."""
     old, new = diff.old, diff.new
     share = diff.changed_cells / diff.compared_cells if diff.compared_cells else 0.0
-    statuses: dict[str, int] = defaultdict(int)
-    for table in diff.tables:
-        statuses[table.status] += 1
+    statuses = Counter(table.status for table in diff.tables)
     facts: Row = {
         "old_topology": old.topology.name,
         "new_topology": new.topology.name,
@@ -67,8 +65,8 @@ def _tables(tables: Iterable[TableDiff]) -> Section:
         Column("status", "status"),
         Column("cells"),
         Column("changed_cells"),
-        Column("changed_share", "changed", form.share, of=changed_share),
-        Column("moved_bytes", "to move", form.size),
+        Column("changed_share", "changed", of=changed_share),
+        Column("moved_bytes", "to move"),
         Column(
             "detail",
             "what",
@@ -81,73 +79,67 @@ def _tables(tables: Iterable[TableDiff]) -> Section:
 
 
 def changed_share(table: TableDiff) -> float:
-    """Share of a table's rows × columns that get another device or tier."""
+    """Return the share of a table's rows × columns that get another device or tier."""
     return table.changed_cells / table.cells if table.cells else 0.0
 
 
 def _kinds_in_words(moves: Iterable[Move]) -> list[str]:
-    totals: dict[str, int] = defaultdict(int)
-    for move in moves:
-        totals[move.kind] += move.moved_bytes
+    totals = {kind: _bytes(alike) for kind, alike in grouped(moves, _kind).items()}
     return [
         f"{kind} {format_bytes(total)}" if total else kind for kind, total in sorted(totals.items())
     ]
 
 
+def _kind(move: Move) -> str:
+    return move.kind
+
+
+def _cells(moves: Iterable[Move]) -> int:
+    return sum(move.cells for move in moves)
+
+
+def _bytes(moves: Iterable[Move]) -> int:
+    return sum(move.moved_bytes for move in moves)
+
+
 def _kinds(diff: PlanDiff) -> Section:
-    totals: dict[str, list[int]] = defaultdict(lambda: [0, 0])
-    for move in diff.moves:
-        totals[move.kind][0] += move.cells
-        totals[move.kind][1] += move.moved_bytes
     return table_of(
-        sorted(totals.items(), key=lambda item: -item[1][1]),
+        sorted(grouped(diff.moves, _kind).items(), key=lambda item: -_bytes(item[1])),
         "kinds",
         "Moves by kind",
-        Column("kind", "kind", of=lambda item: item[0]),
-        Column("cells", of=lambda item: item[1][0]),
+        Column("kind", "kind", of=itemgetter(0)),
+        Column("cells", of=lambda item: _cells(item[1])),
         Column(
             "cells_share",
             "of all cells",
-            form.share,
-            of=lambda item: item[1][0] / diff.compared_cells,
+            of=lambda item: _cells(item[1]) / diff.compared_cells,
         ),
-        Column("moved_bytes", "to move", form.size, of=lambda item: item[1][1]),
+        Column("moved_bytes", "to move", of=lambda item: _bytes(item[1])),
     )
 
 
 def _moves(moves: Iterable[Move]) -> Section:
-    totals: dict[tuple[str, str, str | None], list[Any]] = {}
-    for move in moves:
-        key = (move.kind, str(move.source), None if move.target is None else str(move.target))
-        total = totals.setdefault(key, [set(), 0, 0])
-        total[0].add(move.table)
-        total[1] += move.cells
-        total[2] += move.moved_bytes
+    def ends(move: Move) -> tuple[str, str, str | None]:
+        return move.kind, str(move.source), None if move.target is None else str(move.target)
+
     rows: list[Row] = [
         {
             "kind": kind,
             "from": source,
             "to": target,
-            "tables": len(names),
-            "cells": cells,
-            "moved_bytes": moved_bytes,
+            "tables": len({move.table for move in alike}),
+            "cells": _cells(alike),
+            "moved_bytes": _bytes(alike),
         }
-        for (kind, source, target), (names, cells, moved_bytes) in sorted(
-            totals.items(), key=lambda item: (-item[1][2], item[0][1], item[0][2] or "")
-        )
+        for (kind, source, target), alike in grouped(moves, ends).items()
     ]
-    return Section(
-        "moves",
-        "Moves by device",
-        (
-            Column("from", "from"),
-            Column("to", "to"),
-            Column("kind", "kind", spare=True),
-            Column("tables", "tables", form.count),
-            Column("cells", "rows × columns", form.count),
-            Column("moved_bytes", "to move", form.size),
-        ),
-        tuple(rows),
-        shown=MOST_ROWS,
-        order="most bytes first",
+    rows.sort(key=lambda row: (-row["moved_bytes"], row["from"], row["to"] or ""))
+    columns = (
+        Column("from", "from"),
+        Column("to", "to"),
+        Column("kind", "kind", spare=True),
+        Column("tables", "tables", form.count),
+        Column("cells", "rows × columns", form.count),
+        Column("moved_bytes", "to move"),
     )
+    return Section("moves", "Moves by device", columns, tuple(rows), MOST_ROWS, "most bytes first")

@@ -3,11 +3,11 @@
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import cast
+from operator import itemgetter
+from typing import Any
 
-from placer.report import section as form
-from placer.report.section import Column, Report, Section
-from placer.tables import DTYPE_BYTES, OPTIMIZERS, DType, OptimizerName, Table
+from placer.report.section import Column, Report, table_of
+from placer.tables import DTYPE_BYTES, OPTIMIZERS, Table
 
 
 def estimate_report(source: str, tables: Sequence[Table], dense_parameters: int = 0) -> Report:
@@ -23,21 +23,11 @@ def estimate_report(source: str, tables: Sequence[Table], dense_parameters: int 
     """
     rows = []
     for dtype, optimizer in itertools.product(DTYPE_BYTES, OPTIMIZERS):
-        as_asked = [
-            replace(one, dtype=cast(DType, dtype), optimizer=cast(OptimizerName, optimizer))
-            for one in tables
-        ]
+        kind: Any = {"dtype": dtype, "optimizer": optimizer}
+        as_asked = [replace(one, **kind) for one in tables]
         weights = sum(one.rows * one.weight_bytes_per_row() for one in as_asked)
         state = sum(one.rows * one.state_bytes_per_row() for one in as_asked)
-        rows.append(
-            {
-                "dtype": dtype,
-                "optimizer": optimizer,
-                "weight_bytes": weights,
-                "state_bytes": state,
-                "total_bytes": weights + state,
-            }
-        )
+        rows.append((dtype, optimizer, weights, state, weights + state))
     dense = f"; beside them {dense_parameters:,} dense parameters" if dense_parameters else ""
     return Report(
         title=f"Memory of {source}",
@@ -52,17 +42,15 @@ def estimate_report(source: str, tables: Sequence[Table], dense_parameters: int 
             f"{sum(one.rows for one in tables):,} rows{dense}",
         ),
         sections=(
-            Section(
+            table_of(
+                rows,
                 "memory",
                 "All tables, with their optimizer state",
-                (
-                    Column("dtype", "dtype"),
-                    Column("optimizer", "optimizer"),
-                    Column("weight_bytes", "weights", form.size),
-                    Column("state_bytes", "state", form.size),
-                    Column("total_bytes", "together", form.size),
-                ),
-                tuple(rows),
+                Column("dtype", "dtype", of=itemgetter(0)),
+                Column("optimizer", "optimizer", of=itemgetter(1)),
+                Column("weight_bytes", "weights", of=itemgetter(2)),
+                Column("state_bytes", "state", of=itemgetter(3)),
+                Column("total_bytes", "together", of=itemgetter(4)),
             ),
         ),
     )

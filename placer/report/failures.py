@@ -77,7 +77,7 @@ def _end(message: str) -> NoReturn:
 
 
 def _drop_stdout() -> None:
-    """Leave what is still to be written to nobody, so that the end of the process is silent."""
+    """Redirect stdout to os.devnull so that the interpreter's final flush cannot fail."""
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())

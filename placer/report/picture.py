@@ -1,4 +1,8 @@
-"""What pictures of reports have in common: formats, colours, and how a panel looks."""
+"""What pictures and pages of reports have in common: colours, formats, and how a panel looks.
+
+The colours are those of Okabe and Ito, "Color Universal Design" (2008), which people with any kind
+of colour vision tell apart; https://jfly.uni-koeln.de/color/.
+"""
 
 import os
 from collections.abc import Iterator
@@ -8,11 +12,25 @@ from typing import TYPE_CHECKING, Any
 
 from placer.errors import BackendError, PlacerError
 from placer.files import replacing
-from placer.report.palette import FAINT, MUTED
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+BLUE, ORANGE, GREEN, PINK = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
+SKY, VERMILION, YELLOW, GREY = "#56B4E9", "#D55E00", "#F0E442", "#8A94A0"
+
+SERIES = (BLUE, ORANGE, GREEN, PINK, SKY, VERMILION, YELLOW, GREY)
+"""In the order in which pictures take them; the last one stands for black."""
+
+HBM, DRAM = BLUE, ORANGE
+STEP, BOUND = BLUE, VERMILION
+
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+"""Of matplotlib, one for each of `SERIES`."""
+
+INK, MUTED, FAINT = "#1f2933", "#6b7785", "#d5dbe1"
+"""Text, text beside it, and lines, on white."""
 
 _FORMATS = ("png", "pdf", "svg")
 

@@ -10,7 +10,7 @@ _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2
 
 
 def plain(text: str) -> str:
-    r"""Text whose control characters are written out: names in files may hold some.
+    r"""Write out control characters: names in files may hold some.
 
     >>> plain("C1\x1b[2J")
     'C1\\x1b[2J'
@@ -19,7 +19,7 @@ def plain(text: str) -> str:
 
 
 def plain_line(text: str) -> str:
-    r"""Text of one line: its line ends and tabs are written out as well.
+    r"""Write out control characters, line ends and tabs, so that text is one line.
 
     >>> plain_line("C1\x1b\n=cmd()")
     'C1\\x1b\\n=cmd()'
@@ -28,7 +28,7 @@ def plain_line(text: str) -> str:
 
 
 def shortened(message: str) -> str:
-    """A message of a readable length, in one line: its beginning and its end.
+    """Cut a message to a readable length, in one line: its beginning and its end.
 
     >>> len(shortened("a" * 10_000))
     1500

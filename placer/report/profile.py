@@ -13,7 +13,7 @@ _MANY_TIMES, _MANY_ROWS = 10, 1000
 
 
 def profile_report(profile: Profile, batch_size: int = 8192, *, fit: bool = True) -> Report:
-    """One row per table: its size, how it is read, and how skewed that is.
+    """Report one row per table: its size, how it is read, and how skewed that is.
 
     Parameters
     ----------
@@ -58,17 +58,17 @@ def profile_report(profile: Profile, batch_size: int = 8192, *, fit: bool = True
                     Column("table", "table"),
                     Column("rows", "rows", form.count),
                     Column("dim", "dim", form.count, spare=True),
-                    Column("size_bytes", "size", form.size),
+                    Column("size_bytes", "size"),
                     Column("lookups_per_sample", "lookups", form.count),
                     Column("pooling_factor", "pooling", form.number, spare=True),
                     Column("coverage", "coverage", form.share, spare=True),
                     Column("rows_read", "rows read", form.count, spare=True),
-                    Column("top_1_percent_share", "top 1%", form.share),
-                    Column("top_10_percent_share", "top 10%", form.share),
+                    Column("top_1_percent_share", "top 1%"),
+                    Column("top_10_percent_share", "top 10%"),
                     Column("unique_rows", "distinct", form.count),
                     Column("unique_rows_of_draws", "if drawn", form.count, spare=True),
-                    Column("unknown_share", "unknown", form.share),
-                    Column("unknown_id_share", "unknown ids", form.share, spare=True),
+                    Column("unknown_share", "unknown"),
+                    Column("unknown_id_share", "unknown ids", spare=True),
                     Column("zipf_exponent", "Zipf", form.number),
                 ),
                 tuple(rows),
@@ -88,7 +88,7 @@ def profile_report(profile: Profile, batch_size: int = 8192, *, fit: bool = True
 
 
 def unknown_words(profile: Profile) -> str:
-    """Which lookups a vocabulary did not know, in words; empty if there are none."""
+    """Say which lookups a vocabulary did not know; say nothing if there are none."""
     shares = {table.name: table.unknown_share or 0.0 for table in profile}
     worst = sorted(shares, key=lambda name: -shares[name])[:3]
     named = [f"{form.share(shares[name])} of {name}" for name in worst if shares[name]]
@@ -103,7 +103,7 @@ def unknown_words(profile: Profile) -> str:
 
 
 def unread_words(profile: Profile) -> str:
-    """Which tables have many times the rows that were read, as their ids are rows, in words."""
+    """Say which tables have many more rows than were read, as their ids are rows."""
     kinds = {} if profile.encoding is None else profile.encoding.mappings
     found = []
     for table in profile:
@@ -160,23 +160,20 @@ def _exponent(profile: TableProfile, fit: bool) -> float | None:
 
 
 def workloads_report() -> Report:
-    """The named workloads and their sizes."""
+    """Report the named workloads and their sizes."""
     rows: list[Row] = []
     for info in workload_infos():
         # A name with a parameter stands for a family, which has no size of its own.
-        profile = None if "[" in info.name else named_workload(info.name)
-        rows.append(
-            {
-                "name": info.name,
-                "tables": None if profile is None else len(profile),
-                "rows": None if profile is None else sum(one.table.rows for one in profile),
-                "size_bytes": None if profile is None else profile.total_bytes,
-                "lookups_per_sample": None
-                if profile is None
-                else sum(one.table.lookups_per_sample for one in profile),
-                "title": info.title,
+        sizes: Row = dict.fromkeys(("tables", "rows", "size_bytes", "lookups_per_sample"))
+        if "[" not in info.name:
+            profile = named_workload(info.name)
+            sizes = {
+                "tables": len(profile),
+                "rows": sum(one.table.rows for one in profile),
+                "size_bytes": profile.total_bytes,
+                "lookups_per_sample": sum(one.table.lookups_per_sample for one in profile),
             }
-        )
+        rows.append({"name": info.name, **sizes, "title": info.title})
     return Report(
         title="Named workloads",
         sections=(
@@ -187,7 +184,7 @@ def workloads_report() -> Report:
                     Column("name", "name"),
                     Column("tables", "tables", form.count),
                     Column("rows", "rows", form.count),
-                    Column("size_bytes", "size", form.size),
+                    Column("size_bytes", "size"),
                     Column("lookups_per_sample", "lookups", form.count),
                     Column("title", "what", wraps=True),
                 ),

@@ -10,7 +10,7 @@ import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.cells import cell_len
 from rich.console import (
@@ -28,12 +28,14 @@ from placer.report.plain import plain_line
 from placer.units import format_bytes, format_seconds, format_share, significant
 
 Row = Mapping[str, Any]
+T = TypeVar("T")
+K = TypeVar("K")
 
 _GAP = 2
 
 
 def text(value: Any) -> str:
-    """As it is, but for what a terminal would take for a command."""
+    """Show a text as it is, but for what a terminal would take for a command."""
     return plain_line(str(value))
 
 
@@ -41,7 +43,7 @@ size, seconds, share, number = format_bytes, format_seconds, format_share, signi
 
 
 def count(value: float) -> str:
-    """A count: ``1,234``, ``40.0 M``."""
+    """Show a count: ``1,234``, ``40.0 M``."""
     for scale, unit in ((1e9, "G"), (1e6, "M")):
         if abs(value) >= scale:
             return f"{value / scale:,.1f} {unit}"
@@ -49,35 +51,46 @@ def count(value: float) -> str:
 
 
 def rate(value: float) -> str:
-    """Bytes per second, in decimal units as vendors do."""
+    """Show bytes per second in decimal units, as vendors do."""
     if value >= 0.9995e12:  # What rounds to 1,000 is one of this unit.
         return f"{significant(value / 1e12)} TB/s"
     return f"{significant(value / 1e9)} GB/s"
 
 
 def times(value: float) -> str:
-    """A ratio: ``1.25x``."""
+    """Show a ratio: ``1.25x``."""
     return f"{value:.2f}x" if value < 100 else f"{value:.0f}x"
 
 
 def fraction(value: float) -> str:
-    """Two decimals."""
+    """Show two decimals."""
     return f"{value:.2f}"
+
+
+UNITS: Mapping[str, Callable[[Any], str]] = {
+    "_bytes_per_s": rate,
+    "_per_s": count,
+    "_bytes": size,
+    "_s": seconds,
+    "_share": share,
+}
+"""How values are shown whose keys end so, the longest ending first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
     """A column of a table: the key of its values, its heading and how values are shown.
 
-    Without a heading it is in JSON and CSV alone. `of` takes the value from what a row is about,
-    see `table_of`; by default it is the attribute that the key names. `wraps` marks prose, which
-    may take several lines where the terminal is narrow, and `spare` a column that is left out
+    Without a heading it is in JSON and CSV alone. Values are shown by the unit that ends their key,
+    see `UNITS`, else as text, unless `show` says how. `of` takes the value from what a row is
+    about, see `table_of`; by default it is the attribute that the key names. `wraps` marks prose,
+    which may take several lines where the terminal is narrow, and `spare` a column that is left out
     there, the last one first.
     """
 
     key: str
     title: str | None = None
-    show: Callable[[Any], str] = text
+    show: Callable[[Any], str] | None = None
     wraps: bool = False
     spare: bool = False
     of: Callable[[Any], Any] | None = None
@@ -85,15 +98,20 @@ class Column:
     @property
     def is_text(self) -> bool:
         """Text is aligned left, numbers right."""
-        return self.show is text
+        return self._shows is text
+
+    @property
+    def _shows(self) -> Callable[[Any], str]:
+        by_unit = (shows for unit, shows in UNITS.items() if self.key.endswith(unit))
+        return self.show or next(by_unit, text)
 
     def cell(self, row: Row) -> str:
-        """The value of a row for people."""
+        """Return the value of a row for people."""
         value = row[self.key]
-        return "–" if value is None else plain_line(self.show(value))
+        return "–" if value is None else plain_line(self._shows(value))
 
     def least_width(self, cells: Sequence[str]) -> int:
-        """The narrowest that the column can be shown without cutting a word."""
+        """Return the narrowest that the column can be shown without cutting a word."""
         words = [plain_line(self.title or ""), *cells]
         if self.wraps:
             words = [part for cell in words for part in cell.split()]
@@ -204,7 +222,7 @@ def _note(words: str) -> Text:
 def _blocks(
     columns: Sequence[Column], cells: Mapping[str, Sequence[str]], most: int
 ) -> list[Sequence[Column]]:
-    """Columns as several tables where one would be wider: a number is shown whole or not at all.
+    """Divide columns into several tables where one would be too wide for whole numbers.
 
     Each begins with the columns that tell its rows apart.
     """
@@ -223,7 +241,7 @@ def _blocks(
 def _names_of_rows(
     columns: Sequence[Column], cells: Mapping[str, Sequence[str]]
 ) -> Sequence[Column]:
-    """The first columns that no two rows have in common; the first one where all do not."""
+    """Return the first columns that no two rows have in common; the first one where all do not."""
     for last in range(1, len(columns) + 1):
         rows = list(zip(*(cells[column.key] for column in columns[:last]), strict=True))
         if len(set(rows)) == len(rows):
@@ -278,7 +296,7 @@ class Report:
     headline: tuple[str, ...] = ()
 
     def renderable(self) -> RenderableType:
-        """For ``rich.print`` or a Console."""
+        """Return what ``rich.print`` or a Console shows."""
         lines: list[RenderableType] = [Text(plain_line(self.title), style="bold")]
         lines += [Prose(plain_line(line)) for line in self.headline]
         tables: list[RenderableType] = []
@@ -298,7 +316,7 @@ class Report:
         return next((one for one in self.sections if one.name == name), None)
 
     def to_csv(self) -> str:
-        """The rows of all sections, with their keys as header.
+        """Return the rows of all sections, with their keys as header.
 
         Rows of several sections are one table: its first column, ``section``, names the section of
         a row, and what other sections have is empty.
@@ -310,13 +328,25 @@ class Report:
         )
 
 
+def grouped(values: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """Group values by a key, in the order in which keys come first.
+
+    >>> grouped([1, 2, 3], lambda n: n % 2)
+    {1: [1, 3], 0: [2]}
+    """
+    groups: dict[K, list[T]] = {}
+    for one in values:
+        groups.setdefault(key(one), []).append(one)
+    return groups
+
+
 def attributes(value: object, *names: str) -> dict[str, Any]:
-    """A row, or the start of one: attributes of a value under their own names."""
+    """Return a row, or the start of one: attributes of a value under their own names."""
     return {name: getattr(value, name) for name in names}
 
 
 def rows_to_csv(rows: Sequence[Row]) -> str:
-    """Rows as CSV, with a column for each key of any row; values that are missing are empty.
+    """Return rows as CSV, with a column for each key of any row; values that are missing are empty.
 
     A text that a spreadsheet would take for a formula has an apostrophe before it, which
     spreadsheets do not show. Control characters are written out.

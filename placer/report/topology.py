@@ -1,76 +1,61 @@
 """The machine, and where its constants come from."""
 
+from collections.abc import Callable
+from operator import itemgetter
+from typing import Any
+
 from placer.report import section as form
-from placer.report.section import Column, Report, Row, Section
+from placer.report.section import Column, Report, table_of
+from placer.topology.devices import Gpu, Host
 from placer.topology.topology import Topology
+from placer.units import counted
 
 MOST_DEVICES = 18
 
-_DEVICE_COLUMNS = (
-    Column("device", "device"),
-    Column("host", "host"),
-    Column("memory_bytes", "budget", form.size),
-    Column("memory_bytes_per_s", "memory", form.rate),
-    Column("host_link_bytes_per_s", "to host", form.rate),
-    Column("peer_bytes_per_s", "to peers", form.rate),
-    Column("rack_bytes_per_s", "to rack", form.rate),
-    Column("network_bytes_per_s", "to network", form.rate),
-)
-_SOURCE_COLUMNS = (Column("constant", "constant"), Column("source", "source", wraps=True))
-
 
 def topology_report(topology: Topology) -> Report:
-    """Devices with their budgets and bandwidths, and the source of each constant."""
-    rows = _device_rows(topology)
-    sources: tuple[Row, ...] = tuple(
-        {"constant": constant, "source": source} for constant, source in topology.sources.items()
-    )
-    gpus, hosts = len(topology.gpus), len(topology.hosts)
-    headline = f"{gpus} GPU{'s'[: gpus > 1]} in {hosts} host{'s'[: hosts > 1]}"
+    """Report devices with their budgets and bandwidths, and the source of each constant."""
+    headline = [f"{counted(len(topology.gpus), 'GPU')} in {counted(len(topology.hosts), 'host')}"]
+    if topology.emulated:
+        headline.append("The GPU is emulated: a part of host memory plays its memory.")
+
+    def of_gpu(bandwidth: Callable[[str], float]) -> Callable[[Gpu | Host], Any]:
+        return lambda device: (bandwidth(device.id) or None) if isinstance(device, Gpu) else None
+
     return Report(
         title=f"Topology {topology.name}",
         facts={"name": topology.name, "emulated": topology.emulated},
-        headline=(headline, "The GPU is emulated: a part of host memory plays its memory.")
-        if topology.emulated
-        else (headline,),
+        headline=tuple(headline),
         sections=(
-            Section(
+            table_of(
+                (*topology.gpus, *topology.hosts),
                 "devices",
                 "Devices",
-                _DEVICE_COLUMNS,
-                rows,
-                shown=MOST_DEVICES if len(rows) > MOST_DEVICES else None,
+                Column("device", "device", of=lambda device: device.id),
+                Column("host", "host", of=lambda device: getattr(device, "host", None)),
+                Column("memory_bytes", "budget"),
+                Column("memory_bytes_per_s", "memory", of=_memory_bytes_per_s),
+                *(
+                    Column(f"{link}_bytes_per_s", title, form.rate, of=of_gpu(bandwidth))
+                    for link, title, bandwidth in (
+                        ("host_link", "to host", topology.host_link_bytes_per_s),
+                        ("peer", "to peers", topology.peer_bytes_per_s),
+                        ("rack", "to rack", topology.rack_bytes_per_s),
+                        ("network", "to network", topology.network_bytes_per_s),
+                    )
+                ),
+                shown=MOST_DEVICES,
             ),
-            Section("sources", "Where the constants come from", _SOURCE_COLUMNS, sources),
+            table_of(
+                topology.sources.items(),
+                "sources",
+                "Where the constants come from",
+                Column("constant", "constant", of=itemgetter(0)),
+                Column("source", "source", wraps=True, of=itemgetter(1)),
+            ),
         ),
     )
 
 
-def _device_rows(topology: Topology) -> tuple[Row, ...]:
-    rows: list[Row] = [
-        {
-            "device": gpu.id,
-            "host": gpu.host,
-            "memory_bytes": gpu.memory_bytes,
-            "memory_bytes_per_s": gpu.hbm_bytes_per_s,
-            "host_link_bytes_per_s": topology.host_link_bytes_per_s(gpu.id),
-            "peer_bytes_per_s": topology.peer_bytes_per_s(gpu.id),
-            "rack_bytes_per_s": topology.rack_bytes_per_s(gpu.id) or None,
-            "network_bytes_per_s": topology.network_bytes_per_s(gpu.id) or None,
-        }
-        for gpu in topology.gpus
-    ]
-    rows += [
-        {
-            "device": host.id,
-            "host": None,
-            "memory_bytes": host.memory_bytes,
-            "memory_bytes_per_s": host.dram_bytes_per_s,
-            "host_link_bytes_per_s": None,
-            "peer_bytes_per_s": None,
-            "rack_bytes_per_s": None,
-            "network_bytes_per_s": None,
-        }
-        for host in topology.hosts
-    ]
-    return tuple(rows)
+def _memory_bytes_per_s(device: Gpu | Host) -> float:
+    return device.hbm_bytes_per_s if isinstance(device, Gpu) else device.dram_bytes_per_s

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from placer.report import section as form
-from placer.report.section import Column, Report, Row, Section, table_of
+from placer.report.section import Column, Report, Row, Section, attributes, table_of
 from placer.units import format_seconds
 
 if TYPE_CHECKING:  # They import torch, and every command imports this.
@@ -15,45 +15,36 @@ if TYPE_CHECKING:  # They import torch, and every command imports this.
 
 
 def train_values(result: "TrainResult") -> dict[str, Any]:
-    """The figures of a run by name."""
+    """Return the figures of a run by name."""
+    names = ("steps", "samples", "unlabelled_samples", "train_s", "read_s", "samples_per_s")
+    values = attributes(result, *names, "step_s", "planned_step_s")
+    if result.planned_on is not None and result.planned_step_s is not None:
+        values["planned_step_is_of"] = f"{result.planned_on}, and step s of this CPU"
     return {
-        "steps": result.steps,
-        "samples": result.samples,
-        "unlabelled_samples": result.unlabelled_samples,
-        "train_s": result.train_s,
-        "read_s": result.read_s,
-        "samples_per_s": result.samples_per_s,
-        "step_s": result.step_s,
-        "planned_step_s": result.planned_step_s,
-        **(
-            {"planned_step_is_of": f"{result.planned_on}, and step s of this CPU"}
-            if result.planned_on is not None and result.planned_step_s is not None
-            else {}
-        ),
+        **values,
         "first_loss": result.losses[0][1] if result.losses else None,
         "last_loss": result.losses[-1][1] if result.losses else None,
         "held_out_samples": result.eval_samples,
-        "auc": result.auc,
-        "log_loss": result.log_loss,
+        **attributes(result, "auc", "log_loss"),
         "checkpoint": None if result.checkpoint is None else str(result.checkpoint),
         "interrupted": result.interrupted,
     }
 
 
 def training_reports(
-    result: "TrainResult", planned: Mapping[str | None, float] | None = None
+    result: "TrainResult", planned: Mapping[str | None, float]
 ) -> dict[str, Report]:
-    """Tables of a run, by name: those that there are."""
+    """Return the tables of a run, by name: those that there are."""
     reports = {}
     if result.hit_rates is not None:
-        reports["hit_rates"] = hit_rate_report(result.hit_rates, planned or {})
+        reports["hit_rates"] = hit_rate_report(result.hit_rates, planned)
     if result.trace is not None:
         reports["trace"] = trace_report(result.trace)
     return reports
 
 
 def parity_lines(parity: "ParityResult") -> Iterator[str]:
-    """The losses of the placed and the unplaced model side by side, and whether they are equal."""
+    """Yield the losses of the placed and the unplaced model, and whether they are equal."""
     yield f"{'step':>6} {'placed':>10} {'unplaced':>10} {'difference':>11}"
     for step in sorted({*range(0, parity.steps, max(1, parity.steps // 10)), parity.steps - 1}):
         placed, unplaced = parity.placed_losses[step], parity.unplaced_losses[step]
@@ -72,7 +63,7 @@ def parity_lines(parity: "ParityResult") -> Iterator[str]:
 
 
 def hit_rate_report(rates: "HitRates", planned: Mapping[str | None, float]) -> Report:
-    """Lookups by the memory that held their rows when a step asked for them.
+    """Report lookups by the memory that held their rows when a step asked for them.
 
     `planned` has the shares from HBM that the plan counts on, where they are known: of each table,
     and under None of all.
@@ -116,34 +107,34 @@ def hit_rate_report(rates: "HitRates", planned: Mapping[str | None, float]) -> R
 
 
 def _table_section(shares: Mapping[str, float], planned: Mapping[str | None, float]) -> Section:
-    """Tables by how far they are from what the plan counts on, the furthest below first."""
+    """List tables by how far they are from what the plan counts on, the furthest first."""
     return table_of(
         sorted(shares.items(), key=lambda item: item[1] - (planned.get(item[0]) or 0.0)),
         "tables",
         "Lookups from HBM by table",
         Column("table", "table", of=lambda item: item[0]),
-        Column("hbm_share", "from HBM", form.share, of=lambda item: item[1]),
-        Column("planned_hbm_share", "planned", form.share, of=lambda item: planned.get(item[0])),
+        Column("hbm_share", "from HBM", of=lambda item: item[1]),
+        Column("planned_hbm_share", "planned", of=lambda item: planned.get(item[0])),
         shown=10,
         order="those furthest below the plan",
     )
 
 
 def trace_report(summary: "TraceSummary") -> Report:
-    """Phases of a traced step."""
+    """Report phases of a traced step."""
     phases = table_of(
         summary.phases,
         "phases",
         "",
         Column("phase", "phase", of=lambda phase: phase.name),
-        Column("host_s", "host", form.seconds),
+        Column("host_s", "host"),
         Column(
             "share",
             "share",
             form.share,
             of=lambda phase: phase.host_s / summary.step_s if summary.step_s else 0.0,
         ),
-        Column("device_s", "GPU", form.seconds),
+        Column("device_s", "GPU"),
     )
     facts: Row = {"path": str(summary.path), "steps": summary.steps, "step_s": summary.step_s}
     title = (

@@ -5,9 +5,10 @@ entries while batch t is open, so that rows of the one and of the other stay; wi
 step is over before the next begins.
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import get_args
 
 import numpy as np
@@ -16,14 +17,9 @@ from placer.data.log import Bags, Chunk
 from placer.errors import PlacerError, PlanMismatchError
 from placer.executor.names import Policy
 from placer.plan.plan import Plan
-from placer.simulator.counts import (
-    Int,
-    PartCounts,
-    Served,
-    StepCounts,
-)
+from placer.simulator.counts import Int, PartCounts, Served, StepCounts
 from placer.simulator.parts import arrange
-from placer.simulator.row_caches import ArenaRowCache, OpenSteps
+from placer.simulator.row_caches import ArenaRowCache
 from placer.simulator.sent_bytes import ReplicaExchange, TableExchange, nothing_sent
 from placer.simulator.table_reads import PartRead, TableRead, TableReader
 
@@ -90,7 +86,9 @@ class Simulator:
             arena: ArenaRowCache([arrangement.parts[at] for at in members], policy)
             for arena, members in arrangement.row_caches.items()
         }
-        self._open = [OpenSteps() for _ in arrangement.modules]
+        # By module: numbers of steps, and the open ones, whose rows stay where they are.
+        self._numbers = [itertools.count() for _ in arrangement.modules]
+        self._open: list[list[int]] = [[] for _ in arrangement.modules]
         self._module_of = {part.arena: part.module for part in arrangement.parts}
         self._members: dict[int, list[int]] = {}
         for at, part in enumerate(arrangement.parts):
@@ -146,7 +144,7 @@ class Simulator:
                 counts.lookups[one.part], counts.rows[one.part] = one.lookups, one.rows
                 counts.vectors[one.part] = one.vectors
                 by_part[one.part] = one
-        tickets = [steps.open() for steps in self._open]
+        tickets = {module: self._open_step(module) for module in range(len(self._open))}
         needed = np.zeros(len(self._row_caches), dtype=np.int64)
         ahead = self.options.look_ahead
 
@@ -174,8 +172,7 @@ class Simulator:
     def _finish(self, step: "_Step") -> StepCounts:
         """Update the rows of a batch, after which they may move."""
         replicated = [m for m, module in enumerate(self.arrangement.modules) if module.replicated]
-        for module, ticket in enumerate(step.tickets):
-            self._close(module, ticket)
+        self._close(step.tickets)
         if replicated:
             self._update_replicas(step, replicated)
         return step.counts
@@ -191,27 +188,32 @@ class Simulator:
         for at, one in by_part.items():
             parts.update_rows[at] += one.rows
             own.lookups[at] = one.rows
-        tickets = {module: self._open[module].open() for module in replicated}
+        tickets = {module: self._open_step(module) for module in replicated}
         needed = np.zeros_like(step.counts.needed)
         with ThreadPoolExecutor(1) as threads:
             self._resolve(by_part, own, tickets, needed, lambda module: True, threads)
         parts.update_hit_rows[:] = own.hit_rows
         for name in ("staged_rows", "in_place_rows", "in_place_lookups", "written_back_rows"):
             getattr(parts, name)[:] += getattr(own, name)
-        for module, ticket in tickets.items():
-            self._close(module, ticket)
+        self._close(tickets)
 
-    def _close(self, module: int, ticket: int) -> None:
-        self._open[module].close(ticket)
+    def _open_step(self, module: int) -> int:
+        self._open[module].append(next(self._numbers[module]))
+        return self._open[module][-1]
+
+    def _close(self, tickets: Mapping[int, int]) -> None:
+        """End a step of each module: its rows may move."""
+        for module, ticket in tickets.items():
+            self._open[module].remove(ticket)
         for arena, row_cache in self._row_caches.items():
-            if self._module_of[arena] == module:
-                row_cache.close(ticket)
+            if self._module_of[arena] in tickets:
+                row_cache.close(tickets[self._module_of[arena]])
 
     def _resolve(
         self,
         by_part: Mapping[int, PartRead],
         counts: PartCounts,
-        tickets: Mapping[int, int] | Sequence[int],
+        tickets: Mapping[int, int],
         needed: Int,
         updates: Callable[[int], bool],
         threads: ThreadPoolExecutor,
@@ -220,26 +222,19 @@ class Simulator:
 
         def resolve(number: int, arena: int, row_cache: ArenaRowCache) -> None:
             module = self._module_of[arena]
-            if isinstance(tickets, dict) and module not in tickets:
-                return
             # An arena of which nothing is read leaves its row cache alone.
-            if not any(counts.lookups[at] for at in self._members[arena]):
+            if module not in tickets or not any(counts.lookups[at] for at in self._members[arena]):
                 return
             members = np.array(self.arrangement.row_caches[arena])
             reads = [by_part[at] for at in members if at in by_part]
             slots = np.concatenate([_NONE, *(r.slots for r in reads if r.slots is not None)])
             times = np.concatenate([_NONE, *(r.counts for r in reads if r.counts is not None)])
-            resolved = row_cache.resolve(
-                slots,
-                times,
-                tickets[module],
-                self._open[module].oldest,
-                updates=updates(module),
+            oldest = self._open[module][0]
+            needed[number], resolved = row_cache.resolve(
+                slots, times, tickets[module], oldest, updates=updates(module)
             )
-            needed[number] = resolved.needed
-            for field in fields(PartCounts):
-                if hasattr(resolved, field.name):
-                    getattr(counts, field.name)[members] = getattr(resolved, field.name)
+            for name, values in resolved.items():
+                getattr(counts, name)[members] = values
 
         waiting = [
             threads.submit(resolve, number, arena, row_cache)
@@ -257,7 +252,7 @@ class _Step:
     """A batch whose rows are resolved and not updated yet."""
 
     counts: StepCounts
-    tickets: list[int]
+    tickets: dict[int, int]
     reads: dict[str, TableRead]
 
 

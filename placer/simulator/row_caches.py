@@ -4,8 +4,6 @@ The directory is the executor's own (`RowCache`), without rows behind it. It res
 steps in the same order, so ties fall alike, and counts are equal to the row.
 """
 
-from dataclasses import dataclass, field
-
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -16,50 +14,6 @@ from placer.executor.names import Policy
 from placer.simulator.parts import Part
 
 Int = npt.NDArray[np.int64]
-
-
-@dataclass(slots=True)
-class OpenSteps:
-    """The steps of a module whose rows must stay where they are.
-
-    Attributes
-    ----------
-    number : int
-        Steps so far.
-    tickets : list of int
-        Those that are open, the oldest first.
-    """
-
-    number: int = 0
-    tickets: list[int] = field(default_factory=list)
-
-    def open(self) -> int:
-        """Begin a step."""
-        self.tickets.append(self.number)
-        self.number += 1
-        return self.tickets[-1]
-
-    def close(self, ticket: int) -> None:
-        """End a step: its rows may move."""
-        self.tickets.remove(ticket)
-
-    @property
-    def oldest(self) -> int:
-        """The oldest open step."""
-        return self.tickets[0]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Resolved:
-    """A step's hits, copies and reads in place; int64, shape (parts of the row cache,)."""
-
-    hit_lookups: Int
-    hit_rows: Int
-    staged_rows: Int
-    in_place_lookups: Int
-    in_place_rows: Int
-    written_back_rows: Int
-    needed: int
 
 
 class ArenaRowCache:
@@ -95,65 +49,61 @@ class ArenaRowCache:
         self._open: dict[int, tuple[Int, Int]] = {}
 
     def resolve(
-        self, slots: Int, counts: Int, ticket: int, oldest: int, *, updates: bool
-    ) -> Resolved:
+        self, slots: Int, times: Int, ticket: int, oldest: int, *, updates: bool
+    ) -> tuple[int, dict[str, Int]]:
         """Give entries to the rows of a step.
 
         Parameters
         ----------
         slots : int64, shape (rows,)
             Distinct, ascending.
-        counts : int64, shape (rows,)
+        times : int64, shape (rows,)
             Lookups of each.
         ticket, oldest : int
             Number of the step, and of the oldest that is open.
         updates : bool
             Whether the step's copies become newer than their originals.
+
+        Returns
+        -------
+        needed : int
+            Distinct rows of the open steps.
+        counts : dict of int64, shape (parts of the row cache,)
+            The step's hits, copies and reads in place, by their names in `PartCounts`.
         """
         needed = slots.size + sum(
             slots.size and theirs.size - _common(theirs, slots) for theirs, _ in self._open.values()
         )
-        edges = np.searchsorted(slots, self._starts)
-        hit, in_place, moved, outgoing = self._resolve_row_cache(slots, counts, ticket, oldest)
-        self.held = min(self.entries, self.held + int(moved))
-        written = np.diff(np.searchsorted(np.sort(outgoing), self._starts))
-        if updates:
-            self._row_cache.mark_dirty(self._last_entries)
-        self._open[ticket] = slots, slots[in_place]
-        rows = np.diff(edges)
-        hit_rows, in_place_rows = _sums(hit, edges), _sums(in_place, edges)
-        return Resolved(
-            _sums(np.where(hit, counts, 0), edges),
-            hit_rows,
-            rows - hit_rows - in_place_rows,
-            _sums(np.where(in_place, counts, 0), edges),
-            in_place_rows,
-            written,
-            int(needed),
+        barred = None
+        kept = [theirs for _, theirs in self._open.values() if theirs.size]
+        if kept:
+            barred = torch.from_numpy(np.logical_or.reduce([_among(slots, one) for one in kept]))
+        rows = torch.from_numpy(slots.astype(self._kind))
+        hit = (self._row_cache.find(rows) >= 0).numpy()
+        resolution = self._row_cache.resolve(
+            rows, torch.from_numpy(times.astype(np.int32)), ticket, oldest, barred
         )
+        outgoing = resolution.moves.outgoing.numpy()
+        in_place = (resolution.entries < 0).numpy()
+        self.held = min(self.entries, self.held + int(resolution.moves.count))
+        if updates:
+            self._row_cache.mark_dirty(resolution.entries)
+        self._open[ticket] = slots, slots[in_place]
+        edges = np.searchsorted(slots, self._starts)
+        hit_rows, in_place_rows = _sums(hit, edges), _sums(in_place, edges)
+        written = np.searchsorted(np.sort(outgoing[outgoing >= 0]), self._starts)
+        return int(needed), {
+            "hit_lookups": _sums(np.where(hit, times, 0), edges),
+            "hit_rows": hit_rows,
+            "staged_rows": np.diff(edges) - hit_rows - in_place_rows,
+            "in_place_lookups": _sums(np.where(in_place, times, 0), edges),
+            "in_place_rows": in_place_rows,
+            "written_back_rows": np.diff(written),
+        }
 
     def close(self, ticket: int) -> None:
         """End a step: its rows may move."""
         self._open.pop(ticket, None)
-
-    def _resolve_row_cache(
-        self, slots: Int, counts: Int, ticket: int, oldest: int
-    ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_], int, Int]:
-        rows = torch.from_numpy(slots.astype(self._kind))
-        times = torch.from_numpy(counts.astype(np.int32))
-        barred = None
-        kept = [theirs for _, theirs in self._open.values() if theirs.size]
-        if kept:
-            mask = np.zeros(slots.size, dtype=bool)
-            for theirs in kept:
-                mask |= _among(slots, theirs)
-            barred = torch.from_numpy(mask)
-        hit = (self._row_cache.find(rows) >= 0).numpy()
-        resolution = self._row_cache.resolve(rows, times, ticket, oldest, barred)
-        self._last_entries = resolution.entries
-        outgoing = resolution.moves.outgoing.numpy()
-        in_place = (resolution.entries < 0).numpy()
-        return hit, in_place, int(resolution.moves.count), outgoing[outgoing >= 0]
 
 
 def _end(part: Part) -> int:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -17,17 +17,12 @@ from placer.executor.memory.initial_weights import initial_weights
 from placer.executor.tensor_names import UPDATES
 from placer.plan.order import Int
 from placer.plan.plan import Plan
-from placer.plan.shard import Shard
 from placer.storage.run_state import (
     STATES,
     WEIGHTS,
     Checkpoint,
-    Position,
     table_settings,
 )
-from placer.storage.shards.shard_file import ShardLayout
-from placer.storage.shards.shard_folder import ShardFolder
-from placer.storage.shards.shard_rows import gather
 from placer.storage.tensor_rows import AnyTensor, TensorRows
 from placer.tables import Table
 
@@ -174,28 +169,6 @@ def counts(old: Plan, rows: Mapping[str, Int]) -> list[Grown]:
         kept = int(np.count_nonzero(earlier >= 0))
         result.append(Grown(name, kept, earlier.size - kept, sizes.get(name, 0) - kept))
     return result
-
-
-def checkpoint_of_shards(folder: ShardFolder) -> Checkpoint:
-    """The tables of a folder of shards in the order of ids, read in rows."""
-    groups: dict[str, dict[str, AnyTensor]] = {WEIGHTS: {}, STATES: {}}
-
-    def read(tensor: TableTensor, start: int, stop: int) -> Tensor:
-        table = tensor.table
-        columns = Shard(table.name, (0, 0, 1), (0, table.dim), (), "dram", "host")
-        layout, ids = ShardLayout(table, columns), np.arange(start, stop)
-        found = gather(folder, layout, (tensor.name,), ids, lambda files: files[0])[tensor.name]
-        return torch.from_numpy(found).view(tensor.dtype).reshape(stop - start, *tensor.shape[1:])
-
-    for table in folder.plan.tables:
-        for tensor in tensors_of(table, table.optimizer):
-            group = WEIGHTS if tensor.name == "weight" else STATES
-            groups[group][f"{table.name}.{tensor.name}"] = TensorRows(
-                tensor.shape, tensor.dtype, partial(read, tensor)
-            )
-    if folder.updates is not None:
-        groups[STATES][UPDATES] = torch.tensor(folder.updates)
-    return Checkpoint(Position(**folder.manifest.checkpoint.model_dump()), {}, groups)
 
 
 def _rows(tensor: TableTensor, before: TensorRows | None, earlier: Int, seed: int) -> TensorRows:

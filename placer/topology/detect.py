@@ -31,7 +31,7 @@ _NVLINK_OVER_PCIE = 1.5
 
 
 def detect(*, hbm: str | int | None = None, dram: str | int | None = None) -> TopologyFields:
-    """The machine that this runs on.
+    """Return the machine that this runs on.
 
     With CUDA GPUs: their memory less 15%, and bandwidths of their memory, of pinned copies
     and of copies between peers as measured now. Without: one emulated GPU of `hbm` bytes,
@@ -61,7 +61,7 @@ def detect(*, hbm: str | int | None = None, dram: str | int | None = None) -> To
 
 
 def host_memory_bytes(root: Path = Path("/")) -> int:
-    """Memory that this process may use: the machine's, or less where a cgroup limits it.
+    """Return the memory that this process may use: the machine's, or less by a cgroup.
 
     `root` is where ``sys/fs/cgroup`` and ``proc`` are found.
     """
@@ -78,7 +78,7 @@ def host_memory_bytes(root: Path = Path("/")) -> int:
 
 
 def _cgroup_limits(root: Path) -> list[Path]:
-    """Files that may limit this process: of its own cgroup and of all those around it."""
+    """Return files that may limit this process: of its own cgroup and of all those around it."""
     folder = root / "sys/fs/cgroup"
     files = [folder / "memory.max", folder / "memory/memory.limit_in_bytes"]
     try:
@@ -98,7 +98,7 @@ def _cgroup_limits(root: Path) -> list[Path]:
 
 
 def _best_rate(moved_bytes: int, work: Callable[[], object]) -> float:
-    """Bytes per second of the fastest of a few repetitions, after one to warm up."""
+    """Return bytes per second of the fastest of a few repetitions, after one to warm up."""
     work()
     fastest = float("inf")
     for _ in range(_REPEATS):
@@ -109,7 +109,7 @@ def _best_rate(moved_bytes: int, work: Callable[[], object]) -> float:
 
 
 def measure_host() -> tuple[float, float]:
-    """Bandwidth of this host's memory for random rows, and of a plain copy, on one thread.
+    """Measure this host's memory for random rows, and for a plain copy, on one thread.
 
     Rows of 512 bytes are gathered from a table that exceeds common caches; each is read
     and written, and both count. The copy counts each byte once, as a link does.
@@ -181,7 +181,7 @@ class GpuReading:
 def machine(
     readings: Sequence[GpuReading], host_bytes: int, dram_bytes_per_s: float
 ) -> TopologyFields:
-    """The topology of a host with these GPUs."""
+    """Return the topology of a host with these GPUs."""
     names = [reading.name for reading in readings]
     sources = {
         "gpu": ", ".join(f"{names.count(name)} × {name}" for name in dict.fromkeys(names)),
@@ -231,7 +231,7 @@ def _cuda_machine() -> TopologyFields:
 
 
 def _measure_gpu(number: int) -> tuple[float, float]:
-    """Bandwidth of a GPU's memory for random rows, and of pinned copies to it."""
+    """Measure a GPU's memory for random rows, and pinned copies to it."""
     import torch
 
     with torch.cuda.device(number):
@@ -254,7 +254,7 @@ def _measure_gpu(number: int) -> tuple[float, float]:
 
 
 def _measure_peer(source: int, target: int) -> float:
-    """Bandwidth of copies from one GPU to another, one way."""
+    """Measure copies from one GPU to another, one way."""
     import torch
 
     sent = torch.ones(_COPY_BYTES, dtype=torch.uint8, device=f"cuda:{source}")

@@ -5,7 +5,8 @@ docs/topology.md describes the schema.
 
 import os
 import re
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -26,7 +27,7 @@ _RATE_UNITS = {
 
 
 def parse_rate(text: str | int | float) -> float:
-    """Bytes per second from ``"55GB/s"``, ``"400Gbit/s"`` or a plain number.
+    """Parse bytes per second from ``"55GB/s"``, ``"400Gbit/s"`` or a plain number.
 
     Case matters: ``Gb/s`` could mean bits or bytes and is refused.
 
@@ -125,7 +126,7 @@ def write(topology: TopologyFields, path: str | os.PathLike[str]) -> None:
 
 
 def dumps(topology: TopologyFields) -> str:
-    """A topology as YAML text."""
+    """Return a topology as YAML text."""
     document: dict[str, Any] = {"name": topology.name}
     if topology.emulated:
         document["emulated"] = True
@@ -135,9 +136,7 @@ def dumps(topology: TopologyFields) -> str:
             "memory": _format_size(host.memory_bytes),
             "dram_bandwidth": _format_rate(host.dram_bytes_per_s),
         }
-        for id_, host in _grouped(
-            topology.hosts, lambda h: h.id, lambda h: (h.memory_bytes, h.dram_bytes_per_s)
-        )
+        for id_, host in _grouped(topology.hosts, "id")
     ]
     document["gpus"] = [
         {
@@ -148,11 +147,7 @@ def dumps(topology: TopologyFields) -> str:
             "launch_s": gpu.launch_s,
             **({"chip": gpu.chip} if gpu.chip else {}),
         }
-        for id_, gpu in _grouped(
-            topology.gpus,
-            lambda g: g.id,
-            lambda g: (g.host, g.memory_bytes, g.hbm_bytes_per_s, g.launch_s, g.chip),
-        )
+        for id_, gpu in _grouped(topology.gpus, "id")
     ]
     document["links"] = [
         {
@@ -162,11 +157,7 @@ def dumps(topology: TopologyFields) -> str:
             "bandwidth": _format_rate(link.bytes_per_s),
             **({"latency_s": link.latency_s} if link.latency_s else {}),
         }
-        for id_, link in _grouped(
-            topology.links,
-            lambda one: one.a,
-            lambda one: (one.b, one.kind, one.bytes_per_s, one.latency_s),
-        )
+        for id_, link in _grouped(topology.links, "a")
     ]
     if topology.sources:
         document["sources"] = dict(topology.sources)
@@ -223,7 +214,7 @@ def _expand(id_: str) -> list[str]:
 
 
 def _number(id_: str) -> int:
-    """How many devices an id stands for."""
+    """Return how many devices an id stands for."""
     match = _RANGE.fullmatch(id_)
     if match is None:
         if "[" in id_ or not id_:
@@ -235,27 +226,27 @@ def _number(id_: str) -> int:
     return last - first + 1
 
 
-_T = TypeVar("_T")
+_T = TypeVar("_T", Gpu, Host, Link)
 _NUMBERED = re.compile(r"(.*?)(0|[1-9][0-9]*)")
 
 
-def _grouped(
-    items: Iterable[_T], name: Callable[[_T], str], rest: Callable[[_T], Hashable]
-) -> list[tuple[str, _T]]:
-    """Runs of items with consecutive numbers and an equal `rest`, each under one id."""
+def _grouped(items: Iterable[_T], name: str) -> list[tuple[str, _T]]:
+    """Group items whose names have consecutive numbers and that are else equal under one id."""
     runs: list[tuple[str, int, int, _T]] = []
+    nameless: Any = {name: ""}
     for item in items:
-        match = _NUMBERED.fullmatch(name(item))
-        prefix, number = (match[1], int(match[2])) if match else (name(item), -1)
+        match = _NUMBERED.fullmatch(getattr(item, name))
+        prefix, number = (match[1], int(match[2])) if match else (getattr(item, name), -1)
         if runs and number > 0:
-            previous, first, last, first_item = runs[-1]
-            if (previous, last + 1, rest(first_item)) == (prefix, number, rest(item)):
-                runs[-1] = (prefix, first, number, first_item)
+            previous, first, last, before = runs[-1]
+            is_alike = replace(before, **nameless) == replace(item, **nameless)
+            if is_alike and (previous, last + 1) == (prefix, number):
+                runs[-1] = (prefix, first, number, before)
                 continue
         runs.append((prefix, number, number, item))
     return [
-        (name(first_item) if first == last else f"{prefix}[{first}-{last}]", first_item)
-        for prefix, first, last, first_item in runs
+        (getattr(item, name) if first == last else f"{prefix}[{first}-{last}]", item)
+        for prefix, first, last, item in runs
     ]
 
 

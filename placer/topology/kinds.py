@@ -44,11 +44,11 @@ class Rate:
         return self.stated_bytes_per_s * self.share
 
     def scaled(self, factor: float) -> "Rate":
-        """A part of it, such as one GPU's share of its host's memory bandwidth."""
+        """Return a part of it, such as one GPU's share of its host's memory bandwidth."""
         return Rate(self.stated_bytes_per_s * factor, self.share, self.source)
 
     def describe(self) -> str:
-        """For people: figure, share and source."""
+        """Say in words: figure, share and source."""
         return (
             f"{self.bytes_per_s / _GB:.4g} GB/s = {self.share:.3g} of "
             f"{self.stated_bytes_per_s / _GB:.4g} GB/s: {self.source}"
@@ -150,26 +150,33 @@ def _other_hbm(gb_per_s: float, source: str) -> Rate:
     return Rate(gb_per_s * _GB, 0.80, f"{source}; the share is an assumption")
 
 
-def _infinity_fabric(gb_per_s: float, chip: str) -> Rate:
-    return Rate(
-        7 * gb_per_s * _GB,
+def _instinct(name: str, gib: int, gb_per_s: float, fabric_gb_per_s: float) -> GpuKind:
+    """Make a GPU of AMD, whose Infinity Fabric has so many GB/s each way to each of 7 peers."""
+    chip = f"AMD Instinct {name.upper()}"
+    fabric = Rate(
+        7 * fabric_gb_per_s * _GB,
         0.80,
-        f"AMD Instinct {chip} datasheet: Infinity Fabric to each of 7 peers, half of the two-way "
-        f"figure of {2 * gb_per_s:g} GB/s; the share is an assumption",
+        f"{chip} datasheet: Infinity Fabric to each of 7 peers, half of the two-way "
+        f"figure of {2 * fabric_gb_per_s:g} GB/s; the share is an assumption",
     )
+    memory = "the memory that AMD states, in GiB"
+    hbm = _other_hbm(gb_per_s, f"{chip} datasheet")
+    return GpuKind(name, gib * _GIB, hbm, _PCIE5, fabric, memory)
 
 
-def _roce(ports: int, gbit_per_s: int, chip: str) -> Rate:
-    return Rate(
-        ports * gbit_per_s * _GBIT,
+def _gaudi(number: int, gb: int, gb_per_s: float, pcie: Rate, gbit_per_s: int) -> GpuKind:
+    """Make an accelerator of Intel, 21 of whose Ethernet ports go to the others of a server."""
+    ethernet = Rate(
+        21 * gbit_per_s * _GBIT,
         0.80,
-        f"Intel {chip} white paper: {ports} of 24 ports of {gbit_per_s} Gbit/s Ethernet go to the "
-        "7 others of a server; the share is an assumption",
+        f"Intel Gaudi {number} white paper: 21 of 24 ports of {gbit_per_s} Gbit/s Ethernet go to "
+        "the 7 others of a server; the share is an assumption",
     )
+    memory = "the memory that Intel states, in GB"
+    hbm = _other_hbm(gb_per_s, f"Intel at Hot Chips 2024, Gaudi {number}")
+    return GpuKind(f"gaudi{number}", int(gb * _GB), hbm, pcie, ethernet, memory)
 
 
-_AMD = "the memory that AMD states, in GiB"
-_INTEL = "the memory that Intel states, in GB"
 _C2C = Rate(
     225 * _GB,
     0.80,
@@ -216,46 +223,11 @@ GPU_KINDS: dict[str, GpuKind] = {
         GpuKind("l40s", 46068 * _MIB, _gddr6(864, "L40S"), _PCIE4, None),
         GpuKind("a10", 23028 * _MIB, _gddr6(600, "A10"), _PCIE4, None),
         GpuKind("a10g", 23028 * _MIB, _gddr6(600, "A10G"), _PCIE4, None),
-        GpuKind(
-            "mi300x",
-            192 * _GIB,
-            _other_hbm(5300, "AMD Instinct MI300X datasheet"),
-            _PCIE5,
-            _infinity_fabric(64, "MI300X"),
-            _AMD,
-        ),
-        GpuKind(
-            "mi350x",
-            288 * _GIB,
-            _other_hbm(8000, "AMD Instinct MI350X datasheet"),
-            _PCIE5,
-            _infinity_fabric(76.8, "MI350X"),
-            _AMD,
-        ),
-        GpuKind(
-            "mi355x",
-            288 * _GIB,
-            _other_hbm(8000, "AMD Instinct MI355X datasheet"),
-            _PCIE5,
-            _infinity_fabric(76.8, "MI355X"),
-            _AMD,
-        ),
-        GpuKind(
-            "gaudi2",
-            int(96 * _GB),
-            _other_hbm(2460, "Intel at Hot Chips 2024, Gaudi 2"),
-            _PCIE4,
-            _roce(21, 100, "Gaudi 2"),
-            _INTEL,
-        ),
-        GpuKind(
-            "gaudi3",
-            int(128 * _GB),
-            _other_hbm(3670, "Intel at Hot Chips 2024, Gaudi 3"),
-            _PCIE5,
-            _roce(21, 200, "Gaudi 3"),
-            _INTEL,
-        ),
+        _instinct("mi300x", 192, 5300, 64),
+        _instinct("mi350x", 288, 8000, 76.8),
+        _instinct("mi355x", 288, 8000, 76.8),
+        _gaudi(2, 96, 2460, _PCIE4, 100),
+        _gaudi(3, 128, 3670, _PCIE5, 200),
     )
 }
 
@@ -281,31 +253,28 @@ def _rdma(ports: int, gbit_per_s: int, where: str) -> Rate:
 BETWEEN_RACKS = _rdma(8, 400, "DGX GB200: an InfiniBand port for each GPU")
 """Of 8 GPUs, from one GB200 NVL72 to another."""
 
-_DGX1 = HostKind("DGX-1", 512 * _GIB, _dram(2, 6, 2666, "DDR4"), _rdma(4, 100, "DGX-1"))
+
+def _server(
+    name: str, gib: int, dram: Rate, ports: int, gbit_per_s: int, where: str = ""
+) -> HostKind:
+    """Make a server, whose network is stated in documents of `where`, by default of its name."""
+    return HostKind(name, gib * _GIB, dram, _rdma(ports, gbit_per_s, where or name))
+
+
+_DGX1 = _server("DGX-1", 512, _dram(2, 6, 2666, "DDR4"), 4, 100)
 _HOPPER_DRAM = _dram(2, 8, 4800, "DDR5")
 _EPYC_MILAN = _dram(2, 8, 3200, "DDR4")
-_TURIN = HostKind(
-    "OCI BM.GPU.MI355X.8",
-    3072 * _GIB,
-    _dram(2, 12, 6000, "DDR5"),
-    _rdma(8, 400, "OCI BM.GPU.MI355X.8"),
-)
+_TURIN = _server("OCI BM.GPU.MI355X.8", 3072, _dram(2, 12, 6000, "DDR5"), 8, 400)
 
 HOST_KINDS: dict[str, HostKind] = {
     "v100-16": _DGX1,
     "v100-32": _DGX1,
-    "t4": HostKind(
-        "EC2 g4dn.metal", 384 * _GIB, _dram(2, 6, 2933, "DDR4"), _rdma(1, 100, "EC2 g4dn.metal")
-    ),
-    "a100-40": HostKind(
-        "DGX A100 320GB", 1024 * _GIB, _dram(2, 8, 3200, "DDR4"), _rdma(8, 200, "DGX A100")
-    ),
-    "a100-80": HostKind(
-        "DGX A100 640GB", 2048 * _GIB, _dram(2, 8, 3200, "DDR4"), _rdma(8, 200, "DGX A100")
-    ),
-    "h100": HostKind("DGX H100", 2048 * _GIB, _HOPPER_DRAM, _rdma(8, 400, "DGX H100")),
-    "h200": HostKind("DGX H200", 2048 * _GIB, _HOPPER_DRAM, _rdma(8, 400, "DGX H200")),
-    "b200": HostKind("DGX B200", 2048 * _GIB, _dram(2, 8, 5600, "DDR5"), _rdma(8, 400, "DGX B200")),
+    "t4": _server("EC2 g4dn.metal", 384, _dram(2, 6, 2933, "DDR4"), 1, 100),
+    "a100-40": _server("DGX A100 320GB", 1024, _EPYC_MILAN, 8, 200, "DGX A100"),
+    "a100-80": _server("DGX A100 640GB", 2048, _EPYC_MILAN, 8, 200, "DGX A100"),
+    "h100": _server("DGX H100", 2048, _HOPPER_DRAM, 8, 400),
+    "h200": _server("DGX H200", 2048, _HOPPER_DRAM, 8, 400),
+    "b200": _server("DGX B200", 2048, _dram(2, 8, 5600, "DDR5"), 8, 400),
     "gb200": HostKind(
         "4 Grace of GB200 NVL72, one for 2 GPUs, 480 GB each",
         int(4 * 480 * _GB),
@@ -324,33 +293,23 @@ HOST_KINDS: dict[str, HostKind] = {
         NVLINK_LATENCY_S,
         72,
     ),
-    "l4": HostKind("EC2 g6.48xlarge", 768 * _GIB, _EPYC_MILAN, _rdma(1, 100, "EC2 g6.48xlarge")),
-    "l40s": HostKind(
-        "EC2 g6e.48xlarge", 1536 * _GIB, _EPYC_MILAN, _rdma(4, 100, "EC2 g6e.48xlarge")
-    ),
-    "a10": HostKind(
+    "l4": _server("EC2 g6.48xlarge", 768, _EPYC_MILAN, 1, 100),
+    "l40s": _server("EC2 g6e.48xlarge", 1536, _EPYC_MILAN, 4, 100),
+    "a10": _server(
         "two of OCI BM.GPU.A10.4, which has 4 GPUs",
-        2048 * _GIB,
+        2048,
         _dram(4, 8, 3200, "DDR4"),
-        _rdma(4, 50, "two of OCI BM.GPU.A10.4"),
+        4,
+        50,
+        "two of OCI BM.GPU.A10.4",
     ),
-    "a10g": HostKind("EC2 g5.48xlarge", 768 * _GIB, _EPYC_MILAN, _rdma(1, 100, "EC2 g5.48xlarge")),
-    "mi300x": HostKind(
-        "OCI BM.GPU.MI300X.8", 2048 * _GIB, _HOPPER_DRAM, _rdma(8, 400, "OCI BM.GPU.MI300X.8")
-    ),
+    "a10g": _server("EC2 g5.48xlarge", 768, _EPYC_MILAN, 1, 100),
+    "mi300x": _server("OCI BM.GPU.MI300X.8", 2048, _HOPPER_DRAM, 8, 400),
     "mi350x": _TURIN,
     "mi355x": _TURIN,
-    "gaudi2": HostKind(
-        "HLS-Gaudi2 server",
-        1024 * _GIB,
-        _dram(2, 8, 3200, "DDR4"),
-        _rdma(24, 100, "3 ports of each Gaudi 2"),
-    ),
-    "gaudi3": HostKind(
-        "IBM Cloud gx3d-160x1792x8gaudi3",
-        1792 * _GIB,
-        _HOPPER_DRAM,
-        _rdma(24, 200, "3 ports of each Gaudi 3"),
+    "gaudi2": _server("HLS-Gaudi2 server", 1024, _EPYC_MILAN, 24, 100, "3 ports of each Gaudi 2"),
+    "gaudi3": _server(
+        "IBM Cloud gx3d-160x1792x8gaudi3", 1792, _HOPPER_DRAM, 24, 200, "3 ports of each Gaudi 3"
     ),
 }
 
@@ -358,11 +317,13 @@ _ACUN = "as recalled from Acun et al., HPCA 2021, arXiv:2011.05497"
 
 _BIG_BASIN = (
     GPU_KINDS["v100-16"],
-    HostKind(
+    _server(
         f"Big Basin ({_ACUN}); big-basin-32 has V100 of 32 GB",
-        256 * _GIB,
+        256,
         _dram(2, 6, 2666, "DDR4"),
-        _rdma(1, 100, f"Ethernet; {_ACUN}"),
+        1,
+        100,
+        f"Ethernet; {_ACUN}",
     ),
 )
 

@@ -43,7 +43,7 @@ _SERVERS = re.compile(rf"(?:(?P<nodes>\d+)x)?(?P<name>{'|'.join(NAMED)})")
 
 
 def chip_called(name: str, memory_bytes: int) -> str:
-    """The name in `GPU_KINDS` of a GPU that a driver calls so, or nothing if it has none.
+    """Return the name in `GPU_KINDS` of a GPU that a driver calls so, or nothing if it has none.
 
     Cards for PCIe slots, which are slower, have none.
 
@@ -60,7 +60,7 @@ def chip_called(name: str, memory_bytes: int) -> str:
 
 
 def preset_help() -> str:
-    """What `preset` takes, in one line for error messages and ``--help``."""
+    """Return what `preset` takes, in one line for error messages and ``--help``."""
     return (
         f"[NODESx]COUNTxKIND, such as 8xh100 or 16x8xh100, with KIND one of "
         f"{', '.join(GPU_KINDS)}; or {', '.join([_RACK, *NAMED])} (also 2x{_RACK}, 4xbig-basin)"
@@ -68,7 +68,7 @@ def preset_help() -> str:
 
 
 def preset(text: str) -> TopologyFields | None:
-    """The machine that a preset's name stands for, or None if `text` is not of that form.
+    """Return the machine that a preset's name stands for, or None if `text` is not of that form.
 
     ``[NODESx]COUNTxKIND``: COUNT GPUs in each of NODES hosts. A host with fewer than 8 GPUs
     has that share of the memory, memory bandwidth and network of the 8-GPU server that
@@ -109,7 +109,7 @@ def _spelled(name: str) -> tuple[str, int]:
 
 
 def kinds(text: str) -> tuple[GpuKind, HostKind, int] | None:
-    """The GPU, the whole server and the GPUs per host of a preset, or None if it is none."""
+    """Return the GPU, the whole server and the GPUs per host of a preset, or None if it is none."""
     name, _ = _spelled(text.strip().lower())
     servers = _SERVERS.fullmatch(name)
     if servers is not None:

@@ -147,7 +147,7 @@ class Topology(TopologyFields):
         return {host.id: host for host in self.hosts}
 
     def gpus_of(self, host: str) -> tuple[Gpu, ...]:
-        """The GPUs attached to a host."""
+        """Return the GPUs attached to a host."""
         return self._gpus_by_host.get(host, ())
 
     @cached_property
@@ -184,13 +184,13 @@ class Topology(TopologyFields):
         return tuple(numbers)
 
     def host_link_bytes_per_s(self, gpu: str) -> float:
-        """Bandwidth between a GPU and its host's memory, each way."""
+        """Return the bandwidth between a GPU and its host's memory, each way."""
         link = self._link(gpu, "pcie")
         assert link is not None, "checked when the topology was made"
         return link.bytes_per_s
 
     def peer_bytes_per_s(self, gpu: str) -> float:
-        """Bandwidth between a GPU and the other GPUs of its host, each way.
+        """Return the bandwidth between a GPU and the other GPUs of its host, each way.
 
         Without NVLink, peers talk over PCIe.
         """
@@ -208,16 +208,16 @@ class Topology(TopologyFields):
         return sizes
 
     def _gpus_in_rack(self, host: str) -> int:
-        """GPUs that are reached without the network: those of the host's rack, or of the host."""
+        """Count the GPUs that are reached without the network: of the host's rack, or the host."""
         link = self._link(host, "rack")
         return len(self.gpus_of(host)) if link is None else self._rack_sizes[link.b]
 
     def rack_bytes_per_s(self, gpu: str) -> float:
-        """A GPU's share of its host's way to other hosts of its rack; 0 without a rack."""
+        """Return a GPU's share of its host's way to other hosts of its rack; 0 without a rack."""
         return self._host_share(gpu, "rack")
 
     def network_bytes_per_s(self, gpu: str) -> float:
-        """A GPU's share of its host's way to other hosts, each way; 0 if there is none."""
+        """Return a GPU's share of its host's way to other hosts, each way; 0 if there is none."""
         return self._host_share(gpu, "network")
 
     def _host_share(self, gpu: str, kind: LinkKind) -> float:
@@ -226,7 +226,7 @@ class Topology(TopologyFields):
         return 0.0 if link is None else link.bytes_per_s / len(self.gpus_of(host))
 
     def allreduce_s(self, summed_bytes: float) -> float:
-        """Time to sum an array over all GPUs, so that each has the sum.
+        """Return the time to sum an array over all GPUs, so that each has the sum.
 
         Around rings (Patarasuk and Yuan 2009, doi:10.1016/j.jpdc.2008.09.002): of N GPUs, each
         sends 2 (N − 1) / N of the bytes to its neighbour, and a ring leaves each host once.
@@ -248,7 +248,7 @@ class Topology(TopologyFields):
         return sent_bytes * slowest
 
     def exchange_s(self, gpu: str, sent_bytes: float) -> float:
-        """Time for a GPU to spread `sent_bytes` evenly over all GPUs, itself included.
+        """Return the time for a GPU to spread `sent_bytes` evenly over all GPUs, itself included.
 
         One direction of an all-to-all. What stays on the GPU is free; what goes to peers, to other
         hosts of the rack and to other racks moves at the same time.
@@ -287,7 +287,7 @@ class Topology(TopologyFields):
     def with_memory(
         self, *, hbm: str | int | None = None, dram: str | int | None = None
     ) -> "Topology":
-        """The same machine with other budgets: `hbm` for each GPU, `dram` for each host.
+        """Return the same machine with other budgets: `hbm` for each GPU, `dram` for each host.
 
         Raises
         ------
@@ -309,7 +309,7 @@ class Topology(TopologyFields):
         hbm: str | int | None = None,
         dram: str | int | None = None,
     ) -> "Topology":
-        """A preset (``8xh100``, ``2x8xa100-80``, ``big-basin``), a YAML/TOML file, or ``auto``.
+        """Make the machine of a preset (``8xh100``, ``big-basin``), a YAML/TOML file, or ``auto``.
 
         `hbm` and `dram` override the budget of each GPU and of each host; without them presets
         keep a part of the memory for the rest of the model (see `placer.topology.presets`).
@@ -341,7 +341,7 @@ class Topology(TopologyFields):
         return cls(**vars(machine)).with_memory(hbm=hbm, dram=dram)._checked(known_bytes)
 
     def _checked(self, host_bytes: float = float("inf")) -> "Topology":
-        """The same, if no GPU has more memory than its card, and no host more than `host_bytes`."""
+        """Return the topology if no device has more memory than its card, or than `host_bytes`."""
         for gpu in self.gpus:
             if gpu.chip in GPU_KINDS:
                 most = GPU_KINDS[gpu.chip].memory_bytes

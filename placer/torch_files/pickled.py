@@ -7,7 +7,7 @@ program calls or builds becomes a `Made`, a record of the name, the arguments an
 who reads the file compares these with the one form that it expects.
 """
 
-import struct
+import pickletools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -101,56 +101,41 @@ def read_pickle(content: bytes, admits: Callable[[Global], bool]) -> Any:
     """
     if len(content) > MOST_BYTES:
         raise PickleError(f"it has {len(content)} bytes, and at most {MOST_BYTES} are read")
-    return _Machine(content, admits).run()
+    try:
+        return _Machine(admits).run(content)
+    except PickleError:
+        raise
+    except ValueError as error:  # Of `pickletools`, which decodes opcodes and their arguments.
+        raise PickleError(f"it is cut short or damaged: {error}") from error
 
 
 class _Machine:
-    """The stack, the memo and the place in the content."""
+    """The stack and the memo."""
 
-    def __init__(self, content: bytes, admits: Callable[[Global], bool]) -> None:
-        self._content, self._admits = content, admits
-        self._at = 0
+    def __init__(self, admits: Callable[[Global], bool]) -> None:
+        self._admits = admits
         self._values = 0
         self._stack: list[Any] = []
         self._memo: dict[int, Any] = {}
 
-    def run(self) -> Any:
-        stop = ord(".")
-        while True:
-            code = self._number("<B")
-            if code == stop:
-                result = self._pop()
-                if self._stack:
-                    raise PickleError("it ends with values that nothing takes")
-                return result
-            operation = _OPERATIONS.get(code)
+    def run(self, content: bytes) -> Any:
+        """Run a program to its end, and return the value that it leaves."""
+        for opcode, argument, _ in pickletools.genops(content):
+            operation = _OPERATIONS.get(opcode.name)
             if operation is None:
-                raise PickleError(f"it has opcode {code:#04x}, which does not belong there")
-            operation(self)
+                raise PickleError(
+                    f"it has opcode {ord(opcode.code):#04x}, which does not belong there"
+                )
+            operation(self, argument)
             if len(self._stack) > MOST_STACKED:
                 raise PickleError("it stacks more values than such a file does")
+        result = self._pop()
+        if self._stack:
+            raise PickleError("it ends with values that nothing takes")
+        return result
 
-    def _take(self, size: int) -> bytes:
-        end = self._at + size
-        if end > len(self._content):
-            raise PickleError("it is cut short")
-        taken = self._content[self._at : end]
-        self._at = end
-        return taken
-
-    def _number(self, kind: str) -> int:
-        size = struct.calcsize(kind)
-        if self._at + size > len(self._content):
-            raise PickleError("it is cut short")
-        (number,) = struct.unpack_from(kind, self._content, self._at)
-        self._at += size
-        return int(number)
-
-    def _line(self) -> str:
-        end = self._content.find(b"\n", self._at, self._at + 1000)
-        if end < 0:
-            raise PickleError("it is cut short")
-        return _text(self._take(end + 1 - self._at)[:-1])
+    def _constant(self, value: Any) -> None:
+        self._stack.append(value)
 
     def _push(self, value: Any) -> None:
         self._values += 1
@@ -177,48 +162,37 @@ class _Machine:
             raise PickleError(f"it adds to a {type(top).__name__}, not a {kind.__name__}")
         return top
 
-    def _constant(self, value: Any) -> None:
-        self._stack.append(value)
-
-    def _tuple(self, size: int) -> None:
+    def _tuple_of(self, size: int) -> None:
         values = [self._pop() for _ in range(size)]
         self._push(tuple(reversed(values)))
 
-    def _long(self) -> None:
-        self._push(int.from_bytes(self._take(self._number("<B")), "little", signed=True))
-
-    def _binary_float(self) -> None:
-        self._push(struct.unpack(">d", self._take(8))[0])
-
-    def _append(self) -> None:
-        value = self._pop()
-        self._top(list).append(value)
-
-    def _appends(self) -> None:
-        values = self._pop_to_mark()
+    def _extend(self, values: list[Any]) -> None:
         self._top(list).extend(values)
 
-    def _set_item(self) -> None:
-        value, key = self._pop(), self._pop()
-        self._top(Pairs).items.append((key, value))
-
-    def _set_items(self) -> None:
-        values = self._pop_to_mark()
+    def _update(self, values: list[Any]) -> None:
         if len(values) % 2:
             raise PickleError("a key of it has no value")
         self._top(Pairs).items.extend(zip(values[::2], values[1::2], strict=True))
 
-    def _put(self, number: int) -> None:
+    def _put(self, number: int | None) -> None:
         if not self._stack or self._stack[-1] is _MARK:
             raise PickleError("it takes a value that is not there")
-        self._memo[number] = self._stack[-1]
+        self._memo[len(self._memo) if number is None else number] = self._stack[-1]
 
     def _get(self, number: int) -> None:
         if number not in self._memo:
             raise PickleError("it takes a value that is not there")
         self._stack.append(self._memo[number])
 
-    def _global(self, module: Any, name: Any) -> None:
+    def _global(self, words: str) -> None:
+        module, _, name = words.partition(" ")
+        self._name(module, name)
+
+    def _stack_global(self, _: Any) -> None:
+        name, module = self._pop(), self._pop()
+        self._name(module, name)
+
+    def _name(self, module: Any, name: Any) -> None:
         if not isinstance(module, str) or not isinstance(name, str):
             raise PickleError("it names a class by what is no text")
         wanted = Global(module, name)
@@ -226,17 +200,13 @@ class _Machine:
             raise NotAdmittedError(f"it wants {str(wanted)[:200]}")
         self._push(wanted)
 
-    def _stack_global(self) -> None:
-        name, module = self._pop(), self._pop()
-        self._global(module, name)
-
-    def _make(self) -> None:
+    def _make(self, _: Any) -> None:
         arguments, of = self._pop(), self._pop()
         if not isinstance(of, Global) or not isinstance(arguments, tuple):
             raise PickleError(f"it calls a {type(of).__name__}")
         self._push(Made(of, arguments))
 
-    def _build(self) -> None:
+    def _build(self, _: Any) -> None:
         state = self._pop()
         made = self._top(Made)
         if made.has_state:
@@ -244,63 +214,33 @@ class _Machine:
         made.state, made.has_state = state, True
 
 
-def _text(content: bytes) -> str:
-    try:
-        return content.decode()
-    except UnicodeDecodeError as error:
-        raise PickleError("a text of it is not UTF-8") from error
-
-
-def _counted(kind: str, wrap: Callable[[bytes], Any]) -> Callable[[_Machine], None]:
-    """Push what has its length in front; the length is compared with what is there."""
-    return lambda machine: machine._push(wrap(machine._take(machine._number(kind))))
-
-
-def _constant(value: Any) -> Callable[[_Machine], None]:
-    return lambda machine: machine._constant(value)
-
-
-_OPERATIONS: dict[int, Callable[[_Machine], None]] = {
-    ord(code): operation
-    for code, operation in {
-        "\x80": lambda m: m._take(1) and None,  # PROTO
-        "\x95": lambda m: m._take(8) and None,  # FRAME
-        "(": _constant(_MARK),
-        "N": _constant(None),
-        "\x88": _constant(True),
-        "\x89": _constant(False),
-        "K": lambda m: m._constant(m._number("<B")),
-        "M": lambda m: m._constant(m._number("<H")),
-        "J": lambda m: m._push(m._number("<i")),
-        "\x8a": _Machine._long,
-        "G": _Machine._binary_float,
-        "\x8c": _counted("<B", _text),
-        "X": _counted("<I", _text),
-        "\x8d": _counted("<Q", _text),
-        "C": _counted("<B", bytes),
-        "B": _counted("<I", bytes),
-        ")": _constant(()),
-        "\x85": lambda m: m._tuple(1),
-        "\x86": lambda m: m._tuple(2),
-        "\x87": lambda m: m._tuple(3),
-        "t": lambda m: m._push(tuple(m._pop_to_mark())),
-        "]": lambda m: m._push([]),
-        "a": _Machine._append,
-        "e": _Machine._appends,
-        "}": lambda m: m._push(Pairs()),
-        "s": _Machine._set_item,
-        "u": _Machine._set_items,
-        "q": lambda m: m._put(m._number("<B")),
-        "r": lambda m: m._put(m._number("<I")),
-        "\x94": lambda m: m._put(len(m._memo)),
-        "h": lambda m: m._get(m._number("<B")),
-        "j": lambda m: m._get(m._number("<I")),
-        "c": lambda m: m._global(m._line(), m._line()),
-        "\x93": _Machine._stack_global,
-        "\x81": _Machine._make,  # NEWOBJ
-        "R": _Machine._make,  # REDUCE
-        "b": _Machine._build,
-        "Q": lambda m: m._push(Reference(m._pop())),
-    }.items()
+_OPERATIONS: dict[str, Callable[[_Machine, Any], None]] = {
+    **dict.fromkeys(("PROTO", "FRAME", "STOP"), lambda machine, _: None),
+    "MARK": lambda machine, _: machine._constant(_MARK),
+    "NONE": lambda machine, _: machine._constant(None),
+    "NEWTRUE": lambda machine, _: machine._constant(True),
+    "NEWFALSE": lambda machine, _: machine._constant(False),
+    **dict.fromkeys(("BININT1", "BININT2"), _Machine._constant),
+    **dict.fromkeys(("BININT", "LONG1", "BINFLOAT"), _Machine._push),
+    **dict.fromkeys(("SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"), _Machine._push),
+    **dict.fromkeys(("SHORT_BINBYTES", "BINBYTES"), _Machine._push),
+    "EMPTY_TUPLE": lambda machine, _: machine._constant(()),
+    "TUPLE1": lambda machine, _: machine._tuple_of(1),
+    "TUPLE2": lambda machine, _: machine._tuple_of(2),
+    "TUPLE3": lambda machine, _: machine._tuple_of(3),
+    "TUPLE": lambda machine, _: machine._push(tuple(machine._pop_to_mark())),
+    "EMPTY_LIST": lambda machine, _: machine._push([]),
+    "APPEND": lambda machine, _: machine._extend([machine._pop()]),
+    "APPENDS": lambda machine, _: machine._extend(machine._pop_to_mark()),
+    "EMPTY_DICT": lambda machine, _: machine._push(Pairs()),
+    "SETITEM": lambda machine, _: machine._update([machine._pop(), machine._pop()][::-1]),
+    "SETITEMS": lambda machine, _: machine._update(machine._pop_to_mark()),
+    **dict.fromkeys(("BINPUT", "LONG_BINPUT", "MEMOIZE"), _Machine._put),
+    **dict.fromkeys(("BINGET", "LONG_BINGET"), _Machine._get),
+    "GLOBAL": _Machine._global,
+    "STACK_GLOBAL": _Machine._stack_global,
+    **dict.fromkeys(("NEWOBJ", "REDUCE"), _Machine._make),
+    "BUILD": _Machine._build,
+    "BINPERSID": lambda machine, _: machine._push(Reference(machine._pop())),
 }
-"""All opcodes that metadata and tensors are written with, by their byte."""
+"""All opcodes that metadata and tensors are written with, by their names in `pickletools`."""

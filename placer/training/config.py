@@ -4,7 +4,7 @@ import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from placer.errors import PlacerError
 from placer.executor.names import Policy
@@ -135,6 +135,16 @@ class TrainConfig:
     def embedding_rate(self) -> float:
         """Learning rate of the embeddings."""
         return self.lr if self.embedding_lr is None else self.embedding_lr
+
+    def embedding_options(self) -> dict[str, Any]:
+        """Keyword arguments of `PlacedEmbeddings`."""
+        return {
+            "lr": self.embedding_rate,
+            **{
+                name: getattr(self, name)
+                for name in ("eps", "device", "seed", "backend", "cache_policy")
+            },
+        }
 
     def is_held_out(self, batch: int) -> bool:
         """Whether the batch with this number, counted from 0 in its epoch, is held out."""

@@ -46,10 +46,9 @@ class Ranks:
         self.world = 1 if comm is None else comm.world
         self.stopping = False
 
-    def part_of(self, samples: int, rank: int | None = None) -> tuple[int, int]:
-        """Which of a batch's samples are this rank's, or another's: (start, stop)."""
-        rank = self.rank if rank is None else rank
-        return samples * rank // self.world, samples * (rank + 1) // self.world
+    def part_of(self, samples: int) -> tuple[int, int]:
+        """Which of a batch's samples are this rank's: (start, stop)."""
+        return samples * self.rank // self.world, samples * (self.rank + 1) // self.world
 
     def numbers(self, values: Sequence[int]) -> list[list[int]]:
         """Each rank's numbers, in their order; all ranks pass equally many."""
@@ -66,18 +65,9 @@ class Ranks:
         """Sums over the ranks, elementwise, on the host."""
         return values.cpu() if self._comm is None else self._comm.total("header", values.cpu())
 
-    def joined(self, values: npt.NDArray[np.float32], samples: int) -> npt.NDArray[np.float32]:
-        """The ranks' parts of a batch of so many samples as one vector, in the batch's order."""
-        if self._comm is None:
-            return values
-        sizes = [stop - start for start, stop in self._parts(samples)]
-        padded = torch.zeros(max(sizes))
-        padded[: values.size] = torch.from_numpy(values)
-        parts = self._comm.gather("header", padded)
-        joined: npt.NDArray[np.float32] = torch.cat(
-            [part[:size] for part, size in zip(parts, sizes, strict=True)]
-        ).numpy()
-        return joined
+    def joined(self, values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """The ranks' vectors, one after the other."""
+        return np.frombuffer(b"".join(self._gather(values.tobytes())), dtype=np.float32)
 
     def broadcast(self, text: str) -> str:
         """The text of rank 0, on every rank."""
@@ -85,17 +75,17 @@ class Ranks:
 
     def texts(self, text: str) -> list[str]:
         """Each rank's text, in their order."""
+        return [said.decode() for said in self._gather(text.encode())]
+
+    def _gather(self, content: bytes) -> list[bytes]:
         if self._comm is None:
-            return [text]
-        encoded = text.encode()
-        sizes = [size for (size,) in self.numbers([len(encoded)])]
+            return [content]
+        sizes = [size for (size,) in self.numbers([len(content)])]
         padded = torch.zeros(max(sizes), dtype=torch.uint8)
-        if encoded:
-            padded[: len(encoded)] = torch.frombuffer(bytearray(encoded), dtype=torch.uint8)
+        if content:
+            padded[: len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
         said = self._comm.gather("header", padded)
-        return [
-            bytes(part[:size].tolist()).decode() for part, size in zip(said, sizes, strict=True)
-        ]
+        return [part[:size].numpy().tobytes() for part, size in zip(said, sizes, strict=True)]
 
     def agree(self, fault: Exception | None = None) -> None:
         """Raise on every rank if one of them has a fault: each its own, or else the first rank's.
@@ -170,9 +160,6 @@ class Ranks:
         """Close the connections."""
         if self._comm is not None:
             self._comm.close()
-
-    def _parts(self, samples: int) -> list[tuple[int, int]]:
-        return [self.part_of(samples, rank) for rank in range(self.world)]
 
 
 ALONE = Ranks()

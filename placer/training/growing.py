@@ -12,8 +12,9 @@ from placer.plan.origin import profile_of
 from placer.plan.plan import Plan
 from placer.plan.verify import verify
 from placer.read_files import open_file
-from placer.storage.growing import Grown, checkpoint_of_shards, counts, earlier_rows, grown
+from placer.storage.growing import Grown, counts, earlier_rows, grown
 from placer.storage.shards.shard_folder import open_shards, refuse_other_plan
+from placer.storage.shards.shard_rows import checkpoint_of_shards
 from placer.storage.shards.writing import write_shards
 from placer.training import checkpoint as checkpoints
 

@@ -154,85 +154,56 @@ def train(
     config = config or TrainConfig()
     if eval_log is not None:
         config = replace(config, holdout_every=0)
-    with joined_ranks(config) as ranks:
+    with joined_ranks(config) as ranks, contextlib.ExitStack() as held:
+        first = ranks.rank == 0
         if ranks.world > 1:  # From here on a batch is that of all ranks.
             size, device = config.batch_size * ranks.world, device_of_rank(config.device)
             config = replace(config, batch_size=size, device=device)
-        other = config.other_data
-        with _own_folder(checkpoints, ranks):
-            ranks.together(lambda: _check(plan, log, eval_log, checkpoints, resume, other))
-            return _train(
-                ranks, plan, log, config, eval_log, checkpoints, resume, trace, metrics, on_progress
-            )
-
-
-@contextlib.contextmanager
-def _own_folder(policy: CheckpointPolicy | None, ranks: Ranks) -> Iterator[None]:
-    """Hold the folder of checkpoints, so that no other run writes into it.
-
-    Raises
-    ------
-    PlacerError
-        On all ranks, if another run holds it.
-    """
-    with contextlib.ExitStack() as held:
-        if policy is not None:
-            folder, first = Path(policy.folder), ranks.rank == 0
+        if checkpoints is not None:  # No other run may write there.
+            folder = Path(checkpoints.folder)
             ranks.together(lambda: held.enter_context(one_run(folder)) if first else None)
-        yield
-
-
-def _train(
-    ranks: Ranks,
-    plan: Plan,
-    log: Log,
-    config: TrainConfig,
-    eval_log: Log | None,
-    checkpoints: CheckpointPolicy | None,
-    resume: Path | None,
-    trace: TraceRequest | None,
-    metrics: Sequence[MetricLog],
-    on_progress: Callable[[Progress], None] | None,
-) -> TrainResult:
-    """The same, with `config.batch_size` that of all ranks together."""
-    metrics = metrics if ranks.rank == 0 else ()
-    with _own_random_state(config):
-        run = Run(plan, log, config, checkpoints, ranks, metrics)
-        if resume is not None:
-            run.restore(resume)
-        ranks.together(run.begin_metrics)
-        work_s = step_work_s(run.trainer.model, plan, config.batch_size // ranks.world)
-        threads = config.threads or threads_for(work_s)
-        with using_threads(threads), deferred_interrupt() as interrupt:
-            summary = run.train(interrupt, on_progress, trace if ranks.rank == 0 else None)
-            run.save()
-            hit_rates = run.hit_rates()
-        interrupted = ranks.any(interrupt.requested)
-        held_out = HeldOut()
-        if not interrupted:
-            with using_threads(threads):
-                held_out = evaluate(run.trainer, log, config, eval_log, ranks)
-        run.close()
-    figures = {"auc": held_out.auc(), "log_loss": held_out.log_loss()}
-    known = {name: value for name, value in figures.items() if value is not None}
-    for each in metrics if known else ():
-        each.add(run.position.step, known, is_last=True)
-    return TrainResult(
-        losses=tuple(run.losses),
-        **figures,
-        eval_samples=held_out.samples,
-        steps=run.position.step,
-        samples=run.samples,
-        unlabelled_samples=run.unlabelled_samples,
-        train_s=run.train_s,
-        read_s=run.read_s,
-        interrupted=interrupted,
-        checkpoint=run.saved,
-        hit_rates=hit_rates,
-        trace=summary,
-        planned_step_s=_planned_step_s(plan, config, ranks.world),
-        planned_on=None if config.device != "cpu" or plan.topology.emulated else plan.topology.name,
-    )
+        other = config.other_data
+        ranks.together(lambda: _check(plan, log, eval_log, checkpoints, resume, other))
+        metrics = metrics if first else ()
+        with _own_random_state(config):
+            run = Run(plan, log, config, checkpoints, ranks, metrics)
+            if resume is not None:
+                run.restore(resume)
+            ranks.together(run.begin_metrics)
+            work_s = step_work_s(run.trainer.model, plan, config.batch_size // ranks.world)
+            threads = config.threads or threads_for(work_s)
+            with using_threads(threads), deferred_interrupt() as interrupt:
+                summary = run.train(interrupt, on_progress, trace if first else None)
+                run.save()
+                hit_rates = run.hit_rates()
+            interrupted = ranks.any(interrupt.requested)
+            held_out = HeldOut()
+            if not interrupted:
+                with using_threads(threads):
+                    held_out = evaluate(run.trainer, log, config, eval_log, ranks)
+            run.close()
+        figures = {"auc": held_out.auc(), "log_loss": held_out.log_loss()}
+        known = {name: value for name, value in figures.items() if value is not None}
+        for each in metrics if known else ():
+            each.add(run.position.step, known, is_last=True)
+        return TrainResult(
+            losses=tuple(run.losses),
+            **figures,
+            eval_samples=held_out.samples,
+            steps=run.position.step,
+            samples=run.samples,
+            unlabelled_samples=run.unlabelled_samples,
+            train_s=run.train_s,
+            read_s=run.read_s,
+            interrupted=interrupted,
+            checkpoint=run.saved,
+            hit_rates=hit_rates,
+            trace=summary,
+            planned_step_s=_planned_step_s(plan, config, ranks.world),
+            planned_on=None
+            if config.device != "cpu" or plan.topology.emulated
+            else plan.topology.name,
+        )
 
 
 def _planned_step_s(plan: Plan, config: TrainConfig, world: int) -> float | None:
@@ -294,7 +265,7 @@ def evaluate(
                 break
             if labels is not None:
                 logits = trainer.predict(own_part(usable, ranks))
-                held_out.add(ranks.joined(logits, usable.samples), labels)
+                held_out.add(ranks.joined(logits), labels)
     if eval_log is not None and config.eval_samples and not held_out.samples:
         raise DataError("no sample of the evaluation log has a label; evaluate on another log")
     return held_out

@@ -1,17 +1,17 @@
 """Does the placed model train like the unplaced one? Both, side by side, step for step."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from statistics import median
 
-from placer.data.log import Chunk, Log
-from placer.executor import PlacedEmbeddings, UnplacedEmbeddings
+from placer.data.log import Log
+from placer.executor import BagBatch, PlacedEmbeddings, UnplacedEmbeddings
 from placer.plan.plan import Plan
-from placer.training.batches import batches, labelled, no_label_error
+from placer.training.batches import no_label_error
 from placer.training.config import TrainConfig
 from placer.training.loop import check_log, evaluate
-from placer.training.reading import tensors_of
+from placer.training.reading import Reading, readings
 from placer.training.trainer import Trainer, usable_device
 
 LOSS_TOLERANCE = 1e-4
@@ -118,19 +118,30 @@ def compare_training(
     config = replace(config or TrainConfig(), activation="gelu")
     check_log(plan, log)
     usable_device(config.device)
-    placed = _placed_embeddings(plan, config)
+    placed = PlacedEmbeddings(plan, **config.embedding_options())
     unplaced = UnplacedEmbeddings(plan.tables, seed=config.seed).to(config.device)
     optimizers = unplaced.optimizers(lr=config.embedding_rate, eps=config.eps)
     runs = (
         _TimedRun(Trainer(placed, plan, len(log.dense_names), config)),
         _TimedRun(Trainer(unplaced, plan, len(log.dense_names), config, optimizers)),
     )
-    counts = _SampleCounts()
-    for step, chunk in enumerate(_training_chunks(log, config, counts), 1):
-        for run in runs:
-            run.step(chunk, placed.feature_names)
-        if on_step is not None:
-            on_step(step)
+    steps = trained = labelled = unlabelled = 0
+    for _ in range(config.epochs):
+        left = None if config.max_steps is None else config.max_steps - steps
+        if left == 0:
+            break
+        for lookups, reading in readings(log, placed.feature_names, config, limit=left):
+            labelled += reading.labelled
+            unlabelled += reading.samples - reading.labelled
+            if lookups is None:
+                continue
+            for run in runs:
+                run.step(lookups, reading)
+            steps, trained = steps + 1, trained + reading.labelled
+            if on_step is not None:
+                on_step(steps)
+        if unlabelled and not labelled:
+            raise no_label_error(unlabelled)
     held_out = [evaluate(run.trainer, log, config) for run in runs]
     return ParityResult(
         placed_losses=tuple(runs[0].losses),
@@ -140,21 +151,9 @@ def compare_training(
         max_weight_difference=_largest_difference(placed, unplaced),
         placed_step_s=median(runs[0].seconds or [0.0]),
         unplaced_step_s=median(runs[1].seconds or [0.0]),
-        samples=counts.trained,
-        unlabelled_samples=counts.unlabelled,
+        samples=trained,
+        unlabelled_samples=unlabelled,
         eval_samples=held_out[0].samples,
-    )
-
-
-def _placed_embeddings(plan: Plan, config: TrainConfig) -> PlacedEmbeddings:
-    return PlacedEmbeddings(
-        plan,
-        lr=config.embedding_rate,
-        eps=config.eps,
-        device=config.device,
-        seed=config.seed,
-        backend=config.backend,
-        cache_policy=config.cache_policy,
     )
 
 
@@ -166,39 +165,10 @@ class _TimedRun:
     losses: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
 
-    def step(self, chunk: Chunk, features: Sequence[str]) -> None:
-        tensors = tensors_of(chunk, features)
+    def step(self, lookups: BagBatch, reading: Reading) -> None:
         start = time.perf_counter()
-        self.losses.append(float(self.trainer.step(*tensors)))
+        self.losses.append(float(self.trainer.step(lookups, reading.dense, reading.labels)))
         self.seconds.append(time.perf_counter() - start)
-
-
-@dataclass(slots=True, eq=False)
-class _SampleCounts:
-    trained: int = 0
-    unlabelled: int = 0
-
-
-def _training_chunks(log: Log, config: TrainConfig, counts: _SampleCounts) -> Iterator[Chunk]:
-    """The labelled samples of each batch to train on, in all epochs, while `counts` is kept."""
-    steps, limit = 0, config.max_steps
-    labels_seen = False
-    for _ in range(config.epochs):
-        if limit is not None and steps >= limit:
-            break
-        for number, chunk in enumerate(batches(log, config.batch_size)):
-            if limit is not None and steps >= limit:
-                break
-            usable = labelled(chunk)
-            counts.unlabelled += chunk.samples - usable.samples
-            labels_seen |= usable.samples > 0
-            if config.is_held_out(number) or not usable.samples:
-                continue
-            counts.trained += usable.samples
-            steps += 1
-            yield usable
-        if counts.unlabelled and not labels_seen:
-            raise no_label_error(counts.unlabelled)
 
 
 def _largest_difference(placed: PlacedEmbeddings, unplaced: UnplacedEmbeddings) -> float:

@@ -90,12 +90,7 @@ class Run:
         kind = PlacedEmbeddings if ranks.world == 1 else ShardedEmbeddings
         self._embeddings: Embeddings = kind(
             plan,
-            lr=config.embedding_rate,
-            eps=config.eps,
-            device=config.device,
-            seed=config.seed,
-            backend=config.backend,
-            cache_policy=config.cache_policy,
+            **config.embedding_options(),
             rounding=rounding_of(plan.tables, config.rounding),
         )
         self._embeddings.count_by_table()

@@ -29,7 +29,7 @@ class WorkloadInfo:
 
 
 def workload_infos() -> tuple[WorkloadInfo, ...]:
-    """All named workloads, in the order in which they are documented.
+    """Return all named workloads, in the order in which they are documented.
 
     ``neuroshard-N[@seed]`` and ``random-N[@seed]`` stand for families; every other name can
     be given to `named_workload` as it is.
@@ -47,12 +47,12 @@ def workload_infos() -> tuple[WorkloadInfo, ...]:
 
 
 def workload_names() -> tuple[str, ...]:
-    """Names of `workload_infos`."""
+    """Return names of `workload_infos`."""
     return tuple(info.name for info in workload_infos())
 
 
 def named_workload(name: str) -> Profile:
-    """The profile of a named workload.
+    """Return the profile of a named workload.
 
     Its access CDFs follow Zipf's law with the exponent in `TableProfile.zipf_exponent`;
     ids are taken to be ranks. `Profile.source` tells what is published and what assumed.

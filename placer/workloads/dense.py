@@ -18,7 +18,7 @@ _MEASURED = "measured:"
 
 
 def published_dense(workload: str, dim: int | None = None) -> DenseLayers:
-    """The dense layers that a named workload was published with.
+    """Return the dense layers that a named workload was published with.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ def published_dense(workload: str, dim: int | None = None) -> DenseLayers:
 
 
 def dense_part(text: str, workload: str | None = None, dim: int | None = None) -> Dense | None:
-    """The dense part that a text names.
+    """Return the dense part that a text names.
 
     ``none``; ``workload``, the layers that the workload was published with, or those with another
     type of products, as ``workload:bfloat16``; ``measured:12ms``, a measured time; or a file.

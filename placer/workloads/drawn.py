@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 
@@ -70,7 +71,7 @@ class _Draws:
         return values[int(self.uniform(0, len(values)))]
 
     def table(self, name: str, rows: int, dim: int) -> TableProfile:
-        """A table of the given size with drawn pooling, coverage and skew."""
+        """Return a table of the given size with drawn pooling, coverage and skew."""
         lookups = self.log_normal(_POOLING_MEDIAN, _POOLING_SIGMA)
         pooling = round(min(max(lookups, 1.0), _MOST_LOOKUPS), 2)
         coverage = round(self.uniform(*_COVERAGE), 3)
@@ -130,7 +131,7 @@ def recshard_workload(model: str) -> Profile:
 
 
 def neuroshard_workload(tables: int, seed: int = 0) -> Profile:
-    """A task in NeuroShard's setting: some of `meta_workload`'s tables, with drawn dims.
+    """Return a task in NeuroShard's setting: some of `meta_workload`'s tables, with drawn dims.
 
     As its task generator does (Zha et al. 2023, arXiv:2305.01868): tables with repetition,
     each of a dim of its own, all drawn again until their weights take at most 15 GiB, the
@@ -166,7 +167,7 @@ def neuroshard_workload(tables: int, seed: int = 0) -> Profile:
 
 
 def resized_meta_tables(shapes: Iterable[tuple[int, int]]) -> tuple[TableProfile, ...]:
-    """Some of `meta_workload`'s tables, each by its number from 0 and with a dim, as t1, t2, ...
+    """Take tables of `meta_workload` by their number from 0, each with a dim, as t1, t2, ...
 
     Examples
     --------
@@ -181,7 +182,7 @@ def resized_meta_tables(shapes: Iterable[tuple[int, int]]) -> tuple[TableProfile
 
 
 def _resized(profile: TableProfile, name: str, dim: int) -> TableProfile:
-    """One of `meta_workload`'s tables under another name, with another dim."""
+    """Return one of `meta_workload`'s tables under another name, with another dim."""
     rows = max(profile.table.rows, _NEUROSHARD_LEAST_ROWS)
     (feature,) = profile.table.features
     return TableProfile(
@@ -193,28 +194,26 @@ def _resized(profile: TableProfile, name: str, dim: int) -> TableProfile:
 
 
 @cache
-def _meta() -> dict[str, object]:
+def _meta() -> dict[str, Any]:
+    """Read the rows of the trace's tables, and where they are from."""
     text = files("placer.workloads").joinpath("meta_t856.json").read_text(encoding="utf-8")
-    document: dict[str, object] = json.loads(text)
+    document: dict[str, Any] = json.loads(text)
     return document
 
 
 def meta_workload() -> Profile:
-    """The 856 tables of Meta's synthetic traces of 2021.
+    """Return the 856 tables of Meta's synthetic traces of 2021.
 
     Tables of one row stand for features that the trace never reads: they are kept, with no
     lookups.
     """
-    document = _meta()
-    rows = document["rows"]
-    assert isinstance(rows, list), "shipped with the package"
     draws = _Draws(_META_SEED)
     return Profile(
         tuple(
             draws.table(f"t{number}", count, _META_DIM) if count > 1 else _unread(f"t{number}")
-            for number, count in enumerate(rows)
+            for number, count in enumerate(_meta()["rows"])
         ),
-        source=f"workload meta-t856: {document['source']}. Drawn with seed {_META_SEED}: {_DRAWN}; "
+        source=f"workload meta-t856: {_meta()['source']}. Drawn with seed {_META_SEED}: {_DRAWN}; "
         f"dim {_META_DIM} is assumed. The 269 tables of one row are never read.",
     )
 

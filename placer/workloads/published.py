@@ -19,14 +19,14 @@ from placer.tables import Feature, Table
 
 @cache
 def published() -> dict[str, dict[str, Any]]:
-    """The content of ``published.json``, by workload."""
+    """Return the content of ``published.json``, by workload."""
     text = files("placer.workloads").joinpath("published.json").read_text(encoding="utf-8")
     workloads: dict[str, dict[str, Any]] = json.loads(text)
     return workloads
 
 
 def published_workload(name: str) -> Profile:
-    """The profile of one of `published`'s workloads; bags have a fixed size."""
+    """Return the profile of one of `published`'s workloads; bags have a fixed size."""
     entry = published()[name]
     exponent = float(entry["zipf_exponent"])
     tables = [
@@ -41,7 +41,7 @@ def published_workload(name: str) -> Profile:
 
 
 def _named(entry: Mapping[str, Any]) -> Iterator[tuple[str, int, int, tuple[Feature, ...]]]:
-    """Tables that have names: name, rows, dim and features."""
+    """Yield tables that have names: name, rows, dim and features."""
     for table, (rows, dim, lookups) in entry.get("tables", {}).items():
         features = (
             Feature(name, float(count), pooling=entry["pooling"]) for name, count in lookups.items()
@@ -50,7 +50,7 @@ def _named(entry: Mapping[str, Any]) -> Iterator[tuple[str, int, int, tuple[Feat
 
 
 def _grouped(entry: Mapping[str, Any]) -> Iterator[tuple[str, int, int, tuple[Feature, ...]]]:
-    """Tables of groups, numbered from 1 on."""
+    """Yield tables of groups, numbered from 1 on."""
     number = 0
     for count, rows, dim, lookups, *rest in entry.get("groups", ()):
         for _ in range(count):

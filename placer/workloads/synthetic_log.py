@@ -62,7 +62,7 @@ MISSING_SHARE: Mapping[str, float] = {
 }  # fmt: skip
 
 # Cardinalities: as published for the Criteo Kaggle log (DLRM, arXiv:1906.00091, and its
-# repository's preprocessing). Exponents and shifts: `fit_zipf_to_sample` (in benchmarks) with
+# repository's preprocessing). Exponents and shifts: `fit_zipf_to_sample` (in tests) with
 # these cardinalities on the first 10,000 lines of that log; tests/test_synthetic_log_real.py
 # fits them again. The beginning of a log understates how many values a long log has, not how they
 # are skewed.
@@ -124,7 +124,7 @@ _LARGEST_INTEGER = 2**31 - 1
 
 
 def scaled_rows(scale: float) -> dict[str, int]:
-    """Rows of each categorical column at a share of the published cardinalities.
+    """Return rows of each categorical column at a share of the published cardinalities.
 
     Columns of up to 1,000 rows keep theirs, and no other falls below 1,000: small tables are
     what real models have many of.
@@ -247,7 +247,7 @@ class _Generator:
         return columns, logits
 
     def _calibrated_bias(self) -> float:
-        """The bias that makes the expected share of clicks that of the real log."""
+        """Return the bias that makes the expected share of clicks that of the real log."""
         _, logits = self._draw(np.random.default_rng([self._seed, 0]), _CHUNK_SAMPLES // 4)
         low, high = -20.0, 20.0
         for _ in range(50):
@@ -286,7 +286,7 @@ _HEX_DIGITS = np.frombuffer(b"0123456789abcdef", dtype=np.uint8)
 
 
 def _row_effects(ranks: npt.NDArray[np.int64], position: int, seed: int) -> npt.NDArray[np.float64]:
-    """The planted effect of each row: mean 0, variance 1, a hash of seed, column and rank.
+    """Return the planted effect of each row: mean 0, variance 1, a hash of seed, column and rank.
 
     The hash is SplitMix64's finalizer (Steele et al. 2014, doi:10.1145/2660193.2660195).
     """

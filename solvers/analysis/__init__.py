@@ -1,9 +1,8 @@
 """Questions to ask of a plan: why it is what it is, what would change it, what should follow it."""
 
-from solvers.analysis.candidates import Candidate, Replanned
-from solvers.analysis.explain import explain
-from solvers.analysis.explanation import Alternative, Binding, Explanation, ShardMargin
-from solvers.analysis.replan import HORIZON_STEPS, replan
+from solvers.analysis.explain import Binding, Explanation, ShardMargin, explain
+from solvers.analysis.planned_table import Alternative
+from solvers.analysis.replan import HORIZON_STEPS, Candidate, Replanned, replan
 from solvers.analysis.whatif import Effect, FrontPoint, WhatIf, front, whatif
 
 __all__ = [

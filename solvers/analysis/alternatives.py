@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 
 from cost_models import ShardingOption, TableShard
-from solvers.analysis.explanation import Alternative
-from solvers.analysis.planned_table import PlannedTable
+from solvers.analysis.planned_table import Alternative, PlannedTable
 from solvers.model.instance import Placement
 from solvers.model.knapsack import BYTES
 from solvers.model.read_plan import is_one_of
@@ -21,19 +20,19 @@ _COLD_NAMES = {
 
 
 def alternatives(planned: PlannedTable) -> tuple[Alternative, ...]:
-    """All rows in one tier, then other GPUs and sharding options, the best of these first."""
+    """List all rows in one tier, then other GPUs and sharding options, the best first."""
     splits = list(_other_splits(planned))
     others = (*_on_other_gpus(planned), *_other_options(planned))
     return (*splits, *sorted(others, key=_rank))
 
 
 def _rank(one: Alternative) -> tuple[bool, float, float]:
-    """Sort key: alternatives that fit come first, then faster ones."""
+    """Sort alternatives that fit first, then faster ones."""
     return bool(one.short_bytes), one.step_time_s, one.table_s
 
 
 def _other_splits(planned: PlannedTable) -> Iterator[Alternative]:
-    """All rows in one tier, the shards where they are."""
+    """Yield all rows in one tier, the shards where they are."""
     instance, placed = planned.instance, planned.placements
     curves = [instance.curve(p.shard, p.gpu) for p in placed]
     for name, end in (("all rows in HBM", -1), ("all rows in DRAM", 0)):
@@ -50,7 +49,7 @@ def _other_splits(planned: PlannedTable) -> Iterator[Alternative]:
 
 
 def _on_other_gpus(planned: PlannedTable) -> Iterator[Alternative]:
-    """The shard on the slowest GPU moved to other GPUs, which serve none of the table."""
+    """Yield the shard on the slowest GPU moved to other GPUs, which serve none of the table."""
     placed = planned.placements
     if not placed or planned.in_group:
         return
@@ -67,7 +66,7 @@ def _on_other_gpus(planned: PlannedTable) -> Iterator[Alternative]:
 
 
 def _other_options(planned: PlannedTable) -> Iterator[Alternative]:
-    """Other sharding options: of those with equally many row and column slices the best one."""
+    """Yield other sharding options, the best of those with equally many row and column slices."""
     instance = planned.instance
     best: dict[tuple[object, ...], Alternative] = {}
     for option in instance.options_of(planned.number):
@@ -95,7 +94,7 @@ def _other_options(planned: PlannedTable) -> Iterator[Alternative]:
 
 
 def _roomy_first(planned: PlannedTable, shard: TableShard) -> list[int]:
-    """GPUs that may serve a shard: first those with room for its buffers, then by load."""
+    """Return GPUs that may serve a shard: first those with room for its buffers, then by load."""
     instance, gpu_s = planned.instance, planned.others_cost.gpu_s
 
     def lacks_room(gpu: int) -> bool:

@@ -135,7 +135,7 @@ def compare_row(
     *,
     price_per_hour: float | None = None,
 ) -> CompareRow:
-    """The row of a result; `cost` is the cost model's answer for its plan, None without one."""
+    """Make the row of a result; `cost` is the cost model's answer for its plan, if any."""
     samples_per_s = problem.global_batch_size / result.step_time_s if result.step_time_s else None
     end = result.termination
     gpus = problem.topology.gpus_by_id

@@ -8,7 +8,8 @@ constraint forbids would be faster.
 
 import glob
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
@@ -20,8 +21,7 @@ from placer.plan.plan import Plan
 from placer.problem import Problem
 from placer.units import format_bytes, format_seconds
 from solvers.analysis.alternatives import alternatives
-from solvers.analysis.explanation import Alternative, Binding, Constraint, Explanation, ShardMargin
-from solvers.analysis.planned_table import PlannedTable
+from solvers.analysis.planned_table import Alternative, PlannedTable
 from solvers.bounds.lagrangian import lagrangian_bound
 from solvers.model.instance import Instance, Placement
 from solvers.model.knapsack import BYTES, solve_knapsack
@@ -38,6 +38,71 @@ _GAIN = 1e-6
 
 _LISTED = 8
 """Tables that a message names."""
+
+
+Constraint = Literal[
+    "hbm", "dram", "hottest row", "pin", "tier", "forbidden", "together", "work"
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ShardMargin:
+    """What HBM is worth to one shard of the table at its hot/cold split, beside the price of HBM.
+
+    Attributes
+    ----------
+    device : str
+        The GPU that serves the shard.
+    rows, hot_rows : int
+        Rows of the shard, and those of them in HBM.
+    last_s_per_byte, next_s_per_byte : float or None
+        Seconds per byte that the coldest rows in HBM save, and that the hottest rows in DRAM
+        would save; None where there are none.
+    gpu_price_s_per_byte : float or None
+        Seconds that one more byte of this GPU's HBM would save, with the best use of it for all
+        shards on the GPU; None if the GPU serves a placement that solvers do not search.
+    """
+
+    device: str
+    rows: int
+    hot_rows: int
+    last_s_per_byte: float | None
+    next_s_per_byte: float | None
+    gpu_price_s_per_byte: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """A constraint that keeps the table from a better placement, and how."""
+
+    constraint: Constraint
+    device: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What decided the placement of one table.
+
+    Attributes
+    ----------
+    current : Alternative
+        The placement as it is.
+    pooled_price_s_per_byte : float
+        GPU seconds that one more byte of HBM would save if the GPUs shared all of it.
+    margins : tuple of ShardMargin
+    alternatives : tuple of Alternative
+        All rows in HBM and none; then other GPUs and sharding options: those that fit first,
+        fastest first. The constraints allow them all.
+    bindings : tuple of Binding
+    """
+
+    table: str
+    current: Alternative
+    pooled_price_s_per_byte: float
+    margins: tuple[ShardMargin, ...]
+    alternatives: tuple[Alternative, ...]
+    bindings: tuple[Binding, ...]
 
 
 def explain(problem: Problem, plan: Plan, table: str, cost_model: CostModel) -> Explanation:
@@ -90,7 +155,7 @@ def _margin(planned: PlannedTable, placed: Placement) -> ShardMargin:
 
 
 def split_margin(instance: Instance, placed: Placement) -> ShardMargin:
-    """What HBM is worth to a shard at its split; without the price on its GPU."""
+    """Return what HBM is worth to a shard at its split; without the price on its GPU."""
     curve = instance.curve(placed.shard, placed.gpu)
     return ShardMargin(
         instance.problem.topology.gpus[placed.gpu].id,
@@ -103,12 +168,12 @@ def split_margin(instance: Instance, placed: Placement) -> ShardMargin:
 
 
 def _next_saving(curve: CostCurve, hot_rows: int) -> float | None:
-    """Seconds per byte of HBM that the hottest rows in DRAM would save."""
+    """Return seconds per byte of HBM that the hottest rows in DRAM would save."""
     return _saving(curve, int(np.searchsorted(curve.hot_rows, hot_rows, side="right")))
 
 
 def _saving(curve: CostCurve, point: int) -> float | None:
-    """Seconds per byte of HBM that the rows between a point of a curve and the one before save."""
+    """Return seconds per byte of HBM that the rows between two points of a curve save."""
     if not 0 < point < curve.hot_rows.size:
         return None
     extra = float(curve.hbm_bytes[point] - curve.hbm_bytes[point - 1])
@@ -118,7 +183,7 @@ def _saving(curve: CostCurve, point: int) -> float | None:
 
 
 def _gpu_price(planned: PlannedTable, gpu: int) -> float | None:
-    """Seconds per byte that a little more HBM on one GPU saves of its time."""
+    """Return seconds per byte that a little more HBM on one GPU saves of its time."""
     instance, replicated, shards = planned.instance, 0.0, []
     device = planned.problem.topology.gpus[gpu].id
     served = dict.fromkeys(s.table for s in planned.plan.shards if device in s.devices)
@@ -143,7 +208,7 @@ def _gpu_price(planned: PlannedTable, gpu: int) -> float | None:
 
 
 def _full_memories(planned: PlannedTable) -> Iterator[Binding]:
-    """GPUs that are full while rows of the table would be faster in HBM, and hosts that are."""
+    """Yield GPUs that are full while rows of the table would gain from HBM, and full hosts."""
     gpus, cost = planned.problem.topology.gpus, planned.cost
     cold = [
         p
@@ -168,7 +233,7 @@ def _full_memories(planned: PlannedTable) -> Iterator[Binding]:
 
 
 def _hottest_row(planned: PlannedTable) -> Iterator[Binding]:
-    """Row slices share the rows, but not the lookups of one row."""
+    """Say if one row has too many lookups for its row slice to have an even share."""
     option = planned.option
     top = float(planned.problem.profile.tables[planned.number].cdf.share(1))
     if option.row_slices > 1 and not option.replicated_rows and top * option.row_slices > 0.5:
@@ -182,7 +247,7 @@ def _hottest_row(planned: PlannedTable) -> Iterator[Binding]:
 
 
 def _constraints(planned: PlannedTable, others: Sequence[Alternative]) -> Iterator[Binding]:
-    """Each constraint on the table, and what the placement would gain without it."""
+    """Yield each constraint on the table, and what the placement would gain without it."""
     step_time_s = planned.cost.step_time_s
     fastest_s = min([step_time_s, *(one.step_time_s for one in others if not one.short_bytes)])
     devices = list(dict.fromkeys(d for shard in planned.own.shards for d in shard.devices))
@@ -202,7 +267,7 @@ def _constraints(planned: PlannedTable, others: Sequence[Alternative]) -> Iterat
 
 
 def _relaxed(constraints: Constraints, table: str) -> Iterator[tuple[Constraint, str, Constraints]]:
-    """Each constraint on a table: its kind, what it says, and the constraints without it."""
+    """Yield each constraint on a table: its kind, what it says, and the constraints without it."""
     rule, group = constraints.rule_of(table), constraints.group_of(table)
 
     def with_rule(changed: TableRule) -> Constraints:
@@ -229,7 +294,7 @@ def _relaxed(constraints: Constraints, table: str) -> Iterator[tuple[Constraint,
 
 
 def _work(planned: PlannedTable) -> Binding:
-    """What the slowest GPU of the table waits for on its behalf, and how slow that GPU is."""
+    """Say what the slowest GPU of the table waits for, and how slow that GPU is."""
     cost = planned.cost
     devices = {device for shard in planned.own.shards for device in shard.devices}
     gpu_s = dict(zip((gpu.device for gpu in cost.gpus), cost.gpu_s.tolist(), strict=True))

@@ -191,7 +191,7 @@ class _Search:
     prices: Mapping[str, float]
 
     def rows(self, workers: int) -> Iterator[tuple[str, FleetRow]]:
-        """Rows by name as they are found, machines of few GPUs first."""
+        """Return rows by name as they are found, machines of few GPUs first."""
         stop = self.limits.stop or (lambda: False)
         names = sorted(self.problems, key=lambda name: len(self.problems[name].topology.gpus))
         if min(workers, len(names)) > 1:
@@ -200,7 +200,7 @@ class _Search:
         return ((name, self.row(name, stop)) for name in names)
 
     def row(self, name: str, stop: Stop) -> FleetRow:
-        """The row of a machine; of one that is not searched where the search has been stopped."""
+        """Search one machine, unless the search has been stopped, and return its row."""
         result = SolveResult(None, Termination("no_plan", "stop"))
         problem = self.problems[name]
         if not stop():
@@ -210,7 +210,7 @@ class _Search:
 
 
 def cheapest(rows: Iterable[FleetRow], within_s: float) -> Cheapest:
-    """The answer to which machine trains `SAMPLES` within so many seconds for least money."""
+    """Find the machine that trains `SAMPLES` within so many seconds for least money."""
     rows = list(rows)
     fast = [row for row in rows if row.train_s is not None and row.train_s <= within_s]
     priced = [row for row in fast if row.cost is not None]
@@ -224,7 +224,7 @@ def cheapest(rows: Iterable[FleetRow], within_s: float) -> Cheapest:
 
 
 def _may_beat(row: FleetRow, best: FleetRow, within_s: float) -> bool:
-    """Whether a better plan could make a machine both fast enough and the cheaper one."""
+    """Return whether a better plan could make a machine both fast enough and the cheaper one."""
     if row is best or row.least_cost is None or row.train_s is None or best.cost is None:
         return False
     assert row.bound_s is not None, "it has a least cost"
@@ -234,7 +234,7 @@ def _may_beat(row: FleetRow, best: FleetRow, within_s: float) -> bool:
 
 
 def price_of(topology: Topology, name: str, prices: Mapping[str, float]) -> Price | None:
-    """Dollars an hour of a whole machine, and where that is from; None where a GPU has no price."""
+    """Return dollars an hour of a machine, and their source; None if a GPU has no price."""
     if name in prices:
         return Price(prices[name])
     total, sources = 0.0, dict[str, None]()

@@ -12,7 +12,7 @@ from placer.problem import Problem
 
 
 def kept_plan(problem: Problem, cost_model: CostModel, old: Plan) -> tuple[Plan | None, str]:
-    """The old placement on the new problem, or why it does not work there."""
+    """Return the old placement on the new problem, or why it does not work there."""
     names = problem.profile.table_numbers
     for profile in problem.profile:
         now, before = profile.table, old.tables_by_name.get(profile.name)
@@ -53,7 +53,7 @@ def kept_plan(problem: Problem, cost_model: CostModel, old: Plan) -> tuple[Plan 
 
 
 def _with_old_buffers(needed: Plan, old: Plan) -> Plan | None:
-    """The plan with no more buffers than it had: rows for which there is no room stay in place.
+    """Shrink buffers to those of the old plan; rows without room are read in place.
 
     None where steps are larger than they were, for which buffers have to grow.
     """
@@ -74,14 +74,14 @@ def _with_old_buffers(needed: Plan, old: Plan) -> Plan | None:
 
 
 def in_place_share(problem: Problem, cost_model: CostModel, plan: Plan) -> float:
-    """The share of staged rows for which a plan has no room, and which are read in place."""
+    """Return the share of staged rows for which a plan has no room, and which are read in place."""
     needed = sum(shard.staging_rows for shard in _with_buffers(problem, cost_model, plan).shards)
     room = sum(shard.staging_rows for shard in plan.shards)
     return max(0.0, 1 - room / needed) if needed else 0.0
 
 
 def read_in_place(plan: Plan) -> Plan:
-    """The plan with staged rows read in place, one by one."""
+    """Return the plan with staged rows read in place, one by one."""
     return replace(
         plan,
         shards=tuple(
@@ -92,7 +92,7 @@ def read_in_place(plan: Plan) -> Plan:
 
 
 def _with_buffers(problem: Problem, cost_model: CostModel, plan: Plan) -> Plan:
-    """The plan with the buffers that its shards need for the accesses and batch of today."""
+    """Return the plan with the buffers that its shards need for the accesses and batch of today."""
     ordered = problem.in_plan_order(plan)
     number = problem.profile.table_numbers
     returned: set[tuple[str, tuple[str, ...], tuple[int, int]]] = set()

@@ -30,7 +30,7 @@ def matched_gpus(
     placements: Sequence[TablePlacement],
     tables: Mapping[int, OldTable],
 ) -> dict[int, int]:
-    """Which GPU should take the place of each GPU of a plan, so that fewest bytes move.
+    """Return which GPU should take the place of each GPU of a plan, so that fewest bytes move.
 
     GPUs take each other's places if they are of one kind and size and may serve the same
     tables, and hosts if their GPUs do and they have equal memory.
@@ -71,7 +71,7 @@ def _within(
     ids: Sequence[str],
     kept: KeptBytes,
 ) -> tuple[int, dict[int, int]]:
-    """Bytes that stay if one host's GPUs take the places of another's, and which takes which."""
+    """Match one host's GPUs to another's; return the bytes that stay, and the pairs."""
     total, matched = 0, {}
     for kind, mine in places.items():
         values = [[kept.get((ids[a], ids[b]), 0) for b in takers[kind]] for a in mine]
@@ -82,7 +82,7 @@ def _within(
 
 
 def _classes(instance: Instance) -> list[int]:
-    """Equal numbers for GPUs that can take each other's places."""
+    """Return equal numbers for GPUs that can take each other's places."""
     masks = [
         mask for table in range(instance.tables) if (mask := instance.allowed(table)) is not None
     ]
@@ -128,13 +128,13 @@ def _kept_bytes(
 
 
 def _memory_of(plan: Plan, home: Home) -> str:
-    """The device whose memory the bytes are in."""
+    """Return the device whose memory the bytes are in."""
     gpu = plan.topology.gpus_by_id.get(home.device)
     return home.device if gpu is None or home.memory == "hbm" else gpu.host
 
 
 def _best_matching(values: Sequence[Sequence[int]]) -> list[int]:
-    """A different column for each row, such that the sum is greatest."""
+    """Return a different column for each row, such that the sum is greatest."""
     if len(values) < 2 or not any(map(any, values)):
         return list(range(len(values)))
     from ortools.graph.python import linear_sum_assignment
@@ -153,7 +153,7 @@ def _best_matching(values: Sequence[Sequence[int]]) -> list[int]:
 def with_matched_slices(
     placement: TablePlacement, was: OldTable | None, devices: Sequence[str], rows: int
 ) -> TablePlacement:
-    """The same GPUs with the row slices that they had before, where they had some."""
+    """Return the same GPUs with the row slices that they had before, where they had some."""
     option = placement.option
     if was is None or option.row_slices < 2 or option.blocked or not was.has_option(option):
         return placement

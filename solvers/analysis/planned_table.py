@@ -1,7 +1,7 @@
 """One table of a plan, and the plan with that table placed otherwise."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,7 +20,6 @@ from placer.errors import PlacerError, PlanMismatchError
 from placer.plan.memory import device_memory
 from placer.plan.plan import Plan
 from placer.problem import Problem
-from solvers.analysis.explanation import Alternative
 from solvers.model.build_plan import build_plan
 from solvers.model.instance import Instance, Placement
 from solvers.model.knapsack import BYTES, Float, solve_knapsack
@@ -28,6 +27,30 @@ from solvers.model.read_plan import placements_of
 
 _MOST_ATTEMPTS = 12
 """How often a placement that does not fit gets fewer rows in HBM."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """Another placement of the table; all other tables stay as they are.
+
+    Attributes
+    ----------
+    name : str
+        For people.
+    step_time_s : float
+        Of the whole plan, whether it fits or not.
+    table_s : float
+        Time of the table by itself, summed over GPUs.
+    short_bytes : dict of device to int
+        Memory that the plan lacks; empty if it fits.
+    plan : Plan
+    """
+
+    name: str
+    step_time_s: float
+    table_s: float
+    short_bytes: dict[str, int]
+    plan: Plan
 
 
 class PlannedTable:
@@ -68,11 +91,11 @@ class PlannedTable:
         self._seen = {frozenset(self.own.shards)}
 
     def placed(self, placements: Sequence[Placement], replica: TableShard | None = None) -> Plan:
-        """A plan of this table alone, placed in another way."""
+        """Return a plan of this table alone, placed in another way."""
         return build_plan(self.instance, placements, () if replica is None else (replica,))
 
     def costed(self, name: str, own: Plan) -> Iterator[Alternative]:
-        """The whole plan with the table placed as in `own`.
+        """Yield the whole plan with the table placed as in `own`.
 
         Yields nothing if that placement was costed before, or the cost model does not know it.
         """
@@ -95,7 +118,7 @@ class PlannedTable:
         yield self._alternative(name, plan, own, cost)
 
     def _alternative(self, name: str, plan: Plan, own: Plan, cost: CostReport) -> Alternative:
-        """An alternative whose table costs `cost`.
+        """Return an alternative whose table costs `cost`.
 
         The costs of tables add up, but for those of arenas that they share.
         """
@@ -108,7 +131,7 @@ class PlannedTable:
         return Alternative(name, step_time_s, table_s, self.short_bytes(own), plan)
 
     def _shared(self, own: Plan) -> tuple[Float, float]:
-        """What the table's arenas take less than if it, and the others, had them for themselves.
+        """Return what arenas take less than if the table, and the others, had their own.
 
         Returns
         -------
@@ -136,7 +159,7 @@ class PlannedTable:
         return contended(saved_s, problem.topology, share), table_s
 
     def short_bytes(self, own: Plan) -> dict[str, int]:
-        """What each device lacks that has too little memory for `own` beside the other tables."""
+        """Return what each device lacks to hold `own` beside the other tables."""
         free = {name: use.free_bytes for name, use in self.others_cost.memory.items()}
         used = {name: use.total_bytes for name, use in device_memory(own).items()}
         return {name: used[name] - free[name] for name in used if used[name] > free[name]}
@@ -144,7 +167,7 @@ class PlannedTable:
     def filled(
         self, shards: Sequence[tuple[TableShard, int]], replica: TableShard | None = None
     ) -> Plan:
-        """The table's shards on these GPUs, with as many rows in HBM as save time and fit."""
+        """Place the table's shards on these GPUs, with as many rows in HBM as pay and fit."""
         free = list(self.free_hbm)
         if replica is not None:
             for gpu in range(self.instance.gpus):
@@ -165,7 +188,7 @@ class PlannedTable:
         return own
 
     def _hot_rows(self, shard: TableShard, gpu: int, room_bytes: float) -> int:
-        """Rows of a shard in HBM that save most within `room_bytes`; the fewest if none fit."""
+        """Return the rows in HBM that save most within `room_bytes`; the fewest if none fit."""
         curve = self.instance.curve(shard, gpu)
         knapsack = solve_knapsack(
             [self.instance.priced_costs(shard, gpu)], room_bytes, lambda _: curve

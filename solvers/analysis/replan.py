@@ -15,22 +15,22 @@ hottest ones of the new profile.
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 import placer
 from cost_models import CostModel, ShardingOption
 from placer.constraints.unmet import unmet
 from placer.errors import PlanMismatchError, ProblemError
-from placer.plan.diff import diff
+from placer.plan.diff import PlanDiff, diff
 from placer.plan.fields import Provenance, SolverRecord
-from placer.plan.migration import migration
+from placer.plan.migration import Migration, migration
 from placer.plan.plan import Plan
 from placer.plan.verify import check_shards, violations
 from placer.problem import Problem
 from placer.units import counted
-from solvers.analysis.candidates import Candidate, CostedPlan, Replanned, cheapest, weighed
 from solvers.analysis.kept_plan import in_place_share, kept_plan, read_in_place
 from solvers.analysis.matched_devices import matched_gpus, with_matched_slices
 from solvers.analysis.row_orders import with_old_slices
@@ -57,6 +57,69 @@ _FRESH_SHARE = 0.6
 """Share of the time that the plan from scratch may take."""
 
 
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A plan that could follow the old one.
+
+    Attributes
+    ----------
+    name : str
+        For people.
+    plan : Plan
+    step_time_s : float
+        With the rows that are in HBM under the plan's row order.
+    moved_bytes, migration_s, waits_for
+        See `placer.plan.migration.Migration`.
+    cost_s : float
+        Steps of the horizon, and the migration.
+    break_even_steps : float or None
+        Steps after which the migration has paid for itself, against the old placement; 0
+        where nothing moves. None if it never does, or the old placement does not work.
+    on_front : bool
+        Whether no other candidate moves as little and is as fast.
+    """
+
+    name: str
+    plan: Plan
+    step_time_s: float
+    moved_bytes: int
+    migration_s: float
+    waits_for: str
+    cost_s: float
+    break_even_steps: float | None
+    on_front: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Replanned:
+    """The candidates to follow an old plan, and the chosen one.
+
+    Attributes
+    ----------
+    horizon_steps : int
+    candidates : tuple of Candidate
+        Fewest bytes first; none if nothing fits.
+    chosen : Candidate or None
+        The one of least cost over the horizon; of equal ones the one that moves least.
+    old_step_time_s : float or None
+        Of the old placement on the new problem.
+    old_refused : str
+        Why the old placement does not work any more, if it does not.
+    fresh : SolveResult
+        Of the plan from scratch, its bound included.
+    moves : PlanDiff or None
+        From the old plan to the chosen one.
+    """
+
+    horizon_steps: int
+    candidates: tuple[Candidate, ...]
+    chosen: Candidate | None
+    old_step_time_s: float | None
+    old_refused: str
+    fresh: SolveResult
+    moves: PlanDiff | None
+
+
 def replan(
     problem: Problem,
     cost_model: CostModel,
@@ -67,7 +130,7 @@ def replan(
     solver: str = "greedy-cost",
     on_candidate: Callable[[str], None] = lambda name: None,
 ) -> Replanned:
-    """The plan that should follow `old` on a changed problem.
+    """Return the plan that should follow `old` on a changed problem.
 
     Parameters
     ----------
@@ -122,14 +185,47 @@ def replan(
         on_candidate(anew.name)
         costed.append(anew)
     old_step_s = next((one.step_time_s for one in costed if one.name == KEEP), None)
-    candidates = weighed(costed, old_step_s, horizon_steps)
-    chosen = cheapest(candidates)
+    candidates = _weighed(costed, old_step_s, horizon_steps)
+    # Of equal costs the one that moves least, then the fastest.
+    chosen = min(
+        candidates, key=lambda one: (one.cost_s, one.moved_bytes, one.step_time_s), default=None
+    )
     if chosen is not None:
         recorded = replace(chosen, plan=search.recorded(chosen, fresh))
         candidates = tuple(recorded if one is chosen else one for one in candidates)
         chosen = recorded
     moves = None if chosen is None else diff(old, chosen.plan)
     return Replanned(horizon_steps, candidates, chosen, old_step_s, refused, fresh, moves)
+
+
+class _CostedPlan(NamedTuple):
+    """A sound plan, its step time and the way to it from the old one."""
+
+    name: str
+    plan: Plan
+    step_time_s: float
+    way: Migration
+
+
+def _weighed(
+    plans: Iterable[_CostedPlan], old_step_s: float | None, horizon_steps: int
+) -> tuple[Candidate, ...]:
+    """Return candidates, fewest bytes first, those on the front marked."""
+    candidates: list[Candidate] = []
+    fastest_s = float("inf")
+    for name, plan, step_s, way in sorted(plans, key=lambda one: (one.way.moved_bytes, one[2])):
+        break_even = None
+        if old_step_s is not None and not way.moved_bytes:
+            break_even = 0.0
+        elif old_step_s is not None and old_step_s > step_s:
+            break_even = way.seconds / (old_step_s - step_s)
+        cost_s = step_s * horizon_steps + way.seconds
+        move = way.moved_bytes, way.seconds, way.waits_for
+        candidates.append(
+            Candidate(name, plan, step_s, *move, cost_s, break_even, step_s < fastest_s)
+        )
+        fastest_s = min(fastest_s, step_s)
+    return tuple(candidates)
 
 
 class _Replanning:
@@ -142,7 +238,7 @@ class _Replanning:
         self.old_tables = old_tables(self.instance, old)
 
     def refilled(self, fresh: Plan | None) -> Iterator[tuple[str, Plan]]:
-        """The old options and GPUs with HBM filled anew, then improved by a few search steps.
+        """Yield the old options and GPUs with HBM filled anew, then improved by a few search steps.
 
         New tables get the sharding options that they have in the plan from scratch.
         """
@@ -176,13 +272,13 @@ class _Replanning:
     def _ordered(self, plan: Plan, options: Sequence[ShardingOption]) -> Plan:
         return with_old_slices(self.instance, plan, self.old, self.old_tables, options)
 
-    def anew(self, name: str, fresh: Plan) -> CostedPlan | None:
-        """The plan from scratch on the GPUs that have most of it, if there is a sound one."""
+    def anew(self, name: str, fresh: Plan) -> _CostedPlan | None:
+        """Cost the plan from scratch on the GPUs that have most of it, if there is a sound one."""
         plans = itertools.chain(self._matched(fresh), (fresh,))
         return next((one for plan in plans if (one := self.costed(name, plan))), None)
 
     def _matched(self, fresh: Plan) -> Iterator[Plan]:
-        """The plan with equal GPUs in each other's places; with slices in each other's, or not."""
+        """Yield the plan with equal GPUs exchanged, with and without equal slices exchanged."""
         instance, names = self.instance, self.problem.profile.table_names
         read = [placements_of(instance, fresh, name) for name in names]
         placements = [placement for placement in read if placement is not None]
@@ -206,18 +302,18 @@ class _Replanning:
         replicas = [shard for part in parts for shard in part.replicas]
         return build_plan(self.instance, placements, replicas)
 
-    def costed(self, name: str, plan: Plan) -> CostedPlan | None:
-        """A plan with its step time and the way to it; None if it is not sound."""
+    def costed(self, name: str, plan: Plan) -> _CostedPlan | None:
+        """Return a plan with its step time and the way to it; None if it is not sound."""
         if violations(plan) or unmet(plan, self.problem.constraints):
             return None
         try:
             step_time_s = self._step_time_s(name, plan)
         except PlanMismatchError:
             return None
-        return CostedPlan(name, plan, step_time_s, migration(diff(self.old, plan)))
+        return _CostedPlan(name, plan, step_time_s, migration(diff(self.old, plan)))
 
     def _step_time_s(self, name: str, plan: Plan) -> float:
-        """Time of a step. Rows for which the old plan has no room to stage are read in place."""
+        """Time a step. Rows for which the old plan has no room to stage are read in place."""
         ordered = self.problem.in_plan_order(plan)
         staged_s = self.cost_model.evaluate(ordered, plan).step_time_s
         share = in_place_share(ordered, self.cost_model, plan) if name == KEEP else 0.0
@@ -227,7 +323,7 @@ class _Replanning:
         return staged_s + share * max(0.0, in_place_s - staged_s)
 
     def recorded(self, chosen: Candidate, fresh: SolveResult) -> Plan:
-        """The chosen plan, with what is known of it."""
+        """Return the chosen plan, with what is known of it."""
         bound_s = fresh.bound_s
         if bound_s is not None and bound_s > chosen.step_time_s:
             bound_s = None  # The old placement is outside of the search space.

@@ -29,7 +29,7 @@ def with_old_slices(
     tables: Mapping[int, OldTable],
     options: Sequence[ShardingOption],
 ) -> Plan:
-    """The plan with row orders that keep rows in their slices, where tables are sliced as before.
+    """Order rows so that they keep their slices, where tables are sliced as before.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ def with_old_slices(
 def order_within_slices(
     counts: RowCounts, before: Int, row_slices: int, replicated_rows: int, hottest_rows: int
 ) -> Int:
-    """Ids to list so that the hottest rows come first in their slices, and rows stay in them.
+    """List ids so that the hottest come first in their slices, and all stay in them.
 
     After the replicated rows, slice i has the ranks that leave i when divided by `row_slices`.
     An id that is listed anew shifts the ranks of all ids below it that are not listed. So ids
@@ -113,7 +113,7 @@ def order_within_slices(
 
 
 def _reads(counts: RowCounts, ids: Int) -> Int:
-    """How often each row was read."""
+    """Return how often each row was read."""
     reads = np.zeros(ids.size, dtype=np.int64)
     if counts.ids.size:
         at = np.minimum(np.searchsorted(counts.ids, ids), counts.ids.size - 1)

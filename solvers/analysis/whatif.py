@@ -116,7 +116,7 @@ def whatif(
     solver: str = "greedy-cost",
     on_solved: Callable[[int, int], None] = lambda done, total: None,
 ) -> WhatIf:
-    """The effects of a tenth more of each resource, and of a batch twice as large.
+    """Return the effects of a tenth more of each resource, and of a batch twice as large.
 
     Parameters
     ----------
@@ -168,7 +168,7 @@ def whatif(
 def _or_kept(
     result: SolveResult, plan: Plan, changed: Problem, cost_model: CostModel
 ) -> SolveResult:
-    """The result, or the plan as it is where that is faster: more of a resource is no loss.
+    """Return the result, or the plan as it is where that is faster: more of a resource is no loss.
 
     A larger batch has larger buffers, which the plan as it is does not have.
     """
@@ -185,7 +185,7 @@ def _or_kept(
 def front(
     problem_at: Callable[[int], Problem], budgets_bytes: Sequence[int], solve_problem: Solve
 ) -> tuple[FrontPoint, ...]:
-    """The step time and the bound at each HBM budget of a GPU, in ascending order.
+    """Return the step time and the bound at each HBM budget of a GPU, in ascending order.
 
     More memory never makes the best placement slower: a plan for less memory is one for more,
     and a bound for more memory is one for less. Each point has the best of both.
@@ -215,7 +215,7 @@ def front(
 def _running(
     best: Callable[[Iterable[float]], float], values: Sequence[float | None]
 ) -> list[float | None]:
-    """The best of the values up to each; None before the first that is known."""
+    """Return the best of the values up to each; None before the first that is known."""
     known: list[float] = []
     running = []
     for value in values:
@@ -227,7 +227,7 @@ def _running(
 def _changes(
     problem: Problem, base: SolveResult, cost_model: CostModel, found: Binding
 ) -> list[tuple[str, Problem, float | None]]:
-    """Changed problems with their names, and what the plan as it is gains.
+    """List changed problems with their names, and what the plan as it is gains.
 
     Left out are changes that would make the plan faster, were it not that the cost model's
     constants stay what they are.
@@ -248,7 +248,7 @@ def _changes(
 
 
 def _twice_the_batch(problem: Problem) -> list[tuple[str, Problem]]:
-    """Nothing where so many samples' dense layers do not fit; measured ones take twice as long."""
+    """Double the batch, if the dense layers then fit; measured ones take twice as long."""
     dense = problem.dense
     if isinstance(dense, MeasuredDense):
         dense = MeasuredDense(2 * dense.step_s)

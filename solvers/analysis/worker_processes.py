@@ -1,14 +1,15 @@
 """Work that several processes share, one job each at a time."""
 
-import itertools
 import multiprocessing
+import os
 import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
 
-from placer.errors import BackendError, PlacerError
+from placer.errors import BackendError
 
 _ASKED_EVERY_S = 0.1
 """How often it is asked whether to stop, in seconds."""
@@ -21,11 +22,11 @@ Result = TypeVar("Result")
 def in_processes(
     function: Callable[[Job, Stop], Result], jobs: Sequence[Job], workers: int, stop: Stop
 ) -> Iterator[tuple[Job, Result]]:
-    """Results of jobs in the order in which they end; each is begun in the order of `jobs`.
+    """Yield results of jobs in the order in which they end; each is begun in the order of `jobs`.
 
     The processes are new ones, so that neither threads nor locks of this one are copied. They end
-    with the last job, with an error, and when this process ends or no longer wants results.
-    Ctrl-C is this process's own to answer, by `stop`.
+    with the last job, with an error, and when this process ends or no longer wants results; jobs
+    are told to stop then. Ctrl-C is this process's own to answer, by `stop`.
 
     Parameters
     ----------
@@ -47,57 +48,39 @@ def in_processes(
     """
     context = multiprocessing.get_context("spawn")
     stopping = context.Event()
-    if stop():
-        stopping.set()
-    processes: dict[Connection, BaseProcess] = {}
-    busy: dict[Connection, Job] = {}
-    left = iter(jobs)
+    pool = ProcessPoolExecutor(workers, context, _begin, (function, stopping))
     try:
-        for job in itertools.islice(left, workers):
-            pipe, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, function, stopping), daemon=True)
-            process.start()
-            theirs.close()  # So that its death ends the pipe.
-            processes[pipe], busy[pipe] = process, job
-            pipe.send(job)
-        while busy:
-            ready = wait(list(busy), _ASKED_EVERY_S)
+        running = {pool.submit(_run, job): job for job in jobs}
+        while running:
             if stop():
                 stopping.set()
-            for idle in [pipe for pipe in busy if pipe in ready]:
-                job, result = busy.pop(idle), _received(idle)
-                for following in itertools.islice(left, 1):
-                    busy[idle] = following
-                    idle.send(following)
-                yield job, result
-    finally:
-        for used, running in processes.items():
-            used.close()
-            running.terminate()
-            running.join()
-
-
-def _received(pipe: Connection) -> Any:
-    try:
-        is_error, result = pipe.recv()
-    except (EOFError, OSError) as error:
+            for done in wait(running, _ASKED_EVERY_S, FIRST_COMPLETED).done:
+                yield running.pop(done), done.result()
+    except BrokenProcessPool as error:
         raise BackendError("a process that searched died; its memory may have run out") from error
-    if is_error:
-        raise result
-    return result
+    finally:
+        stopping.set()
+        pool.shutdown(cancel_futures=True)
 
 
-def _serve(pipe: Connection, function: Callable[[Any, Stop], Any], stopping: Any) -> None:
-    """Answer jobs until the other end of the pipe is closed."""
+_work: Callable[[Any], Any]
+"""Of a worker: the function with what tells it whether to stop."""
+
+
+def _begin(function: Callable[[Any, Stop], Any], stopping: Any) -> None:
+    global _work
+    _work = lambda job: function(job, stopping.is_set)  # noqa: E731
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    while True:
-        try:
-            job = pipe.recv()
-        except (EOFError, OSError):
-            return
-        try:
-            pipe.send((False, function(job, stopping.is_set)))
-        except PlacerError as error:
-            pipe.send((True, error))
-        except BrokenPipeError:  # Nobody wants it any more.
-            return
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _run(job: Any) -> Any:
+    return _work(job)
+
+
+def _end_with_parent() -> None:
+    """End this process when the one that began it is gone, even if it was killed."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "it was begun by another process"
+    parent.join()
+    os._exit(1)

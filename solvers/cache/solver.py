@@ -151,7 +151,7 @@ def kept_result(
         document = parse_json(line)
         if document["key"] != key:
             raise PlacerError("it holds the plan of another problem")
-        plan = Plan(**vars(from_dict(document["plan"], load(ids))))
+        plan = Plan(**from_dict(document["plan"], load(ids)))
         had_time = limits.time_limit_s <= float(document["time_limit_s"])
         limit, detail, stats = document["limit"], str(document["detail"]), dict(document["stats"])
     except (LimitError, SafetensorError, LookupError, TypeError, ValueError) as error:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from placer.errors import PlacerError
 from placer.report import section as form
-from placer.report.palette import BOUND, INK, MUTED, SKY, STEP
-from placer.report.picture import grid_behind, picture, plain_panel
+from placer.report.picture import BOUND, INK, MUTED, SKY, STEP, grid_behind, picture, plain_panel
 from placer.report.section import Column, Report, Row, Section
 from placer.units import format_bytes, format_seconds
 from solvers.analysis.compare import CompareRow
@@ -20,7 +19,7 @@ _FIGURES = ("step time", "gap", "from HBM", "solved in")
 
 
 def compare_report(rows: Sequence[CompareRow], title: str = "Comparison") -> Report:
-    """The rows, each beside the best of its machine, budget and cost model."""
+    """Report the rows, each beside the best of its machine, budget and cost model."""
     best: dict[tuple[str, int, str], float] = {}
     for row in rows:
         if row.step_time_s is not None:
@@ -37,20 +36,20 @@ def compare_report(rows: Sequence[CompareRow], title: str = "Comparison") -> Rep
     priced = any(row.price_per_hour is not None for row in rows)
     columns = [
         *([Column("topology", "machine")] if several else []),
-        Column("hbm_budget_bytes", "HBM/GPU", form.size),
+        Column("hbm_budget_bytes", "HBM/GPU"),
         Column("solver", "solver"),
         *([Column("cost_model", "cost model")] if len(models) > 1 else []),
         Column("status", "status"),
-        Column("step_time_s", "step", form.seconds),
+        Column("step_time_s", "step"),
         Column("ratio_to_best", "vs best", form.times, spare=True),
-        *([Column("samples_per_s", "samples/s", form.count)] if several or priced else []),
+        *([Column("samples_per_s", "samples/s")] if several or priced else []),
         Column("cost_per_billion_samples", "cost/1G", form.number),
         Column("gap", "gap", form.share),
-        Column("solve_s", "solve", form.seconds),
-        Column("hbm_used_bytes", "HBM", form.size, spare=True),
-        Column("dram_used_bytes", "DRAM", form.size, spare=True),
+        Column("solve_s", "solve"),
+        Column("hbm_used_bytes", "HBM", spare=True),
+        Column("dram_used_bytes", "DRAM", spare=True),
         Column("balance", "balance", form.fraction, spare=True),
-        Column("hbm_lookup_share", "from HBM", form.share),
+        Column("hbm_lookup_share", "from HBM"),
         *([Column("detail", "detail", wraps=True)] if without_plan else []),
     ]
     facts = {"cost_model": next(iter(models))} if len(models) == 1 else {}
@@ -156,7 +155,7 @@ def _draw_bars(
 
 
 def _write_figures(axis: "Axes", members: Sequence[CompareRow]) -> None:
-    """The figures of each row in columns, beside its bar."""
+    """Write the figures of each row in columns, beside its bar."""
     axis.set_axis_off()
     axis.set_xlim(0, len(_FIGURES))
     for column, heading in enumerate(_FIGURES):

@@ -42,7 +42,7 @@ _LEAST_BATCHES = 60
 
 
 def demo_problem(profile: Profile) -> Problem:
-    """A log's tables on four small GPUs that hold a quarter of them, besides a step's buffers.
+    """Place a log's tables on four small GPUs that hold a quarter of them and the buffers.
 
     Examples
     --------
@@ -65,7 +65,7 @@ def demo_problem(profile: Profile) -> Problem:
 
 
 def log_step(logs: Sequence[str], folder: Path, samples: int, scale: float) -> tuple[str, ...]:
-    """The log to go on with: generated, in Criteo's format, where there is none."""
+    """Return the log to go on with: generated, in Criteo's format, where there is none."""
     print_title("1. A click log")
     if logs:
         print(", ".join(map(shown, logs)))
@@ -152,7 +152,7 @@ def train_step(plan: Plan, log: EncodedLog, steps: int) -> bool:
 
 
 def closing_words(folder: Path, log: str) -> str:
-    """What the demo has written, and what to do with it."""
+    """Return what the demo has written, and what to do with it."""
     made = [name for name in ("profile/", "plan.json", "compare.png") if (folder / name).exists()]
     plan = folder / "plan.json"
     return (

@@ -6,7 +6,8 @@ from typing import Any
 from placer.report import section as form
 from placer.report.section import Column, Report, Row, Section, table_of
 from placer.units import counted, format_bytes, format_seconds
-from solvers.analysis.explanation import Alternative, Explanation
+from solvers.analysis.explain import Explanation
+from solvers.analysis.planned_table import Alternative
 from solvers.report.plan import placement_kind, short_names
 
 MOST_ALTERNATIVES = 12
@@ -14,7 +15,7 @@ MOST_ALTERNATIVES = 12
 
 
 def explain_report(explanation: Explanation) -> Report:
-    """What binds the table, its worth of HBM beside the price, and its alternatives."""
+    """Report what binds the table, its worth of HBM beside the price, and its alternatives."""
     current = explanation.current
     table = current.plan.tables_by_name[explanation.table]
     shards = current.plan.shards_by_table[explanation.table]
@@ -54,7 +55,7 @@ def _bindings(explanation: Explanation) -> Section:
 
 
 def _margins(explanation: Explanation) -> Section:
-    """Slopes beside that of all GPUs' HBM together: none of them holds for many bytes."""
+    """Show slopes beside that of all GPUs' HBM together: none of them holds for many bytes."""
     pooled = explanation.pooled_price_s_per_byte
 
     def beside(value: float | str) -> str:
@@ -88,12 +89,12 @@ def _margins(explanation: Explanation) -> Section:
 
 
 def _finite(value: float | None) -> Any:
-    """JSON has no infinity: rows that take no HBM are said to be free."""
+    """Say "free" for rows that take no HBM: JSON has no infinity."""
     return "free" if value == float("inf") else value
 
 
 def _lacking(short_bytes: Mapping[str, int]) -> str:
-    """What an alternative lacks, by the device that lacks most."""
+    """Return what an alternative lacks, by the device that lacks most."""
     if not short_bytes:
         return ""
     worst = max(short_bytes, key=lambda device: short_bytes[device])
@@ -115,14 +116,14 @@ def _alternatives(explanation: Explanation) -> Section:
         "Alternatives, everything else as it is",
         Column("placement", "placement", wraps=True, of=lambda one: one.name),
         Column("devices", "devices", spare=True, of=devices),
-        Column("step_time_s", "step", form.seconds),
+        Column("step_time_s", "step"),
         Column(
             "ratio",
             "vs planned",
             form.times,
             of=lambda one: one.step_time_s / now.step_time_s if now.step_time_s else None,
         ),
-        Column("table_s", "GPU time", form.seconds),
+        Column("table_s", "GPU time"),
         Column("fits", of=lambda one: not one.short_bytes),
         Column("short_bytes", of=lambda one: sum(one.short_bytes.values())),
         Column("detail", "does not fit", wraps=True, of=lambda one: _lacking(one.short_bytes)),

@@ -6,8 +6,7 @@ from dataclasses import asdict
 
 from placer.errors import PlacerError
 from placer.report import section as form
-from placer.report.palette import INK, MUTED, SKY, STEP
-from placer.report.picture import grid_behind, picture, plain_panel
+from placer.report.picture import INK, MUTED, SKY, STEP, grid_behind, picture, plain_panel
 from placer.report.section import Column, Report, Row, Section
 from placer.units import format_seconds, significant
 from solvers.analysis.fleet import Cheapest, FleetRow
@@ -19,7 +18,7 @@ _SOURCES = (
 
 
 def fleet_report(rows: Sequence[FleetRow], answer: Cheapest, within_s: float, title: str) -> Report:
-    """Machines as rows, and which trains a billion samples in time for least money."""
+    """Report machines as rows, and which trains a billion samples in time for least money."""
     values: list[Row] = [
         {
             **asdict(row),
@@ -33,9 +32,9 @@ def fleet_report(rows: Sequence[FleetRow], answer: Cheapest, within_s: float, ti
     columns = [
         Column("machine", "machine"),
         Column("gpus", "GPUs", form.count),
-        Column("step_time_s", "step", form.seconds),
+        Column("step_time_s", "step"),
         Column("gap", "gap", form.share),
-        Column("samples_per_s", "samples/s", form.count),
+        Column("samples_per_s", "samples/s"),
         Column("memory_left", "memory left", form.share),
         Column("price_per_hour", "$/h", form.count),
         Column("train_s", "time/1G", _hours),
@@ -54,7 +53,7 @@ def fleet_report(rows: Sequence[FleetRow], answer: Cheapest, within_s: float, ti
 
 
 def _words(answer: Cheapest, within_s: float) -> list[str]:
-    """The answer in sentences."""
+    """Return the answer in sentences."""
     row, limit = answer.row, _hours(within_s)
     if row is None:
         words = [f"no machine with a price trains a billion samples in {limit}"]
@@ -79,7 +78,7 @@ def _all(names: Sequence[str]) -> str:
 
 
 def _hours(seconds: float) -> str:
-    """A duration of hours: ``3.5 h``."""
+    """Return a duration of hours: ``3.5 h``."""
     return f"{significant(seconds / _HOUR_S)} h" if seconds >= _HOUR_S else format_seconds(seconds)
 
 
@@ -137,7 +136,7 @@ def plot_fleet(drawn: tuple[Sequence[FleetRow], Cheapest], path: str | os.PathLi
 
 
 def _front(shown: Sequence[tuple[FleetRow, float, float]]) -> list[tuple[float, float]]:
-    """Seconds and dollars of machines than which none is both faster and cheaper."""
+    """Return seconds and dollars of machines than which none is both faster and cheaper."""
     front: list[tuple[float, float]] = []
     for seconds, cost in sorted((seconds, cost) for _, seconds, cost in shown):
         if not front or cost < front[-1][1]:

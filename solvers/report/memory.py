@@ -13,7 +13,7 @@ from solvers.report.plan import MOST_DEVICES
 
 
 def memory_report(plan: Plan, profile: Profile) -> Report:
-    """The phases of a step on the fullest GPU, each GPU's peak, and the batch that fits.
+    """Report the phases of a step on the fullest GPU, each GPU's peak, and the batch that fits.
 
     A GPU's memory is its card's where the chip is known, else what the plan and its dense part may
     take.
@@ -45,7 +45,7 @@ def memory_report(plan: Plan, profile: Profile) -> Report:
 
 
 def verdict(peak: DevicePeak) -> str:
-    """Whether a step fits, and by how much.
+    """Return whether a step fits, and by how much.
 
     Examples
     --------
@@ -63,7 +63,7 @@ def verdict(peak: DevicePeak) -> str:
 
 
 def _cards(plan: Plan) -> Mapping[str, int]:
-    """Memory of the cards whose chip is known and that can hold what was planned for."""
+    """Return the memory of the cards whose chip is known and that can hold what was planned for."""
     known = [(gpu, GPU_KINDS[gpu.chip]) for gpu in plan.topology.gpus if gpu.chip in GPU_KINDS]
     return {
         gpu.id: kind.memory_bytes for gpu, kind in known if kind.memory_bytes >= gpu.memory_bytes
@@ -105,9 +105,9 @@ def _device_section(peaks: tuple[DevicePeak, ...]) -> Section:
         "Peak of each GPU",
         Column("device", "device"),
         Column("phase", "phase", of=lambda peak: peak.fullest.name),
-        Column("peak_bytes", "peak", form.size),
-        Column("capacity_bytes", "of", form.size),
-        Column("free_bytes", "to spare", form.size),
+        Column("peak_bytes", "peak"),
+        Column("capacity_bytes", "of"),
+        Column("free_bytes", "to spare"),
         shown=MOST_DEVICES,
         order="fullest first",
     )

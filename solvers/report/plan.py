@@ -2,13 +2,16 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from operator import itemgetter
 
 from cost_models import CostReport, Roofline
+from cost_models.cost_report import GpuCost, HostCost
 from placer.dense import DenseLayers
 from placer.plan.drift import even_words
 from placer.plan.memory import MemoryUse, device_memory
 from placer.plan.plan import Plan
-from placer.plan.shard import Shard
+from placer.plan.shard import Memory, Shard
 from placer.problem import Problem
 from placer.profile.profile import Profile
 from placer.report import section as form
@@ -36,7 +39,7 @@ def plan_report(
     binds: Callable[[CostReport], Binding] | None = None,
     even: Sequence[str] = (),
 ) -> Report:
-    """Memory and time of every device, and the placement of every table.
+    """Report the memory and time of every device, and the placement of every table.
 
     Parameters
     ----------
@@ -55,14 +58,13 @@ def plan_report(
     sections = [_memory_section(memory)]
     if cost is not None:
         sections += [_time_section(cost), *([_phase_section(cost)] if cost.phase_s else [])]
-    tables, timed = _table_rows(plan, cost), cost is not None
-    if len(tables) > MOST_TABLES:
-        sections.append(_kind_section(tables))
-        key, order = ("time_s", "slowest first") if timed else ("size_bytes", "largest first")
-        tables = sorted(tables, key=lambda row: -row[key])
-        sections.append(_table_section(tables, timed=timed, shown=top, order=order))
-    else:
-        sections.append(_table_section(tables, timed=timed))
+    tables = _table_section(plan, cost)
+    if len(plan.tables) > MOST_TABLES:
+        sections.append(_kind_section(tables.rows))
+        key, order = ("time_s", "slowest first") if cost else ("size_bytes", "largest first")
+        rows = tuple(sorted(tables.rows, key=lambda row: -row[key]))
+        tables = replace(tables, rows=rows, shown=top, order=order)
+    sections.append(tables)
     facts = _facts(plan, cost, memory)
     if end is not None:
         facts = {**facts, "limit": end.limit, "binding": end.detail}
@@ -77,7 +79,7 @@ def plan_report(
 
 
 def placement_kind(plan: Plan, table: str) -> str:
-    """How a table is placed, in the field's words: ``HBM``, ``hot/cold, row-wise``, …
+    """Return how a table is placed, in the field's words: ``HBM``, ``hot/cold, row-wise``, …
 
     ``replicated`` means all rows; of some tables only the hottest are on every GPU.
     """
@@ -212,120 +214,79 @@ def _memory_section(memory: dict[str, MemoryUse]) -> Section:
         "memory",
         "Memory by device",
         Column("device", "device"),
-        Column("weight_bytes", "weights", form.size),
-        Column("state_bytes", "state", form.size, spare=True),
-        Column("cache_bytes", "cache", form.size),
-        Column("row_map_bytes", "maps", form.size),
-        Column("buffer_bytes", "buffers", form.size),
-        Column("total_bytes", "total", form.size),
-        Column("capacity_bytes", "of", form.size),
-        Column("used_share", "used", form.share, of=used),
+        Column("weight_bytes", "weights"),
+        Column("state_bytes", "state", spare=True),
+        Column("cache_bytes", "cache"),
+        Column("row_map_bytes", "maps"),
+        Column("buffer_bytes", "buffers"),
+        Column("total_bytes", "total"),
+        Column("capacity_bytes", "of"),
+        Column("used_share", "used", of=used),
         shown=MOST_DEVICES,
         order="fullest first",
     )
 
 
 def _time_section(cost: CostReport) -> Section:
-    rows: list[Row] = [
-        {
-            **attributes(gpu, "device", "hbm_s", "link_s", "communication_s", "launch_s"),
-            "dram_s": None,
-            "total_s": gpu.total_s,
-            "of_slowest": busy_s,
-        }
-        for gpu, busy_s in zip(cost.gpus, cost.gpu_s.tolist(), strict=True)
+    """Return work of GPUs, with the seconds that each is busy, and of hosts."""
+    timed: list[tuple[GpuCost | HostCost, float]] = [
+        *zip(cost.gpus, cost.gpu_s.tolist(), strict=True),
+        *((host, host.dram_s) for host in cost.hosts),
     ]
-    rows += [
-        {
-            "device": host.device,
-            **dict.fromkeys(("hbm_s", "link_s", "communication_s", "launch_s")),
-            **dict.fromkeys(("dram_s", "total_s", "of_slowest"), host.dram_s),
-        }
-        for host in cost.hosts
-    ]
-    slowest = max(row["of_slowest"] for row in rows)
-    rows = [{**r, "of_slowest": r["of_slowest"] / slowest if slowest else None} for r in rows]
-    if len(rows) > MOST_DEVICES:
-        rows.sort(key=lambda row: -(row["of_slowest"] or 0.0))
+    slowest_s = max(busy_s for _, busy_s in timed)
+    if len(timed) > MOST_DEVICES:
+        timed.sort(key=lambda one: -one[1])
+
+    def part(name: str) -> Callable[[tuple[GpuCost | HostCost, float]], float | None]:
+        return lambda one: getattr(one[0], name, None)
+
     hidden = "; copies and ids may be hidden" if len(cost.schedule.chains) > 1 else ""
-    return Section(
+    return table_of(
+        timed,
         "time",
         f"Work of a step by device{hidden} ({cost.cost_model})",
-        (
-            Column("device", "device"),
-            Column("hbm_s", "HBM", form.seconds),
-            Column("link_s", "link", form.seconds),
-            Column("communication_s", "comm.", form.seconds),
-            Column("launch_s", "launches", form.seconds),
-            Column("dram_s", "DRAM", form.seconds),
-            Column("total_s", "total", form.seconds),
-            Column("of_slowest", "of slowest", form.share),
+        Column("device", "device", of=part("device")),
+        Column("hbm_s", "HBM", of=part("hbm_s")),
+        Column("link_s", "link", of=part("link_s")),
+        Column("communication_s", "comm.", of=part("communication_s")),
+        Column("launch_s", "launches", of=part("launch_s")),
+        Column("dram_s", "DRAM", of=part("dram_s")),
+        Column("total_s", "total", of=lambda one: getattr(one[0], "total_s", one[1])),
+        Column(
+            "of_slowest",
+            "of slowest",
+            form.share,
+            of=lambda one: one[1] / slowest_s if slowest_s else None,
         ),
-        tuple(rows),
         shown=MOST_DEVICES,
         order="slowest first",
     )
 
 
 def _phase_section(cost: CostReport) -> Section:
-    """The phases that make up the step."""
+    """Return the phases that make up the step."""
     names = ("name", "slowest", "slowest_s", "mean_s", "waits_s")
     rows: list[Row] = [attributes(one, *names) for one in cost.phases]
     last = next((at for at, row in enumerate(rows) if row["name"] == "gradients"), None)
     if cost.has_dense_phase and last is not None:
         dense = {"name": "dense", "slowest": None, "waits_s": None}
         rows.insert(last, {**dense, "slowest_s": cost.dense_s, "mean_s": cost.dense_s})
-    return Section(
-        "phases",
-        "Phases of a step, one after the other",
-        (
-            Column("name", "phase"),
-            Column("slowest", "slowest"),
-            Column("slowest_s", "time", form.seconds),
-            Column("mean_s", "mean", form.seconds),
-            Column("waits_s", "mean wait", form.seconds),
-        ),
-        tuple(rows),
-    )
+    columns = map(Column, names, ("phase", "slowest", "time", "mean", "mean wait"))
+    title = "Phases of a step, one after the other"
+    return Section("phases", title, tuple(columns), tuple(rows))
 
 
-def _table_rows(plan: Plan, cost: CostReport | None) -> list[Row]:
-    rows: list[Row] = []
-    for table in plan.tables:
-        shards = plan.shards_by_table[table.name]
-        own = None if cost is None else cost.tables.get(table.name)
-        hbm, dram = _bytes_by_tier(table, shards)
-        rows.append(
-            {
-                "table": table.name,
-                "rows": table.rows,
-                "dim": table.dim,
-                "size_bytes": table.total_bytes,
-                "lookups_per_sample": table.lookups_per_sample,
-                "placement": placement_kind(plan, table.name),
-                "devices": short_names(device for shard in shards for device in shard.devices),
-                "shards": len(shards),
-                "hot_row_share": _hot_share(table, shards),
-                "hbm_bytes": hbm,
-                "dram_bytes": dram,
-                "hbm_lookup_share": None if own is None else own.hbm_lookup_share,
-                "time_s": None if own is None else own.gpu_s,
-            }
-        )
-    return rows
-
-
-def _bytes_by_tier(table: Table, shards: Iterable[Shard]) -> tuple[int, int]:
-    tiers = {"hbm": 0, "dram": 0}
+def _tier_bytes(table: Table, shards: Iterable[Shard], memory: Memory) -> int:
+    """Return bytes of a table in HBM, caches of the rows of DRAM included, or in DRAM."""
+    total = 0
     for shard in shards:
-        row_bytes = table.bytes_per_row(shard.width) * len(shard.devices)
-        tiers[shard.memory] += shard.row_count * row_bytes
-        tiers["hbm"] += shard.cache_rows * row_bytes
-    return tiers["hbm"], tiers["dram"]
+        rows = shard.row_count * (shard.memory == memory) + shard.cache_rows * (memory == "hbm")
+        total += rows * table.bytes_per_row(shard.width) * len(shard.devices)
+    return total
 
 
 def _hot_share(table: Table, shards: Iterable[Shard]) -> float | None:
-    """Share of the table's weights that are in HBM or its caches, replicas counted once."""
+    """Return the share of the weights in HBM or its caches, replicas counted once."""
     cells = sum(
         (shard.row_count if shard.memory == "hbm" else shard.cache_rows) * shard.width
         for shard in shards
@@ -333,58 +294,71 @@ def _hot_share(table: Table, shards: Iterable[Shard]) -> float | None:
     return cells / (table.rows * table.dim) if table.rows else None
 
 
-def _table_section(
-    tables: list[Row], *, timed: bool, shown: int | None = None, order: str = ""
-) -> Section:
-    return Section(
+def _table_section(plan: Plan, cost: CostReport | None) -> Section:
+    shards = plan.shards_by_table
+
+    def own(name: str) -> Callable[[Table], float | None]:
+        return lambda table: cost and getattr(cost.tables.get(table.name), name, None)  # type: ignore
+
+    return table_of(
+        plan.tables,
         "tables",
-        "Tables (GPU time: of all GPUs, adds up to their totals)" if timed else "Tables",
-        (
-            Column("table", "table"),
-            Column("rows", "rows", form.count),
-            Column("dim", "dim", form.count, spare=True),
-            Column("size_bytes", "size", form.size),
-            Column("lookups_per_sample", "lookups", form.count, spare=True),
-            Column("placement", "placement", wraps=True),
-            Column("devices", "devices", wraps=True),
-            Column("hot_row_share", "in HBM", form.share, spare=True),
-            Column("hbm_lookup_share", "served", form.share),
-            Column("time_s", "GPU time", form.seconds),
+        "Tables (GPU time: of all GPUs, adds up to their totals)" if cost else "Tables",
+        Column("table", "table", of=lambda table: table.name),
+        Column("rows", "rows", form.count),
+        Column("dim", "dim", form.count, spare=True),
+        Column("size_bytes", "size", of=lambda table: table.total_bytes),
+        Column("lookups_per_sample", "lookups", form.count, spare=True),
+        Column(
+            "placement",
+            "placement",
+            wraps=True,
+            of=lambda table: placement_kind(plan, table.name),
         ),
-        tuple(tables),
-        shown=shown,
-        order=order,
+        Column(
+            "devices",
+            "devices",
+            wraps=True,
+            of=lambda table: short_names(d for one in shards[table.name] for d in one.devices),
+        ),
+        Column("shards", of=lambda table: len(shards[table.name])),
+        Column(
+            "hot_row_share",
+            "in HBM",
+            spare=True,
+            of=lambda table: _hot_share(table, shards[table.name]),
+        ),
+        Column("hbm_bytes", of=lambda table: _tier_bytes(table, shards[table.name], "hbm")),
+        Column("dram_bytes", of=lambda table: _tier_bytes(table, shards[table.name], "dram")),
+        Column("hbm_lookup_share", "served", of=own("hbm_lookup_share")),
+        Column("time_s", "GPU time", of=own("gpu_s")),
     )
 
 
-def _kind_section(tables: list[Row]) -> Section:
+def _kind_section(tables: Sequence[Row]) -> Section:
     kinds: dict[str, list[Row]] = defaultdict(list)
     for row in tables:
         kinds[row["placement"]].append(row)
 
-    def total(rows: list[Row], key: str) -> float | None:
-        values = [row[key] for row in rows if row[key] is not None]
-        return sum(values) if values else None
+    def total(key: str) -> Callable[[tuple[str, list[Row]]], float | None]:
+        def summed(kind: tuple[str, list[Row]]) -> float | None:
+            values = [row[key] for row in kind[1] if row[key] is not None]
+            return sum(values) if values else None
 
-    columns = (
-        Column("placement", "placement"),
-        Column("tables", "tables", form.count),
-        Column("size_bytes", "size", form.size),
-        Column("hbm_bytes", "in HBM", form.size),
-        Column("dram_bytes", "in DRAM", form.size),
-        Column("lookups_per_sample", "lookups", form.count),
-        Column("time_s", "GPU time", form.seconds),
+        return summed
+
+    return table_of(
+        sorted(kinds.items(), key=lambda item: -len(item[1])),
+        "placements",
+        "Tables by placement",
+        Column("placement", "placement", of=itemgetter(0)),
+        Column("tables", "tables", form.count, of=lambda item: len(item[1])),
+        Column("size_bytes", "size", of=total("size_bytes")),
+        Column("hbm_bytes", "in HBM", of=total("hbm_bytes")),
+        Column("dram_bytes", "in DRAM", of=total("dram_bytes")),
+        Column("lookups_per_sample", "lookups", form.count, of=total("lookups_per_sample")),
+        Column("time_s", "GPU time", of=total("time_s")),
     )
-    summed = [column.key for column in columns[2:]]
-    rows: list[Row] = [
-        {
-            "placement": kind,
-            "tables": len(members),
-            **{key: total(members, key) for key in summed},
-        }
-        for kind, members in sorted(kinds.items(), key=lambda item: -len(item[1]))
-    ]
-    return Section("placements", "Tables by placement", columns, tuple(rows))
 
 
 def hbm_shares(plan: Plan, profile: Profile | None) -> dict[str | None, float]:

@@ -13,7 +13,7 @@ from solvers.result import Limits, SearchState, SolveResult
 
 @contextmanager
 def search_progress(limits: Limits) -> Iterator[Limits]:
-    """A bar on stderr, on a terminal only; yields limits of a search that move it."""
+    """Show a bar on stderr, on a terminal only; yield limits of a search that move it."""
     started, best_s, remark = time.monotonic(), math.inf, ""
     with progress_bar("s of search") as update:
 
@@ -35,7 +35,7 @@ def search_progress(limits: Limits) -> Iterator[Limits]:
 
 
 def state_in_words(state: SearchState) -> str:
-    """A line about a search.
+    """Return a line about a search.
 
     >>> state_in_words(SearchState("greedy", 0.0202, 0.02))
     'greedy: step 20.2 ms, at most 1.00% above the best possible'
@@ -61,7 +61,7 @@ def refusal(result: SolveResult) -> str:
 
 
 def verdict(result: SolveResult) -> str:
-    """How good a plan is."""
+    """Return how good a plan is."""
     seconds = f"found in {format_seconds(result.stats.get('seconds', 0.0))}"
     step = f"step {format_seconds(result.step_time_s or 0.0)}"
     if result.gap is None:

@@ -6,7 +6,7 @@ from placer.report import section as form
 from placer.report.diff import changed_share
 from placer.report.section import Column, Report, Row, Section, table_of
 from placer.units import counted, format_bytes, format_seconds
-from solvers.analysis.candidates import Candidate, Replanned
+from solvers.analysis.replan import Candidate, Replanned
 
 _OF_CHOSEN = ("step_time_s", "moved_bytes", "migration_s", "break_even_steps")
 
@@ -15,7 +15,7 @@ MOST_TABLES = 12
 
 
 def replan_report(replanned: Replanned) -> Report:
-    """Candidates, fewest bytes first, and the tables that the chosen one moves."""
+    """Report candidates, fewest bytes first, and the tables that the chosen one moves."""
     chosen = replanned.chosen
     facts: Row = {
         "horizon_steps": replanned.horizon_steps,
@@ -75,19 +75,19 @@ def _candidates(replanned: Replanned) -> Section:
         "Candidates, fewest bytes first",
         Column("chosen", "", of=lambda one: "*" if one is replanned.chosen else ""),
         Column("candidate", "candidate", of=lambda one: one.name),
-        Column("step_time_s", "step", form.seconds),
+        Column("step_time_s", "step"),
         Column(
             "ratio",
             "vs old",
             form.times,
             of=lambda one: one.step_time_s / before if before else None,
         ),
-        Column("moved_bytes", "to move", form.size),
-        Column("migration_s", "in", form.seconds),
+        Column("moved_bytes", "to move"),
+        Column("migration_s", "in"),
         Column("waits_for", "waits for", spare=True),
         Column("break_even_steps"),
         Column("break_even", "pays after", of=lambda one: _break_even(replanned, one)),
-        Column("cost_s", "over the horizon", form.seconds),
+        Column("cost_s", "over the horizon"),
         Column("on_front"),
         Column("front", "on front", spare=True, of=lambda one: "yes" if one.on_front else ""),
     )
@@ -100,8 +100,8 @@ def _tables(moves: PlanDiff) -> Section:
         "tables",
         "Tables that move",
         Column("table", "table"),
-        Column("moved_bytes", "to move", form.size),
-        Column("changed_share", "of its rows × columns", form.share, of=changed_share),
+        Column("moved_bytes", "to move"),
+        Column("changed_share", "of its rows × columns", of=changed_share),
         shown=MOST_TABLES,
         order="most bytes first",
     )

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from placer.errors import PlacerError
 from placer.problem import Problem
 from placer.report import section as form
-from placer.report.palette import BOUND, INK, MUTED, STEP
-from placer.report.picture import grid_behind, picture, plain_panel
+from placer.report.picture import BOUND, INK, MUTED, STEP, grid_behind, picture, plain_panel
 from placer.report.section import Column, Report, Row, Section, attributes, table_of
 from placer.units import format_bytes, format_seconds
 from solvers.analysis.whatif import Effect, FrontPoint, WhatIf
@@ -19,7 +18,7 @@ _NO_GAIN = 5e-6
 def whatif_report(
     problem: Problem, answer: WhatIf, points: Sequence[FrontPoint] = (), *, solver: str
 ) -> Report:
-    """The effects, and step time over HBM budgets if there are any."""
+    """Report the effects, and step time over HBM budgets if there are any."""
     base = answer.base
     step_time_s = base.step_time_s or 0.0
     facts: Row = {
@@ -58,7 +57,7 @@ def _effects(effects: Sequence[Effect]) -> Section:
         "Samples per second, if",
         (
             Column("change", "change"),
-            Column("step_time_s", "step", form.seconds),
+            Column("step_time_s", "step"),
             Column("gap", "gap", form.share),
             Column("plan_gain", "this plan", gain),
             Column("gain", "re-solved", gain),
@@ -79,26 +78,25 @@ def _verdict(effect: Effect) -> str:
 
 
 def gain(value: float) -> str:
-    """A relative gain with its sign: ``+1.2%``, ``-0.4%``."""
+    """Show a relative gain with its sign: ``+1.2%``, ``-0.4%``."""
     if abs(value) < _NO_GAIN:
         return "0%"
     return f"{'-' if value < 0 else '+'}{form.share(abs(value))}"
 
 
 def front_section(points: Sequence[FrontPoint], samples: int) -> Section:
-    """Step time over HBM budgets, with so many samples a step."""
+    """Return the step time over HBM budgets, with so many samples a step."""
     return table_of(
         points,
         "front",
         "Step time by HBM budget",
-        Column("hbm_bytes", "HBM/GPU", form.size),
-        Column("step_time_s", "step", form.seconds),
-        Column("bound_s", "bound", form.seconds),
+        Column("hbm_bytes", "HBM/GPU"),
+        Column("step_time_s", "step"),
+        Column("bound_s", "bound"),
         Column("gap", "gap", form.share),
         Column(
             "samples_per_s",
             "samples/s",
-            form.count,
             of=lambda point: samples / point.step_time_s if point.step_time_s else None,
         ),
         Column("detail", "detail", wraps=True),

@@ -10,20 +10,21 @@ _POLL_S = 0.05
 """How often the caller is asked whether to stop."""
 
 
-def run_cp_sat(
-    model: Any, limits: Limits, time_limit_s: float, *, gap: float, repeated_s: float
-) -> tuple[Any, Any]:
-    """CP-SAT after its search, with its values and bound, and its status.
+_GAP = 0.05
+"""How far from the least the objective may be: bytes that devices are said to lack."""
+
+_REPEATED_S = 10.0
+"""CP-SAT's own measure of its work, about seconds, where steps are limited and not time."""
+
+
+def run_cp_sat(model: Any, limits: Limits, time_limit_s: float) -> tuple[Any, Any]:
+    """Solve a model, and return CP-SAT with its values, and its status.
 
     Parameters
     ----------
     model : cp_model.CpModel
     limits : Limits
     time_limit_s : float
-    gap : float
-        Relative gap of the objective at which it may end.
-    repeated_s : float
-        CP-SAT's own measure of its work, about seconds, where steps are limited and not time.
 
     Raises
     ------
@@ -37,9 +38,9 @@ def run_cp_sat(
     solver.parameters.num_workers = limits.thread_count
     if limits.max_steps is not None:  # The same answer on any machine.
         solver.parameters.max_time_in_seconds = limits.time_limit_s
-        solver.parameters.max_deterministic_time = repeated_s
+        solver.parameters.max_deterministic_time = _REPEATED_S
     solver.parameters.random_seed = limits.seed
-    solver.parameters.relative_gap_limit = gap
+    solver.parameters.relative_gap_limit = _GAP
     # Deterministic for a seed as long as the time limit does not strike.
     solver.parameters.interleave_search = True
     status = _solved(solver, model, limits)

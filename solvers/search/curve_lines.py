@@ -76,10 +76,8 @@ def _at(curve: CostCurve, hot: npt.NDArray[np.int64]) -> CostCurve:
     )
 
 
-def pieces_of(
-    curve: CostCurve, most: int, room: tuple[float, float], *, with_lines: bool
-) -> tuple[list[Piece], bool]:
-    """Return points of a curve, lines between them if asked for, and whether nothing is missing.
+def pieces_of(curve: CostCurve, most: int, room: tuple[float, float]) -> list[Piece]:
+    """Return points of a curve, and lines between them.
 
     Parameters
     ----------
@@ -88,18 +86,17 @@ def pieces_of(
     room : tuple of float
         Bytes of HBM and DRAM: what needs more is left out between points.
     """
-    if with_lines:
-        curve = with_every_row(curve, most)
+    curve = with_every_row(curve, most)
     at, points = some_points(curve, most), costs_of(curve)
     pieces: list[Piece] = [(costs, None) for costs in points[:, at].T]
     parts = [_between(curve, first, last, room) for first, last in pairwise(at)]
-    for part in (part for part in parts if part is not None and with_lines):
+    for part in (part for part in parts if part is not None):
         line = line_below(part)
         least = np.zeros(points.shape[0])
         least[[BYTES, DRAM_BYTES]] = line.hbm_bytes, line.dram_bytes
         least[-1] = part.hot_rows[0]
         pieces.append((least, line))
-    return pieces, with_lines or not any(part is not None for part in parts)
+    return pieces
 
 
 def _between(

@@ -7,31 +7,19 @@ and recreate; Schrimpf et al. 2000, doi:10.1006/jcph.1999.6413).
 
 A GPU needs the buffers of its shards; cold rows of a host's GPUs need its memory, or what HBM is
 left on these GPUs.
-
-Of small problems, the exact program says whether anything fits, and what is short.
 """
 
 import random
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from solvers.bounds.claims import Claim, every_option
 from solvers.model.assignment import Assignment
 from solvers.model.clock import Clock
 from solvers.model.instance import Block, Instance, ShardingOption, TableShard
 from solvers.model.knapsack import BYTES, DRAM_BYTES, GPU_S, Float
-from solvers.result import Limits
-from solvers.search.exact_program import ExactAnswer, ExactProgram
-
-_FIT_POINTS = (2, 4, 16)
-"""Points of curves in programs where room is all that counts: few mostly suffice."""
-
-_SHORTAGES_S = 2.0
-"""Seconds to find out by how much devices fall short, where it is known that nothing fits."""
 
 _RUINS = 200
 """Times that tables are placed anew."""
@@ -263,43 +251,3 @@ def _is_coarse(option: ShardingOption) -> bool:
     return len(option.column_widths) == 2 or (
         even and option.row_slices & (option.row_slices - 1) == 0
     )
-
-
-def fit(instance: Instance, limits: Limits, time_limit_s: float, most_places: int) -> ExactAnswer:
-    """Any assignment that fits, or a proof that there is none, and what is short then."""
-    every = every_option(instance)
-    few = [[option for option in of if _is_even(option)] or of for of in every]
-    answer = ExactAnswer(None, Claim(0.0, every), {}, 0)
-    deadline = time.monotonic() + time_limit_s
-
-    def run(most_points: int, left_s: float, *, may_lack: bool = False) -> ExactAnswer:
-        for options in (every, few):
-            program = ExactProgram.build(
-                instance,
-                "fit",
-                most_places,
-                most_points=most_points,
-                options=options,
-                may_lack=may_lack,
-            )
-            if program is not None:
-                return program.run(limits, left_s)
-        return answer
-
-    for most_points in _FIT_POINTS:
-        answer = run(most_points, (deadline - time.monotonic()) / 2)
-        if np.isinf(answer.claim.step_time_s):
-            left_s = min(_SHORTAGES_S, deadline - time.monotonic())
-            lacking = run(most_points, left_s, may_lack=True)
-            return replace(answer, short_bytes=lacking.short_bytes)
-        is_stopped = limits.stop is not None and limits.stop()
-        if answer.assignment is not None or time.monotonic() > deadline or is_stopped:
-            break
-    return answer
-
-
-def _is_even(option: ShardingOption) -> bool:
-    """Whether an option is one of the few that suffice where there are many."""
-    if option.replicated_rows or len(set(option.column_widths)) > 1:
-        return False
-    return option.row_slices & (option.row_slices - 1) == 0

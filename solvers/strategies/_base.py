@@ -28,6 +28,9 @@ _FINISH_BOUNDS, _FINISH_S_PER_TABLE = 0.9, 2e-3
 """Times what the first bound took that is kept for making, checking, writing and showing the plan;
 and seconds for each table, which are enough."""
 
+_IDLE_ROUNDS = 2
+"""Rounds of all stages without a gain after which a search ends: the second has another seed."""
+
 
 class Strategy(ABC):
     """A solver: subclasses say how they place tables, the rest is here."""
@@ -82,11 +85,10 @@ Run = Callable[[Search], Assignment | None]
 
 
 class Stage(NamedTuple):
-    """One step of a strategy: a function that may find an assignment, and whether to run it."""
+    """One step of a strategy: a name, and a function that may find an assignment."""
 
     name: str
     run: Run
-    wanted: bool = True
 
 
 class StagedStrategy(Strategy):
@@ -94,10 +96,10 @@ class StagedStrategy(Strategy):
 
     @abstractmethod
     def stages(self, instance: Instance) -> list[Stage]:
-        """The stages in order: the first is always run, others while there is something to gain."""
+        """List the stages: the first runs once, the others by turns until nothing is gained."""
 
     def admitted(self, assignment: Assignment, search: Search) -> Assignment | None:
-        """An assignment as it may become a plan."""
+        """Return an assignment as it may become a plan."""
         return assignment
 
     def assignments(self, search: Search) -> Iterable[Assignment]:
@@ -106,9 +108,13 @@ class StagedStrategy(Strategy):
         self._run(first, search)
         if search.best is None:
             self._run(Stage("room", Search.first_fit), search)
-        for stage in others:
-            if stage.wanted and search.is_open and search.failure is None:
-                self._run(stage, search)
+        idle = 0
+        while others and idle < _IDLE_ROUNDS and search.is_open and search.failure is None:
+            before = search.bound_s, search.best
+            for stage in others:
+                if search.is_open:
+                    self._run(stage, search)
+            idle = idle + 1 if before == (search.bound_s, search.best) else 0
         if search.best is not None:
             search.stats["moves"] = search.best.moves
             yield search.best

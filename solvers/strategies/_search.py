@@ -13,10 +13,8 @@ from solvers.model.clock import Clock
 from solvers.model.instance import Instance
 from solvers.result import SearchState, Termination
 from solvers.search.branching import BranchAndBound
-from solvers.search.room import fit, make_room
-
-_FITTED_PLACES = 60_000
-"""Shards × GPUs × points of curves that CP-SAT looks at where no construction finds a plan."""
+from solvers.search.fit_program import fit
+from solvers.search.room import make_room
 
 _SHORTAGES_S = 2.0
 """Seconds to find out by how much devices fall short, where it is known that nothing fits."""
@@ -160,9 +158,9 @@ class Search:
                 return assignment
         # Of small problems, CP-SAT says what is short; of others a proof will do.
         left_s = self.clock.left_s if proof is None else min(self.clock.left_s, _SHORTAGES_S)
-        answer = fit(instance, self.clock.limits, left_s, _FITTED_PLACES)
-        if np.isinf(answer.claim.step_time_s):
-            proof = nothing_fits(instance, answer.short_bytes)
+        answer = fit(instance, self.clock.limits, left_s)
+        if answer.is_impossible:
+            proof = nothing_fits(instance, answer.short_bytes or {})
         self.failure = proof
         return answer.assignment
 

@@ -100,7 +100,7 @@ class AppliedPlan(Summarized):
 
         def drop(*arguments: Any, **options: Any) -> None:
             for table in tables:
-                table.drop_gradients()
+                table.calls.clear()
             zero_grad(*arguments, **options)
 
         def restore() -> None:

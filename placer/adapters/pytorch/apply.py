@@ -4,6 +4,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from torch.utils.hooks import unserializable_hook
 from placer.adapters.pytorch.applied import AppliedPlan
 from placer.adapters.pytorch.meta_tables import DrawnRows
 from placer.adapters.pytorch.models import ModelTable, match_tables
-from placer.adapters.pytorch.options import Wanted
+from placer.adapters.pytorch.options import options_of
 from placer.adapters.pytorch.shared_tables import SharedTables, unwatch
 from placer.adapters.pytorch.stand_in import StandIn, stand_in
 from placer.adapters.pytorch.table import PlacedTable
@@ -91,7 +92,10 @@ def apply_plan(
     check_plan(plan)
     matched = match_tables(model, plan.tables, names or {}, strict)
     # 2. Move each table's weight to the memories that the plan names.
-    placed = _place(model, plan, matched, Wanted(lr, eps, betas, backend, cache_policy, rounding))
+    constants = {"lr": lr, "eps": eps, "betas": betas}
+    said: dict[str, Any] = {name: one for name, one in constants.items() if one is not None}
+    said |= {"backend": backend, "cache_policy": cache_policy, "rounding": rounding}
+    placed = _place(model, plan, matched, said)
     # 3. Replace the modules by stand-ins, which look rows up in the placed tables.
     _swap(model, _stand_ins(matched, placed))
     # 4. Leave only the dense parameters to the optimizers.
@@ -145,7 +149,7 @@ def remove_plan(model: nn.Module) -> dict[str, Tensor]:
     unwatch(model)
     for table in applied.tables.values():
         table.saves.all_saved()
-        table.close()
+        table.shared.close()
     return state
 
 
@@ -174,7 +178,7 @@ def _with_optimizer(plan: Plan, optimizer: OptimizerName) -> Plan:
 
 
 def _place(
-    model: nn.Module, plan: Plan, matched: Mapping[str, ModelTable], wanted: Wanted
+    model: nn.Module, plan: Plan, matched: Mapping[str, ModelTable], said: Mapping[str, Any]
 ) -> dict[str, PlacedTable]:
     """Move the weights of a model to where the plan puts them; on an error all move back."""
     placed: dict[str, PlacedTable] = {}
@@ -187,7 +191,7 @@ def _place(
     try:
         for device, names in by_device.items():
             whole = _read_by_one(plan.of_tables(names))
-            first = wanted.options(whole.tables[0].optimizer)
+            first = options_of(whole.tables[0].optimizer, said)
             shared = SharedTables(whole, device, first.arguments())
             shared.watch(model)
             for name in names:
@@ -196,7 +200,7 @@ def _place(
                 if weight.is_meta:
                     values = DrawnRows(matched[name].modules[0], name, seed)
                 own = whole.of_tables([name])
-                options = wanted.options(own.tables[0].optimizer)
+                options = options_of(own.tables[0].optimizer, said)
                 placed[name] = PlacedTable(
                     own, options, device, values, weight.requires_grad, shared
                 )

@@ -1,5 +1,6 @@
 """What a call of `nn.EmbeddingBag` or `nn.Embedding` reads, as bags of ids."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -111,6 +112,42 @@ def of_bags(
     # Filled in place: a tensor made from a Python number waits for the copy to a GPU.
     end = torch.full((1,), flat.numel(), dtype=torch.int64, device=flat.device)
     return Lookups(flat, torch.cat([starts, end]), scales)
+
+
+def of_each_lookup(batch: BagBatch | Lookups, of_bags: Tensor) -> Tensor:
+    """Repeat what each bag has for each of its lookups: shape (lookups, …)."""
+    bags = torch.arange(batch.batch_size, device=of_bags.device)
+    return of_bags[bags.repeat_interleave(batch.offsets.diff(), output_size=batch.ids.numel())]
+
+
+def squared_norm(calls: Sequence[tuple[BagBatch, Tensor]]) -> Tensor:
+    """Σ g² over the rows of a table, each row's gradient the sum over its lookups.
+
+    Parameters
+    ----------
+    calls : sequence of (BagBatch, Tensor)
+        What was looked up, and the gradient of its bags, shape (bags, dim).
+
+    Examples
+    --------
+    >>> ids, offsets = torch.tensor([2, 2, 0]), torch.tensor([0, 1, 3])
+    >>> batch = BagBatch(ids, offsets, 2, None, (0, 3))
+    >>> squared_norm([(batch, torch.tensor([[1.0], [2.0]]))])  # Row 2: 1 + 2; row 0: 2.
+    tensor(13., dtype=torch.float64)
+    """
+    ids, gradients = [], []
+    for batch, gradient in calls:
+        of_lookups = of_each_lookup(batch, gradient)
+        if batch.weights is not None:
+            of_lookups = of_lookups * batch.weights.unsqueeze(1)
+        ids.append(batch.ids.long())
+        gradients.append(of_lookups)
+    if not ids:
+        return torch.zeros((), dtype=torch.float64)
+    unique, places = torch.unique(torch.cat(ids), return_inverse=True)
+    every = torch.cat(gradients)
+    sums = every.new_zeros((unique.numel(), every.shape[1])).index_add_(0, places, every)
+    return sums.double().square().sum()
 
 
 def _checked(values: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """How placed tables are trained."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -35,23 +36,11 @@ class Options:
         return {name: value for name, value in asdict(self).items() if name != "unsaid_eps"}
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What a user has said of all tables; constants that are None are each optimizer's own."""
+def options_of(optimizer: OptimizerName, said: Mapping[str, Any]) -> Options:
+    """Fill in what a user has not said of all tables: constants are each optimizer's own.
 
-    lr: float | None = None
-    eps: float | None = None
-    betas: tuple[float, float] | None = None
-    backend: str = "auto"
-    cache_policy: Policy = "lfu"
-    rounding: Rounding = "nearest"
-
-    def options(self, optimizer: OptimizerName) -> Options:
-        """Those of a table.
-
-        >>> Wanted(lr=0.1).options("adagrad").eps, Wanted().options("adam").lr
-        (1e-10, 0.001)
-        """
-        said = {name: value for name, value in asdict(self).items() if value is not None}
-        unsaid_eps = _EARLIER_EPS if self.eps is None else self.eps
-        return Options(**(asdict(DEFAULTS[optimizer]) | said), unsaid_eps=unsaid_eps)
+    >>> options_of("adagrad", {"lr": 0.1}).eps, options_of("adam", {}).lr
+    (1e-10, 0.001)
+    """
+    constants = {**asdict(DEFAULTS[optimizer]), **said}
+    return Options(**constants, unsaid_eps=said.get("eps", _EARLIER_EPS))

@@ -7,22 +7,18 @@ wait for it, which a loop that accumulates gradients has to know.
 import functools
 import warnings
 import weakref
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-
-class Updated(Protocol):
-    """A table that counts its updates."""
-
-    updates_since_step: int
-    waits: bool
+if TYPE_CHECKING:
+    from placer.adapters.pytorch.table import PlacedTable
 
 
-_watched: "weakref.WeakSet[Any]" = weakref.WeakSet()
+_watched: "weakref.WeakSet[PlacedTable]" = weakref.WeakSet()
 
 
-def watch_steps(table: Updated) -> None:
+def watch_steps(table: "PlacedTable") -> None:
     """Look at a table's updates whenever any optimizer has stepped."""
     _register()
     _watched.add(table)

@@ -15,15 +15,19 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from placer.adapters.pytorch.calls import Call, Output, as_they_are, joined, present_device
-from placer.adapters.pytorch.lookup_node import LookupNode
-from placer.adapters.pytorch.lookups import Lookups
+from placer.adapters.pytorch.calls import (
+    Call,
+    LookupNode,
+    Output,
+    as_they_are,
+    joined,
+    present_device,
+)
+from placer.adapters.pytorch.lookups import Lookups, squared_norm
 from placer.adapters.pytorch.meta_tables import DrawnRows
 from placer.adapters.pytorch.options import Options
-from placer.adapters.pytorch.ranks import refuse_unshared
-from placer.adapters.pytorch.row_gradients import squared_norm
 from placer.adapters.pytorch.saving import SaveWatch
-from placer.adapters.pytorch.shared_tables import SharedTables
+from placer.adapters.pytorch.shared_tables import SharedTables, refuse_unshared
 from placer.adapters.pytorch.steps import watch_steps
 from placer.errors import BackendError, DataError
 from placer.executor import BagBatch, Embeddings, HitRates, make_embeddings
@@ -229,10 +233,6 @@ class PlacedTable:
         """How many lookups HBM served, where the backend has tiers and no ranks share them."""
         return None if self._own is None else self._own.hit_rates()
 
-    def close(self) -> None:
-        """Let go of connections to other ranks."""
-        self.shared.close()
-
     @property
     def lr(self) -> float:
         """Learning rate, before a schedule's share of it."""
@@ -351,10 +351,6 @@ class PlacedTable:
         rows.backward(gradient)  # type: ignore[no-untyped-call]
         for call in calls:
             call.let_go()
-
-    def drop_gradients(self) -> None:
-        """Forget what backward passes have collected."""
-        self.calls.clear()
 
     def squared_gradient_norm(self) -> Tensor:
         """Σ g² over all rows of what has been collected: float64, shape ().

@@ -1,7 +1,7 @@
 """Which log it is: known again when a run goes on, and seen to change while it is read."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from stat import S_ISREG
@@ -99,7 +99,7 @@ def _remote_states(system: Any, held: Sequence[tuple[str, str]]) -> dict[str, Fi
     }
 
 
-def check_unchanged(before: dict[str, FileState]) -> None:
+def check_unchanged(before: Mapping[str, FileState]) -> None:
     """Check that files are as they were: a log is read twice or more.
 
     Raises

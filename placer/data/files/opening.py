@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 
 from placer.data.files.stores import first_line, is_uri, local_path, scheme_of, shown, store_of
-from placer.data.files.unpacking import COMPRESSIONS, unpacked
+from placer.data.files.unpacking import COMPRESSIONS, Unpacked
 from placer.errors import DataError
 
 T = TypeVar("T")
@@ -59,7 +59,7 @@ def open_unpacked(file: str) -> IO[bytes]:
     stream = open_file(file)
     # Hadoop's parts are called part-00000, compressed or not.
     packed = suffixes(file)[1] or _packing(stream)
-    return unpacked(stream, packed) if packed else stream  # type: ignore[return-value]
+    return Unpacked(stream, packed) if packed else stream  # type: ignore[return-value]
 
 
 def _packing(stream: Any) -> str:

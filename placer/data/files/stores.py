@@ -8,7 +8,7 @@ configuration files, roles. Nothing here asks for or keeps them.
 import re
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 from placer.errors import DataError
@@ -17,14 +17,6 @@ _URI = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]+://")
 _ARROW_SCHEMES = ("s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss")
 _FSSPEC_SCHEMES = ("hf", "memory", "http", "https", "az", "adl", "oci", "oss", "webhdfs", "dbfs")
 SCHEMES = ("file", *_ARROW_SCHEMES, *_FSSPEC_SCHEMES)
-
-
-class FileInfo(Protocol):
-    """What `pyarrow.fs.FileInfo` tells of a file."""
-
-    path: str
-    size: int | None
-    mtime_ns: int | None
 
 
 def is_uri(file: str) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from struct import unpack_from
-from typing import Any, Unpack
+from typing import Any
 
 import pyarrow as pa
 
@@ -13,13 +13,11 @@ from placer.data.formats.base import (
     SAMPLE_ROWS,
     BatchCursor,
     Batches,
-    ColumnOptions,
     ColumnSource,
     reading,
 )
 from placer.data.formats.columns import check_schema
 from placer.data.formats.nested import flat, outermost
-from placer.data.layout import Layout
 from placer.errors import DataError
 
 _FILE = b"ARROW1"
@@ -34,13 +32,7 @@ class IpcSource(ColumnSource):
     Memory is bounded by a record batch of the file.
     """
 
-    def __init__(
-        self,
-        files: Sequence[str],
-        layout: Layout | None = None,
-        **options: Unpack[ColumnOptions],
-    ) -> None:
-        super().__init__(files, layout, **options)
+    def _prepare(self) -> None:
         schemas = [flat(self._partitions.added_to(_schema(file))) for file in self.files]
         self._infer(schemas[0], self._sample(schemas[0]) if self._is_inferred() else None)
         for file, own in zip(self.files, schemas, strict=True):

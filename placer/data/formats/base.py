@@ -1,6 +1,6 @@
 """What the formats that Arrow reads share: a source of columns and a cursor over its batches."""
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypedDict, Unpack
 
@@ -9,7 +9,6 @@ import pyarrow as pa
 from placer.data.files.stores import first_line, shown
 from placer.data.formats.columns import (
     Columns,
-    Place,
     check_columns,
     infer_columns,
     once,
@@ -20,7 +19,7 @@ from placer.data.formats.partitions import Partitions
 from placer.data.formats.values import raw_batch
 from placer.data.layout import Layout
 from placer.data.names import Missing
-from placer.data.source import RawBatch
+from placer.data.source import Cursor, Place, RawBatch, Source
 from placer.errors import DataError
 
 BATCH_ROWS = 16384
@@ -55,8 +54,8 @@ class ColumnOptions(TypedDict, total=False):
     recorded: bool
 
 
-class ColumnSource:
-    """Files of one schema, in order; a `placer.data.source.Source` that formats inherit from.
+class ColumnSource(Source):
+    """Files of one schema, in order, whose samples Arrow holds; formats inherit from it.
 
     Parameters
     ----------
@@ -79,16 +78,15 @@ class ColumnSource:
         layout: Layout | None = None,
         **options: Unpack[ColumnOptions],
     ) -> None:
-        self.files: Sequence[str] = tuple(files)
+        self.files = tuple(files)
         self.missing: Missing = options.get("missing", "zero")
-        self.samples: int | None = None
         self._known = layout or Layout()
         self._options = options
         self._partitions = Partitions(self.files, self._known.types)
+        self._prepare()
 
-    def largest_ids(self) -> Mapping[str, int] | None:
-        """None: the files keep no statistics."""
-        return None
+    def _prepare(self) -> None:
+        """Find what the files hold, and choose the columns."""
 
     def raw(self, batch: pa.RecordBatch | pa.Table, place: Place) -> RawBatch:
         """The samples of a batch of a file, with what objects hold and the file's folders say."""
@@ -120,9 +118,8 @@ class ColumnSource:
     def _choose(self, columns: Columns) -> None:
         self.columns = columns
         self.layout = columns.layout
-        self.text_features: Mapping[str, bool] = {
-            name: columns.is_text(name) for name in columns.sparse
-        }
+        self.decisions = columns.decisions
+        self.text_features = {name: columns.is_text(name) for name in columns.sparse}
         self.dense_names = columns.dense
         self.label_name = columns.label
 
@@ -145,7 +142,7 @@ class ColumnSource:
         return self._partitions.filled(table, file, schema.names).select(once(schema.names))
 
 
-class BatchCursor:
+class BatchCursor(Cursor):
     """Reads record batches, one after another."""
 
     def __init__(self, source: ColumnSource, batches: Batches) -> None:
@@ -166,15 +163,6 @@ class BatchCursor:
         self._move(part.num_rows)
         return raw
 
-    def skip(self, samples: int) -> int:
-        """Move on; how many samples were there to skip."""
-        left = samples
-        while left and (batch := self.next_batch()) is not None:
-            step = min(left, batch.num_rows - self._used)
-            self._move(step)
-            left -= step
-        return samples - left
-
     def close(self) -> None:
         """Let go of the file that is open."""
         self._batches.close()
@@ -190,9 +178,13 @@ class BatchCursor:
             self._file, self._first, self._batch = found
         return self._batch
 
-    def _move(self, rows: int) -> None:
-        self._used += rows
-        self._done += rows
+    def _at_hand(self) -> int:
+        batch = self.next_batch()
+        return 0 if batch is None else batch.num_rows - self._used
+
+    def _move(self, samples: int) -> None:
+        self._used += samples
+        self._done += samples
 
 
 @contextmanager

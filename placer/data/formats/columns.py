@@ -5,8 +5,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from placer.data.files.stores import shown
@@ -223,21 +221,6 @@ def written_as_text(schema: pa.Schema) -> pa.Schema:
         return field
 
     return pa.schema([readable(field) for field in schema])
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Place:
-    """Where the samples of a batch are; see `RawBatch`."""
-
-    file: str
-    first: int
-    unit: str = "row"
-    lines: npt.NDArray[np.int64] | None = None
-
-    def of(self, sample: int) -> str:
-        """Where one of them is, for a message."""
-        place = self.first + sample if self.lines is None else int(self.lines[sample])
-        return f"{shown(self.file)}, {self.unit} {place}"
 
 
 def single(column: pa.Array | pa.ChunkedArray) -> pa.Array:

@@ -4,7 +4,6 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Unpack
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as csv
 
 from placer.data.files.stores import shown
-from placer.data.formats.base import ColumnOptions, ColumnSource
+from placer.data.formats.base import ColumnSource
 from placer.data.formats.columns import ARROW_TYPES, Columns
 from placer.data.formats.dialect import header_names, infer_dialect
 from placer.data.formats.plain import PlainText
@@ -21,8 +20,8 @@ from placer.data.formats.text import Block, TextCursor, head_lines, lone_return,
 from placer.data.formats.values import wrong_id
 from placer.data.keys import is_text
 from placer.data.layout import Layout
-from placer.data.names import CATEGORIES, DENSE, LABEL, Format, IdType, listed, null_texts
-from placer.data.source import RawBatch
+from placer.data.names import CATEGORIES, DENSE, LABEL, IdType, listed, null_texts
+from placer.data.source import Place, RawBatch
 from placer.errors import DataError
 
 _TRUE = ["1", "true", "True", "TRUE", "t", "T", "yes", "Yes", "YES", "y", "Y"]
@@ -36,19 +35,11 @@ _SHOWN = {"\t": "tabs", ",": "commas", " ": "blanks", ";": "semicolons"}
 class DelimitedSource(ColumnSource):
     """Files of delimited text, in order; see `ColumnSource`.
 
-    Parameters
-    ----------
-    format : {"csv", "tsv", "criteo"}
+    The layout's format is ``csv``, which is the default, ``tsv`` or ``criteo``.
     """
 
-    def __init__(
-        self,
-        files: Sequence[str],
-        format: Format = "csv",
-        layout: Layout | None = None,
-        **options: Unpack[ColumnOptions],
-    ) -> None:
-        super().__init__(files, layout, **options)
+    def _prepare(self) -> None:
+        format = self._known.format or "csv"
         self.notes: list[str] = []
         file, start = self._first_with_samples()
         # Files without a label have other columns: what was recorded is of another file.
@@ -58,7 +49,8 @@ class DelimitedSource(ColumnSource):
             self.notes.append(
                 'numbers are read with decimal commas; a schema with decimal = "." says otherwise'
             )
-        if format == "criteo":
+        self.is_fixed = format == "criteo"
+        if self.is_fixed:
             self._choose(_criteo_columns(known))
         else:
             table = _sample(file, start, known)
@@ -121,24 +113,25 @@ class DelimitedSource(ColumnSource):
             )
 
     def _parse(self, block: Block) -> RawBatch:
-        layout = self.layout
+        layout, file = self.layout, block.place.file
         names: Sequence[str] = layout.names
         if block.header is not None:
-            names = header_names(block.file, block.header, layout)
+            names = header_names(file, block.header, layout)
             times = Counter(names)
             for name in self._own(names):
                 if times[name] != 1:
                     count = "more than one" if times[name] else "no"
                     raise DataError(
-                        f"{shown(block.file)} has {count} column {name!r}; it has {listed(names)}"
+                        f"{shown(file)} has {count} column {name!r}; it has {listed(names)}"
                     )
+            _check_header_is_once(block, len(names))
         plain = self._plain.batch(block, names)
         if plain is not None:
             return plain
         while True:
             try:
                 table = _table(
-                    block.data, names, layout, self._types(names), block.lines is not None
+                    block.data, names, layout, self._types(names), block.place.lines is not None
                 )
                 break
             except pa.ArrowInvalid as error:
@@ -148,7 +141,7 @@ class DelimitedSource(ColumnSource):
                 self._note_floats(error, block, names)
         if table.num_rows != block.samples:
             raise lone_return(block) or DataError(
-                f"{shown(block.file)}, from line {block.first_line} on: quotes do not enclose "
+                f"{shown(file)}, from line {block.place.first} on: quotes do not enclose "
                 "fields; say that they are plain characters (--no-quotes)"
             )
         return self.raw(table, block.place)
@@ -182,7 +175,7 @@ class DelimitedSource(ColumnSource):
         """
         match = re.search(r"column #(\d+): (?:Row #(\d+): )?.*?'(.*)'", str(error), re.DOTALL)
         if match is None or match[2] is None:
-            place = f"{shown(block.file)}, from line {block.first_line} on"
+            place = f"{shown(block.place.file)}, from line {block.place.first} on"
             raise DataError(f"{place}: {error}") from error
         name, value = names[int(match[1])], match[3]
         kind = self.columns.types.get(name)
@@ -258,7 +251,7 @@ def _sample(file: str, start: bytes, layout: Layout) -> pa.Table:
             f"{shown(file)} has more than one column {twice[0]!r}; rename one in its first line"
         )
     first, multiline = int(bool(layout.header)), newlines is not None
-    block = Block(file, None, memoryview(start), ends.size - first, 1 + first, None)
+    block = Block(Place(file, 1 + first, "line"), None, memoryview(start), ends.size - first)
     try:
         guessed = _table(start, names, layout, None, multiline)
         numbers = [field.name for field in guessed.schema if _is_number(field.type)]
@@ -293,6 +286,23 @@ def _without_padding(text: pa.ChunkedArray, column: pa.ChunkedArray) -> pa.Chunk
             except pa.ArrowInvalid:
                 return text.cast(pa.string())
     return column
+
+
+def _check_header_is_once(block: Block, fields: int) -> None:
+    """Refuse a line that is the file's first again, as where files with headers were joined.
+
+    A single column may hold its own name.
+    """
+    header = block.header or b""
+    found = None
+    if b"\n" + header in block.data.obj:  # type: ignore[operator]  # Quick in the whole buffer.
+        found = re.search(b"\n" + re.escape(header), block.data)
+    if fields > 1 and (found or block.data[: len(header)] == header):
+        lines = 1 + bytes(block.data[: found.start()]).count(b"\n") if found else 0
+        raise DataError(
+            f"{shown(block.place.file)}, line {block.place.first + lines} names the columns again; "
+            "were files joined that each have a header? Remove it, or give the files one by one"
+        )
 
 
 def _ragged(block: Block, expected: int, layout: Layout) -> DataError | None:

@@ -7,7 +7,7 @@
 """
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from placer.data.files.opening import open_unpacked, suffixes
 from placer.data.files.stores import local_path, scheme_of, shown
 from placer.data.layout import Layout
-from placer.data.source import RawBags, RawBatch
+from placer.data.source import Cursor, Place, RawBags, RawBatch, Source
 from placer.errors import DataError
 from placer.torch_files.tensors import OtherContentError, TensorFileError, read_tensors
 
@@ -37,7 +37,7 @@ class _Tensors:
     samples: int
 
 
-class DlrmSource:
+class DlrmSource(Source):
     """Files of dlrm_datasets, in order; their features are called t0, t1, …
 
     Raises
@@ -46,26 +46,21 @@ class DlrmSource:
         If a file is missing, holds something else, or has other tables than the first.
     """
 
-    def __init__(self, files: Sequence[str]) -> None:
+    is_fixed = True
+
+    def __init__(self, files: Sequence[str], layout: Layout | None = None, **options: Any) -> None:
         self.files = tuple(files)
-        self.dense_names: tuple[str, ...] = ()
-        self.label_name: str | None = None
         # The number of tables stands nowhere but in the tensors.
         first = _load(self.files[0])
-        self.text_features: Mapping[str, bool] = {f"t{t}": False for t in range(first.tables)}
-        self.layout = Layout(lists={})
-        self.samples: int | None = first.samples if len(self.files) == 1 else None
-
-    def largest_ids(self) -> Mapping[str, int] | None:
-        """None: the files keep no statistics."""
-        return None
+        self.text_features = {f"t{t}": False for t in range(first.tables)}
+        self.samples = first.samples if len(self.files) == 1 else None
 
     def open(self) -> "DlrmCursor":
         """A cursor at the log's start."""
         return DlrmCursor(self.files, len(self.text_features))
 
 
-class DlrmCursor:
+class DlrmCursor(Cursor):
     """Reads one file into memory at a time, which is how they are made to be used."""
 
     def __init__(self, files: Sequence[str], tables: int) -> None:
@@ -87,30 +82,20 @@ class DlrmCursor:
             offsets = tensors.offsets[first + start : first + stop + 1]
             indices = tensors.indices[offsets[0] : offsets[-1]].astype(np.int64, copy=False)
             features[f"t{table}"] = RawBags(indices.view(np.uint64), offsets - offsets[0])
-        batch = RawBatch(
-            file=self._file,
-            first=start,
-            unit="sample",
-            samples=stop - start,
-            features=features,
-            dense=np.empty((stop - start, 0), dtype=np.float32),
-            labels=None,
-        )
         self._sample = stop
-        return batch
-
-    def skip(self, samples: int) -> int:
-        """Move on; how many samples were there to skip."""
-        left = samples
-        while left and (tensors := self._current()) is not None:
-            step = min(left, tensors.samples - self._sample)
-            self._sample += step
-            left -= step
-        return samples - left
+        dense = np.empty((stop - start, 0), dtype=np.float32)
+        return RawBatch(Place(self._file, start, "sample"), stop - start, features, dense, None)
 
     def close(self) -> None:
         """Let go of the tensors in memory."""
         self._tensors, self._files = None, []
+
+    def _at_hand(self) -> int:
+        tensors = self._current()
+        return 0 if tensors is None else tensors.samples - self._sample
+
+    def _move(self, samples: int) -> None:
+        self._sample += samples
 
     def _current(self) -> _Tensors | None:
         while self._tensors is None or self._sample == self._tensors.samples:

@@ -107,31 +107,23 @@ def decide(
     nulls
         Texts that stand for a missing value.
     """
-    every, sparse_names, dense_names = schema.names, set(sparse or ()), set(dense or ())
-    times, ignored = Counter(every), set(ignore)
-    names = list(times)
-    is_criteo = set(names).issuperset((*DENSE, *CATEGORIES))
+    times, ignored, sparse_names = Counter(schema.names), set(ignore), set(sparse or ())
+    named: dict[str, Role] = dict.fromkeys(dense or (), "dense")
+    named |= dict.fromkeys(sparse_names, "sparse")
+    named |= dict.fromkeys(ignore, "ignore")
+    is_criteo = set(times).issuperset((*DENSE, *CATEGORIES))
+    called = label is None
     if label is None:
-        taken = ignored | sparse_names | dense_names
-        label = next((n for n in names if n.lower() in _LABEL_NAMES and n not in taken), None)
-        why_label = f"it is called {label}"
-    else:
-        why_label = "it was named"
+        label = next((n for n in times if n.lower() in _LABEL_NAMES and n not in named), None)
     found = []
-    for name in names:
-        role: Role | None = None
+    for name in times:
+        role, why = named.get(name), "it was named"
         if name == label:
-            role, why = "label", why_label
-        elif name in ignored:
-            role, why = "ignore", "it was named"
-        elif name in sparse_names:
-            role, why = "sparse", "it was named"
-        elif name in dense_names:
-            role, why = "dense", "it was named"
-        elif is_criteo:
+            role, why = "label", f"it is called {label}" if called else why
+        elif role is None and is_criteo:
             role = "sparse" if name in CATEGORIES else "dense" if name in DENSE else "ignore"
             why = "the log has Criteo's columns"
-        if role is not None and (role == "ignore" or name not in sparse_names):
+        if role == "ignore" or (role is not None and name not in sparse_names):
             found.append(Decision(name, role, why, warns=role == "ignore" and name not in ignored))
             continue
         if times[name] > 1:  # Refused as soon as its type is wanted.

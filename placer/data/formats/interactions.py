@@ -3,22 +3,19 @@
 ``user item item item …``, as recommenders of graphs and sessions (LightGCN, SR-GNN) have them.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Unpack
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from placer.data.files.stores import shown
-from placer.data.formats.base import ColumnOptions, ColumnSource
+from placer.data.formats.base import ColumnSource
 from placer.data.formats.columns import Columns, check_columns, single
 from placer.data.formats.lists import are_whole, split_lists
 from placer.data.formats.text import Block, TextCursor, head_lines, record_ends
-from placer.data.layout import Layout
 from placer.data.names import IdType
-from placer.data.source import RawBatch
+from placer.data.source import Place, RawBatch
 from placer.errors import DataError
 
 _NAMES = ("user", "items")
@@ -31,13 +28,7 @@ class InteractionsSource(ColumnSource):
     empty bag of items.
     """
 
-    def __init__(
-        self,
-        files: Sequence[str],
-        layout: Layout | None = None,
-        **options: Unpack[ColumnOptions],
-    ) -> None:
-        super().__init__(files, layout, **options)
+    def _prepare(self) -> None:
         file = self.files[0]
         start = head_lines(file)
         names = self._known.names or _NAMES
@@ -49,7 +40,7 @@ class InteractionsSource(ColumnSource):
         separator = self._known.separator or ("," if b"," in start else " ")
         self._known = replace(self._known, format="interactions", separator=separator, names=names)
         ends = record_ends(start, quotes=False)[0]
-        table = self._table(Block(file, None, memoryview(start), ends.size, 1, None))
+        table = self._table(Block(Place(file, 1, "line"), None, memoryview(start), ends.size))
         named, ignore = self._options.get("sparse"), self._options.get("ignore", ())
         columns = Columns(
             tuple(name for name in (named or names) if name not in ignore),

@@ -3,22 +3,21 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.json as arrow_json
 
 from placer.data.files.stores import first_line, shown
-from placer.data.formats.base import ColumnOptions, ColumnSource
+from placer.data.formats.base import ColumnSource
 from placer.data.formats.columns import ARROW_TYPES
 from placer.data.formats.nested import flat, pruned
 from placer.data.formats.text import Block, TextCursor, head_lines, record_ends
 from placer.data.formats.values import wrong_id
 from placer.data.keys import is_list, is_text
-from placer.data.layout import Layout
 from placer.data.names import IdType
-from placer.data.source import RawBatch
+from placer.data.source import Place, RawBatch
 from placer.errors import DataError
 
 MOST_DEPTH = 1000
@@ -29,14 +28,8 @@ _LONG_LINE = 4096
 class JsonLinesSource(ColumnSource):
     """Files of JSON lines, in order; see `ColumnSource`."""
 
-    def __init__(
-        self,
-        files: Sequence[str],
-        layout: Layout | None = None,
-        **options: Unpack[ColumnOptions],
-    ) -> None:
-        super().__init__(files, layout, **options)
-        numbers, label = options.get("dense") or (), options.get("label")
+    def _prepare(self) -> None:
+        numbers, label = self._options.get("dense") or (), self._options.get("label")
         table = self._first([*numbers, *([label] if label else [])])
         schema = flat(self._partitions.added_to(table.schema))
         self._infer(schema, self._sampled(table, self.files[0], schema), as_text=True)
@@ -67,7 +60,7 @@ class JsonLinesSource(ColumnSource):
                 f"{shown(file)} has an object on several lines; write one a line (jq -c . does so)"
             )
         lines = record_ends(start, quotes=False)[0].size
-        first = Block(file, None, memoryview(start), lines, 1, None)
+        first = Block(Place(file, 1, "line"), None, memoryview(start), lines)
         _check_depth(first)
         try:
             table = arrow_json.read_json(pa.BufferReader(start), read_options=_options(len(start)))
@@ -164,7 +157,8 @@ def _unreadable(block: Block, error: Exception) -> DataError:
             "write its values alike"
         )
     return DataError(
-        f"{shown(block.file)}, from line {block.first_line} on: no JSON lines: {first_line(error)}"
+        f"{shown(block.place.file)}, from line {block.place.first} on: no JSON lines: "
+        f"{first_line(error)}"
     )
 
 

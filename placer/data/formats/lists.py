@@ -3,10 +3,10 @@
 import re
 from collections.abc import Sequence
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from placer.data.keys import list_offsets
 from placer.data.names import IdType
 
 _PLAIN_SEPARATORS = ("\x01", "\x02", "\x03", "|", "^")
@@ -58,10 +58,8 @@ def split_lists(texts: pa.Array, separator: str) -> pa.Array:
         between = re.escape(separator)
         texts = pc.replace_substring_regex(texts, rf"^{between}|{between}\s*$", "")
         lists = pc.split_pattern(texts, separator)
-    lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
-    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int64())
     elements = pc.ascii_trim(lists.flatten(), " \t\r\n'\"")
-    return pa.LargeListArray.from_arrays(offsets, elements)
+    return pa.LargeListArray.from_arrays(list_offsets(lists), elements)
 
 
 def find_lists(texts: Sequence[str], nulls: Sequence[str]) -> tuple[str, IdType | None] | None:

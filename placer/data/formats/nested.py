@@ -7,12 +7,11 @@ fields, so that ``items.id`` holds the ids of a bag.
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from placer.data.formats.columns import single
-from placer.data.keys import is_list
+from placer.data.keys import is_list, list_offsets
 
 MOST_LEVELS = 32
 """Objects within objects that are looked into."""
@@ -149,10 +148,7 @@ def _field(column: pa.Array, path: Sequence[str]) -> pa.Array:
     if not path:
         return column
     if is_list(column.type):
-        lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
-        offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-        values = _field(column.flatten(), path)
-        return pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), values)
+        return pa.LargeListArray.from_arrays(list_offsets(column), _field(column.flatten(), path))
     # By its number, as dots and slashes in a name would be taken for a path.
     number = column.type.get_field_index(path[0])
     return _field(pc.struct_field(column, [number]), path[1:])

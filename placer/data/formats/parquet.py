@@ -1,7 +1,7 @@
 """Parquet logs: one column a feature; a list column is a bag of several ids."""
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, groupby, islice
 from typing import Any, NamedTuple, Unpack
 
@@ -24,6 +24,7 @@ from placer.data.formats.nested import flat, outermost
 from placer.data.formats.values import numbers_among
 from placer.data.keys import is_list
 from placer.data.layout import Layout
+from placer.data.source import Source
 from placer.errors import DataError
 
 _JOINED = b"PAR1PAR1"
@@ -50,13 +51,17 @@ class ParquetSource(ColumnSource):
     ) -> None:
         kept, self.footers, self.notes = _footers(files)
         super().__init__(kept, layout, **options)
+
+    def _prepare(self) -> None:
+        kept = self.files
         self._schemas = [_schema(file, one) for file, one in zip(kept, self.footers, strict=True)]
         full = [flat(self._partitions.added_to(schema)) for schema in self._schemas]
         self._infer(full[0], self._sample(full[0]) if self._is_inferred() else None)
         for file, own in zip(kept, full, strict=True):
             check_schema(file, own, self.columns)
         # The newest file alone: columns come with a day, and stay.
-        self.notes += tuple(self._further_columns(kept[-1], full[-1].names, full[0].names))
+        further = self._further_columns(kept[-1], full[-1].names, full[0].names)
+        self.notes = (*self.notes, *further)
         self.samples = sum(footer.num_rows for footer in self.footers)
         self.row_groups = _row_groups(self.footers)
 
@@ -69,17 +74,8 @@ class ParquetSource(ColumnSource):
             raise DataError(f"{shown(file)} has no samples, though it says so; is it damaged?")
         return self._sampled(batch, file, schema)
 
-    def largest_ids(self) -> Mapping[str, int] | None:
+    def id_ranges(self) -> dict[str, tuple[int, int]] | None:
         """Of the integer features, from the row groups' statistics; None if one is missing."""
-        ranges = self._id_ranges()
-        return None if ranges is None else {name: most for name, (_, most) in ranges.items()}
-
-    def smallest_ids(self) -> Mapping[str, int]:
-        """As `largest_ids`; at most 0, and nothing if a statistic is missing."""
-        return {name: least for name, (least, _) in (self._id_ranges() or {}).items()}
-
-    def _id_ranges(self) -> dict[str, tuple[int, int]] | None:
-        """The smallest and the largest id of each integer feature, 0 included."""
         ranges: dict[str, tuple[int, int]] = {}
         if numbers_among(self.columns.nulls or ()):
             return None  # Statistics count them, though they stand for missing values.
@@ -109,7 +105,7 @@ class ParquetSource(ColumnSource):
         """A cursor at the log's start."""
         return ParquetCursor(self)
 
-    def batches(self, first: int = 0) -> Batches:
+    def batches_from(self, first: int = 0) -> Batches:
         """The record batches from a row group on."""
         for place, groups in groupby(islice(self.row_groups, first, None), lambda one: one.file):
             file = self.files[place]
@@ -132,8 +128,8 @@ class ParquetCursor(BatchCursor):
     """Reads record batches; row groups that are skipped altogether are never read."""
 
     def __init__(self, source: ParquetSource) -> None:
-        super().__init__(source, source.batches())
-        self._batches_from = source.batches
+        super().__init__(source, source.batches_from())
+        self._batches_from = source.batches_from
         # Samples of the log before each row group, and all.
         self._starts = [0, *accumulate(group.rows for group in source.row_groups)]
 
@@ -161,7 +157,7 @@ def _row_groups(footers: Sequence[pq.FileMetaData]) -> list[_RowGroup]:
     return groups
 
 
-def check_parts(metadata: Sequence[str], source: ParquetSource) -> None:
+def check_parts(metadata: Sequence[str], source: Source) -> None:
     """Check that a log has all that the ``_metadata`` of its data sets lists.
 
     Raises
@@ -169,6 +165,7 @@ def check_parts(metadata: Sequence[str], source: ParquetSource) -> None:
     DataError
         Names the first file that is missing, or has fewer rows.
     """
+    assert isinstance(source, ParquetSource), "what this format is opened as"
     have = dict(zip(source.files, (footer.num_rows for footer in source.footers), strict=True))
     for file in metadata:
         footer, listed = _footer(file), dict[str, int]()

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from placer.data.formats.columns import Columns
 from placer.data.formats.text import Block, pieces
+from placer.data.keys import offsets_of
 from placer.data.layout import Layout
 from placer.data.names import Missing, null_texts
 from placer.data.source import RawBags, RawBatch
@@ -74,7 +75,7 @@ class PlainText:
         return found
 
     def _batch(self, block: Block, names: Sequence[str]) -> RawBatch | None:
-        if block.lines is not None or not set(self._columns.names) <= set(names):
+        if block.place.lines is not None or not set(self._columns.names) <= set(names):
             return None
         data = np.frombuffer(block.data, dtype=np.uint8)
         # A byte in the whole buffer, of which the block is a part, is looked for in no time.
@@ -85,7 +86,6 @@ class PlainText:
         if ends is None:
             return None
         words, first = _words_of(block, data)
-        place = block.place
         numbers = {name: number for number, name in enumerate(names)}
 
         def field(name: str) -> tuple[Offsets, Offsets]:
@@ -110,7 +110,11 @@ class PlainText:
                 if ids is None:
                     return None
                 keys = ids
-            features[name] = _bags(keys, lengths > 0, self._missing)
+            present = lengths > 0
+            if self._missing == "zero" or present.all():
+                features[name] = RawBags(keys)
+            else:
+                features[name] = RawBags(keys[present], offsets_of(present))
         dense = np.empty((block.samples, len(self._columns.dense)), dtype=np.float32)
         for position, name in enumerate(self._columns.dense):
             values = _numbers(words, *field(name))
@@ -122,7 +126,7 @@ class PlainText:
             labels = _numbers(words, *field(self._columns.label))
             if labels is None:
                 return None
-        return RawBatch(place.file, place.first, place.unit, block.samples, features, dense, labels)
+        return RawBatch(block.place, block.samples, features, dense, labels)
 
     def _without_nulls(self, keys: Keys, lengths: Offsets) -> Offsets:
         """Lengths of texts, of those that stand for a missing value 0, and their keys too."""
@@ -172,12 +176,6 @@ def _words_of(block: Block, data: npt.NDArray[np.uint8]) -> tuple[Keys, int]:
     if sys.byteorder == "little" and words.flags.aligned and is_whole:
         return words, first
     return as_words(data), 0
-
-
-def _bags(keys: Keys, present: npt.NDArray[np.bool_], missing: Missing) -> RawBags:
-    if missing == "zero" or present.all():
-        return RawBags(keys)
-    return RawBags(keys[present], np.concatenate(([0], np.cumsum(present))))
 
 
 def _ids(words: Keys, starts: Offsets, lengths: Offsets) -> Keys | None:

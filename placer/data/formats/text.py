@@ -10,8 +10,7 @@ import numpy.typing as npt
 
 from placer.data.files.opening import guarded, head, open_unpacked
 from placer.data.files.stores import shown
-from placer.data.formats.columns import Place
-from placer.data.source import RawBatch
+from placer.data.source import Cursor, Place, RawBatch
 from placer.errors import DataError
 
 MOST_LINE_BYTES = 16 << 20
@@ -29,34 +28,23 @@ class Block:
 
     Attributes
     ----------
-    file : str
+    place : Place
     header : bytes or None
         The file's first line, where it names the columns.
     data : memoryview
     samples : int
-    first_line : int
-        The line at which it begins, from 1.
-    lines : int64, shape (samples,), or None
-        The line of each record, where one of them has several.
     """
 
-    file: str
+    place: Place
     header: bytes | None
     data: memoryview
     samples: int
-    first_line: int
-    lines: npt.NDArray[np.int64] | None
-
-    @property
-    def place(self) -> Place:
-        """Where the samples are."""
-        return Place(self.file, self.first_line, "line", self.lines)
 
 
 Parse = Callable[[Block], RawBatch]
 
 
-class TextCursor:
+class TextCursor(Cursor):
     """Reads blocks of whole records; a block that is skipped is never parsed.
 
     Parameters
@@ -97,7 +85,7 @@ class TextCursor:
 
     def read(self, samples: int) -> RawBatch | None:
         """The next samples, at least one and at most `samples`; None at the end."""
-        if not self._next_block():
+        if not self._at_hand():
             return None
         if self._parsed is None:
             self._parsed = self._parse(self._unread())
@@ -106,15 +94,6 @@ class TextCursor:
         batch = self._parsed.slice(start, start + samples)
         self._record += batch.samples
         return batch
-
-    def skip(self, samples: int) -> int:
-        """Move on without parsing; how many records were there to skip."""
-        left = samples
-        while left and self._next_block():
-            step = min(left, self._records - self._record)
-            self._record += step
-            left -= step
-        return samples - left
 
     def close(self) -> None:
         """Close the file that is open."""
@@ -127,7 +106,7 @@ class TextCursor:
         lines, first = None, self._lines_before + self._record + 1
         block, count = self._block, self._records - self._record
         if not self._record and self._newlines is None and not self._may_be_blank:
-            return Block(self._file, self._header, block, count, first, None)
+            return Block(Place(self._file, first, "line"), self._header, block, count)
         start = int(self._ends[self._record - 1]) if self._record else 0
         ends = self._ends[self._record :]
         if self._newlines is not None:
@@ -142,7 +121,8 @@ class TextCursor:
             record = int(np.argmax(blank))
             line = first + record if lines is None else int(lines[record])
             raise DataError(f"{shown(self._file)}, line {line} is blank; remove it")
-        return Block(self._file, self._header, block[start:], count, first, lines)
+        place = Place(self._file, first, "line", lines)
+        return Block(place, self._header, block[start:], count)
 
     @property
     def _block(self) -> memoryview:
@@ -156,19 +136,21 @@ class TextCursor:
             self._known_ends = record_ends(self._block, quotes=False)[0]
         return self._known_ends
 
-    def _next_block(self) -> bool:
-        """Make sure that an unread record is at hand; False at the log's end."""
+    def _at_hand(self) -> int:
         while self._record == self._records:
             if self._stream is None:
                 if not self._files:
-                    return False
+                    return 0
                 self._file = self._files.pop(0)
                 self._stream = open_unpacked(self._file)
                 self._lines_before, self._header = 0, None
                 self._end = self._size = self._records = self._record = 0
                 self._known_ends = self._newlines = None
             self._read_block(self._stream)
-        return True
+        return self._records - self._record
+
+    def _move(self, samples: int) -> None:
+        self._record += samples
 
     def _read_block(self, stream: IO[bytes]) -> None:
         before = self._records if self._newlines is None else self._newlines.size
@@ -326,7 +308,8 @@ def lone_return(block: Block) -> DataError | None:
     lone = returns[text[np.minimum(returns + 1, text.size - 1)] != _NEWLINE]
     if not lone.size:
         return None
-    line = block.first_line + int(np.count_nonzero(text[: lone[0]] == _NEWLINE))
+    line = block.place.first + int(np.count_nonzero(text[: lone[0]] == _NEWLINE))
     return DataError(
-        f"{shown(block.file)}, line {line} has a carriage return that does not end it; remove it"
+        f"{shown(block.place.file)}, line {line} has a carriage return that does not end it; "
+        "remove it"
     )

@@ -10,12 +10,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from placer.data.files.stores import shown
-from placer.data.formats.columns import ARROW_TYPES, Columns, Place, single
+from placer.data.formats.columns import ARROW_TYPES, Columns, single
 from placer.data.formats.lists import ELIDED, separator_in, split_lists
 from placer.data.formats.prose import GROUPED, THOUSANDS
-from placer.data.keys import bags_from_arrow, is_list, is_text
+from placer.data.keys import bags_from_arrow, is_list, is_text, list_offsets
 from placer.data.names import Decimal, IdType, Missing, null_texts
-from placer.data.source import RawBags, RawBatch
+from placer.data.source import Place, RawBags, RawBatch
 from placer.errors import DataError
 
 _MOST_NULL = 8
@@ -51,8 +51,7 @@ def raw_batch(
     labels = None
     if columns.label is not None:
         labels = _numbers(batch, columns.label, columns, place)
-    samples, at = batch.num_rows, place
-    return RawBatch(at.file, at.first, at.unit, samples, features, dense, labels, at.lines)
+    return RawBatch(place, batch.num_rows, features, dense, labels)
 
 
 def _where(ids: pa.Array, place: Place) -> str:
@@ -116,7 +115,11 @@ def present(column: pa.Array, nulls: Sequence[str]) -> pa.Array:
     if is_list(kind):
         values = column.flatten()
         known = present(values, nulls)
-        return column if known is values else pa.LargeListArray.from_arrays(_offsets(column), known)
+        return (
+            column
+            if known is values
+            else pa.LargeListArray.from_arrays(list_offsets(column), known)
+        )
     if is_text(kind):
         if pa.types.is_string_view(kind):
             return present(column.cast(pa.large_string()), nulls)
@@ -144,12 +147,6 @@ def present(column: pa.Array, nulls: Sequence[str]) -> pa.Array:
 def numbers_among(nulls: tuple[str, ...]) -> tuple[float, ...]:
     """The numbers among the texts that stand for a missing value, such as -1."""
     return tuple(float(one) for one in nulls if re.fullmatch(r"[-+]?[0-9]+(?:\.[0-9]*)?", one))
-
-
-def _offsets(lists: pa.Array) -> pa.Array:
-    """Offsets of lists' elements, that of a missing list empty."""
-    lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
-    return pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int64())
 
 
 def _integers(

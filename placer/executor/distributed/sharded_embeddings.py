@@ -95,6 +95,8 @@ class ShardedEmbeddings(Embeddings):
                 "ShardedEmbeddings shares tables over torch.distributed, which is not initialized; "
                 "call torch.distributed.init_process_group before, or take make_embeddings"
             )
+        if options.pop("growing", None):
+            raise BackendError("tables that grow train in one process; these are several ranks")
         comm = Communicator(process_group, self.device)
         self._comm, self.rank, self.world = comm, comm.rank, comm.world
         scale = 1 / comm.world if average_gradients else 1.0

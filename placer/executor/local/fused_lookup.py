@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from placer.executor.backends.backend import Backend, SliceReads
+from placer.executor.growing_keys import GrowingKeys
 from placer.executor.lookups.steps import ArenaStep
 from placer.executor.memory.arena import Arena
 from placer.executor.optimizers.rule import Rule
@@ -33,6 +34,8 @@ class Runtime:
     lr : float32, shape (), on the computing device
     updates : int64, shape (), on the computing device
         Updates so far.
+    keys : GrowingKeys
+        Of tables that grow.
     whole_rows : RowTotals or None
         For tables of whose rows only some columns are here.
     """
@@ -44,6 +47,7 @@ class Runtime:
     stochastic: bool
     lr: Tensor
     updates: Tensor
+    keys: GrowingKeys
     whole_rows: "RowTotals | None" = None
 
     def rule(self, arena: Arena) -> Rule:
@@ -99,6 +103,7 @@ class FusedLookup(torch.autograd.Function):
             runtime.updates.add_(1)
             _update(runtime, ctx.steps, gradients, weights)
         runtime.backend.finish(ctx.steps)
+        runtime.keys.end_step()
         ctx.steps = ()  # Whoever keeps an output keeps this node.
         return None, weight_gradients, None, None
 

@@ -4,7 +4,7 @@ import copy
 from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 from placer.errors import DataError, PlanMismatchError
 from placer.executor.backends import make_backend
 from placer.executor.embeddings import Embeddings
+from placer.executor.growing_keys import GrowingKeys
 from placer.executor.local.fused_lookup import FusedLookup, Runtime
 from placer.executor.local.hit_rates import HitRates
 from placer.executor.local.local_id_order import LocalIdOrder
@@ -29,8 +30,9 @@ from placer.executor.names import Policy
 from placer.executor.optimizers.rounding import Rounding
 from placer.executor.optimizers.rule import check_constants
 from placer.executor.scaled_gradients import watch_scalers
-from placer.executor.streams import recorded
+from placer.executor.streams import indexed, recorded
 from placer.executor.uncompiled import uncompiled
+from placer.growing import Growing, KeyCounts
 from placer.plan.plan import Plan
 from placer.tables import OptimizerName
 
@@ -81,6 +83,9 @@ class PlacedEmbeddings(Embeddings):
         those that the plan ranks last.
     rounding : {"nearest", "stochastic"}
         How weights of half precision are rounded after an update.
+    growing : mapping of table name to Growing, or None
+        Tables whose ids may be any int64: rows are given to them as they are read. Such a table
+        has one row more than its capacity.
     whole_rows : RowTotals, optional
         Of tables of which the plan has some columns only, while other processes have the rest:
         row-wise Adagrad asks it for Σ g² over whole rows.
@@ -124,12 +129,13 @@ class PlacedEmbeddings(Embeddings):
         backend: str = "auto",
         cache_policy: Policy = "lfu",
         rounding: Rounding = "nearest",
+        growing: Mapping[str, Growing] | None = None,
         whole_rows: "RowTotals | None" = None,
     ) -> None:
         initial = dict(weights or {})
         super().__init__(
             plan,
-            _indexed(torch.device(device)),
+            indexed(torch.device(device)),
             optimizer,
             initial,
             padding_idx,
@@ -150,6 +156,7 @@ class PlacedEmbeddings(Embeddings):
             self._stochastic,
             torch.tensor(lr, dtype=torch.float32, device=self.device),
             torch.zeros((), dtype=torch.int64, device=self.device),
+            GrowingKeys(growing or {}, plan.tables_by_name, seed),
             whole_rows,
         )
         order = self.id_order()
@@ -291,6 +298,15 @@ class PlacedEmbeddings(Embeddings):
             results[feature.name] = batch.bags.output(index, feature, whole)
         return results
 
+    def key_counts(self) -> dict[str, KeyCounts]:
+        """What has happened to the keys of each table that grows."""
+        return self._runtime.keys.counts()
+
+    def live_keys(self, table: str) -> tuple[Tensor, Tensor]:
+        """Keys of a table that grows, and the rows that they have now: int64, shape (keys,)."""
+        keys, rows = self._runtime.keys.maps[table].live()
+        return torch.from_numpy(keys), torch.from_numpy(rows)
+
     def hit_rates(self) -> HitRates | None:
         backend = self._runtime.backend
         if backend.in_one_memory:
@@ -319,15 +335,12 @@ class PlacedEmbeddings(Embeddings):
                 continue
             for shard in arena.spec.cache_ranges:
                 entries = shard.staging_rows + shard.cache_rows
-                share = (
-                    arena.row_cache.directory.nbytes * entries // max(arena.row_cache.entries, 1)
-                )
+                size = arena.row_cache.directory.nbytes * entries
+                share = size // max(arena.row_cache.entries, 1)
                 held[shard.device, "pool"] += entries * arena.row_bytes + share
         for name, column_slices in self._layout.column_slices.items():
-            size = sum(
-                columns.slots.nbytes for columns in column_slices if columns.slots is not None
-            )
-            if size:
+            maps = [columns.slots for columns in column_slices if columns.slots is not None]
+            if size := sum(slots.nbytes for slots in maps):
                 server = self.plan.shards_by_table[name][0].devices[0]
                 held[server, "row_maps"] += size
         return dict(held)
@@ -349,17 +362,38 @@ class PlacedEmbeddings(Embeddings):
             self._runtime.updates,
         )
 
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for name, values in self._runtime.keys.state().items():
+            destination[f"{prefix}{name}"] = values
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Mapping[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        names = {f"{prefix}{name}": name for name in self._runtime.keys.names()}
+        rest = {key: value for key, value in state_dict.items() if key not in names}
+        missing = [key for key in names if key not in state_dict]
+        missing_keys.extend(missing)
+        super()._load_from_state_dict(
+            rest, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+        if not missing:
+            self._runtime.keys.load_state({name: state_dict[key] for key, name in names.items()})
+
     def _prepare(self, batch: BagBatch, training: bool) -> PreparedBatch:
         """Check a batch and find its rows, on the current stream."""
         batch, bags = ready_to_read(batch, self.features, self.device)
         runtime = self._runtime
+        batch = runtime.keys.rows_of(batch, self.features, training, self.id_order())
         reads = arena_reads(bags, self.features, self._layout)
         steps = runtime.backend.prepare(runtime.arenas, batch, self.features, reads, training)
         return PreparedBatch(bags, list(steps))
-
-
-def _indexed(device: torch.device) -> torch.device:
-    """The device with its number: tensors on ``cuda`` say that they are on ``cuda:0``."""
-    if str(device) == "cuda" and torch.cuda.is_available():
-        return torch.device("cuda", torch.cuda.current_device())
-    return device

@@ -202,11 +202,8 @@ class PartitionCounter:
             part = joined(first, part, f"partition {partition}")
         source = part if isinstance(part, BatchSource) else batches_of(part)
         reader = PartReader(source, self.columns, self.missing, self.position)
-        tables = PartitionTables(
-            {name: self.mappings[name].rows for name in self.mappings},
-            [name for name in self.kinds if name not in self.mappings],
-            self.memory_bytes,
-        )
+        keyed = self.kinds.keys() - self.mappings.keys()
+        tables = PartitionTables(self.kinds, keyed, self.memory_bytes)
         near = LocalityCounter(
             {
                 name: self.mappings[name].rows if name in self.mappings else 1 << 62
@@ -314,15 +311,15 @@ class PartitionCounter:
 
     def _table(self, name: str, sums: CountSums) -> tuple[IdMapping, RowCounts]:
         """How a table's ids became rows, and how often each was read."""
+        none = np.zeros(0, np.int64)
+        empty = Run(none.view(np.uint64), none, none)
         if name in self.mappings:
-            none = np.zeros(0, np.int64)
-            ids, counts = sums.rows.get(name, (none, none))
-            mapping = self.mappings[name]
+            run = sums.rows.get(name, empty)
+            ids, mapping = run.keys.view(np.int64), self.mappings[name]
             if isinstance(mapping, Identity) and name not in self.rows:
                 mapping = Identity(int(ids[-1]) + 1 if ids.size else 1)
-            return mapping, RowCounts(mapping.rows, ids, counts)
-        none = np.zeros(0, np.int64)
-        run = sums.keys.get(name) or Run(none.view(np.uint64), none, none)
+            return mapping, RowCounts(mapping.rows, ids, run.counts)
+        run = sums.keys.get(name, empty)
         vocabulary = vocabulary_of(run, self.min_count, self.rows.get(name))
         dense = np.zeros(vocabulary.rows, np.int64)
         np.add.at(dense, vocabulary.map(run.keys), run.counts)
@@ -352,13 +349,12 @@ class PartitionCounter:
         for feature, table in self.feature_tables.items():
             lookups[table] += sums.lookups[feature]
         for name in self.kinds:
-            counts = sums.rows[name][1] if name in sums.rows else np.zeros(0, np.int64)
-            if name in sums.keys:
-                counts = np.concatenate([counts, sums.keys[name].counts])
-            if int(counts.sum()) != lookups[name]:
+            runs = [of[name] for of in (sums.rows, sums.keys) if name in of]
+            counted = sum(int(run.counts.sum()) for run in runs)
+            if counted != lookups[name]:
                 raise DataError(
                     f"the features of table {name!r} have {lookups[name]} lookups, but its counts "
-                    f"sum to {int(counts.sum())}; is a part missing, or there twice?"
+                    f"sum to {counted}; is a part missing, or there twice?"
                 )
 
 

@@ -30,12 +30,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from placer.data.formats.base import UNREADABLE
 from placer.data.held import batches_of, is_in_memory
 from placer.data.vocabulary import DistinctKeys, Run
 from placer.errors import DataError
+from placer.profile.from_counts import parquet_batches
 from placer.profile.locality import Locality, WindowCounts
 
 KEYS = ("kind", "name", "id")
@@ -108,16 +107,14 @@ class CountSums:
     ----------
     samples : int
     lookups, bags : dict of feature name to int
-    rows : dict of table name to pairs (rows, counts)
-        Rows ascend, each listed once.
-    keys : dict of table name to Run
+    rows, keys : dict of table name to Run
     """
 
     samples: int = 0
     lookups: dict[str, int] = field(default_factory=dict)
     bags: dict[str, int] = field(default_factory=dict)
     windows: dict[tuple[str, str], dict[int, int]] = field(default_factory=dict)
-    rows: dict[str, tuple[_Int, _Int]] = field(default_factory=dict)
+    rows: dict[str, Run] = field(default_factory=dict)
     keys: dict[str, Run] = field(default_factory=dict)
 
     def locality(self, table: str) -> Locality:
@@ -156,16 +153,12 @@ def sums_of(parts: Counts | Iterable[Counts]) -> CountSums:
             kind, name = kinds.dictionary[of_kind].as_py(), names.dictionary[of_name].as_py()
             here = groups == group
             match kind:
-                case "row":
-                    one = rows.setdefault(name, DistinctKeys())
+                case "row" | "key":
+                    one = (rows if kind == "row" else keys).setdefault(name, DistinctKeys())
                     one.add_run(ids[here].view(np.uint64), counts[here], first[here])
-                case "key":
-                    one = keys.setdefault(name, DistinctKeys())
-                    one.add_run(ids[here].view(np.uint64), counts[here], first[here])
-                case "lookups":
-                    sums.lookups[name] = sums.lookups.get(name, 0) + int(counts[here].sum())
-                case "bags":
-                    sums.bags[name] = sums.bags.get(name, 0) + int(counts[here].sum())
+                case "lookups" | "bags":
+                    of_feature = sums.lookups if kind == "lookups" else sums.bags
+                    of_feature[name] = of_feature.get(name, 0) + int(counts[here].sum())
                 case "samples":
                     sums.samples += int(counts[here].sum())
                 case "windows" | "read" | "distinct":
@@ -174,9 +167,7 @@ def sums_of(parts: Counts | Iterable[Counts]) -> CountSums:
                         of_size[size] = of_size.get(size, 0) + count
                 case _:
                     raise DataError(f"{place}: counts of the kind {kind!r} are not known")
-    for name in list(rows):
-        run = rows.pop(name).merge()
-        sums.rows[name] = (run.keys.view(np.int64), run.counts)
+    sums.rows = {name: one.merge() for name, one in rows.items()}
     sums.keys = {name: one.merge() for name, one in keys.items()}
     return sums
 
@@ -187,7 +178,7 @@ def _parts(parts: Counts | Iterable[Counts]) -> Iterator[tuple[pa.RecordBatch, s
         parts = [parts]
     for part in parts:
         if isinstance(part, str | os.PathLike):
-            read, place = _from_parquet(str(part)), str(part)
+            read, place = parquet_batches(str(part), SCHEMA.names), str(part)
         else:
             source = batches_of(part)
             read, place = source.read(_present(source.schema, source.name)), source.name
@@ -201,17 +192,6 @@ def _parts(parts: Counts | Iterable[Counts]) -> Iterator[tuple[pa.RecordBatch, s
                 continue  # It is empty.
             except pa.ArrowException as error:
                 raise DataError(f"{place}: {str(error).splitlines()[0]}") from error
-
-
-def _from_parquet(file: str) -> Iterator[pa.RecordBatch]:
-    try:
-        with pq.ParquetFile(file) as parquet:
-            columns = _present(parquet.schema_arrow, file)
-            yield from parquet.iter_batches(columns=columns)
-    except FileNotFoundError as error:
-        raise DataError(f"cannot open {file}: no such file") from error
-    except UNREADABLE as error:
-        raise DataError(f"cannot read {file} as Parquet: {str(error).splitlines()[0]}") from error
 
 
 def _present(schema: pa.Schema, place: str) -> list[str]:

@@ -5,7 +5,6 @@ beforehand, and so is each row's place.
 """
 
 import contextlib
-import errno
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,8 +25,6 @@ from placer.tables import OPTIMIZER_STATE, Table
 Bytes = npt.NDArray[np.uint8]
 
 _DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
-_NEAR_BYTES = 16 << 10  # What a call costs, about, in bytes that could have been read.
-_WINDOW_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -119,45 +116,19 @@ class ShardWriter:
 def read_rows(path: Path, tensor: StoredTensor, positions: Int) -> Bytes:
     """Rows of a tensor of a shard's file, in any order: uint8, shape (n, row_bytes).
 
-    Rows that are near one another are read at once, with what is between them.
-
     Raises
     ------
     CheckpointError
         If the file cannot be read.
     """
-    result = np.empty((positions.size, tensor.row_bytes), dtype=np.uint8)
     if not positions.size:
-        return result
-    order = np.argsort(positions, kind="stable")
-    ascending = positions[order]
-    starts = ascending * tensor.row_bytes
-    apart = np.diff(starts) > _NEAR_BYTES
-    apart |= np.diff(starts // _WINDOW_BYTES) != 0
-    edges = [0, *(np.flatnonzero(apart) + 1).tolist(), positions.size]
+        return np.empty((0, tensor.row_bytes), dtype=np.uint8)
+    shape = tensor.shape[0], tensor.row_bytes
     try:
-        with path.open("rb", buffering=0) as file:
-            for first, last in pairwise(edges):
-                low = int(ascending[first])
-                count = int(ascending[last - 1]) + 1 - low
-                at = tensor.offset + low * tensor.row_bytes
-                window = _read(file.fileno(), count * tensor.row_bytes, at)
-                rows = window.reshape(count, tensor.row_bytes)
-                result[order[first:last]] = rows[ascending[first:last] - low]
+        rows = np.memmap(path, np.uint8, "r", tensor.offset, shape)
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
-    return result
-
-
-def _read(descriptor: int, size_bytes: int, at: int) -> Bytes:
-    window = np.empty(size_bytes, dtype=np.uint8)
-    done = 0
-    while done < size_bytes:
-        count = os.preadv(descriptor, [window[done:].data], at + done)
-        if not count:
-            raise OSError(errno.EIO, "it is cut short")
-        done += count
-    return window
+    return np.asarray(rows[positions])
 
 
 def check_file(path: Path, layout: ShardLayout, sha256: str | None) -> None:

@@ -9,14 +9,15 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from placer.errors import CheckpointError, PlanMismatchError
-from placer.files import StrPath, sync_folder
+from placer.files import StrPath, sha256_file, sync_folder
 from placer.folders import new_folder
 from placer.plan.diff import Home, homes_of
 from placer.plan.order import Int, Ranks, listed_ids
@@ -29,19 +30,13 @@ from placer.storage.manifest import (
     read_manifest,
     write_manifest,
 )
+from placer.storage.run_state import Position
 from placer.storage.safetensors_layout import StoredTensor
 from placer.storage.shards.shard_file import Bytes, ShardLayout, check_file, read_rows
 
 FORMAT_VERSION = 1
 MANIFEST = "shards.json"
 PLAN = "plan.json"
-
-
-class TensorEntry(Strict):
-    """A tensor of a file."""
-
-    dtype: str
-    shape: list[int]
 
 
 class ShardEntry(Strict):
@@ -52,7 +47,7 @@ class ShardEntry(Strict):
     cols: list[int]
     device: str
     memory: str
-    tensors: dict[str, TensorEntry]
+    tensors: dict[str, Any]
     size_bytes: int
     sha256: str
 
@@ -155,9 +150,14 @@ class ShardFolder:
         return files_by_table(self.plan)
 
     @property
+    def position(self) -> Position:
+        """How far the run was whose rows these are."""
+        return Position(**self.manifest.checkpoint.model_dump())
+
+    @property
     def step(self) -> int:
         """Training steps that the rows have seen."""
-        return self.manifest.checkpoint.step
+        return self.position.step
 
     @property
     def updates(self) -> int | None:
@@ -250,11 +250,21 @@ def refuse_other_plan(folder: ShardFolder, plan: Plan) -> None:
 
 
 class NewShards:
-    """A folder of shards that is being written; see `new_shards`."""
+    """A folder of shards that is being written; see `new_shards`.
+
+    Attributes
+    ----------
+    entries : dict of str to ShardEntry
+        What has been written, by the file's name.
+    kept, linked : set of str
+        Files that are another one, and those of them that took no space on the disk.
+    """
 
     def __init__(self, path: Path, plan: Plan) -> None:
         self.path, self.plan = path, plan
         self.entries: dict[str, ShardEntry] = {}
+        self.kept: set[str] = set()
+        self.linked: set[str] = set()
 
     def target(self, file: ShardFile) -> Path:
         """Where a file belongs; its own folder is there."""
@@ -262,20 +272,27 @@ class NewShards:
         path.parent.mkdir(exist_ok=True)
         return path
 
-    def link(self, source: Path, file: ShardFile, sha256: str) -> bool:
-        """Make a file of one that is there already; whether its bytes had to be copied."""
-        target, copied = self.target(file), False
-        try:
-            target.hardlink_to(source)
-        except OSError:  # Another file system, or one without links.
-            shutil.copyfile(source, target)
-            sync_folder(target)
-            copied = True
-        self.add(file, sha256)
-        return copied
+    def link(self, source: Path, copies: Sequence[ShardFile], sha256: str) -> None:
+        """Make files of one that is there already."""
+        for file in copies:
+            target = self.target(file)
+            try:
+                target.hardlink_to(source)
+                self.linked.add(file.name)
+            except OSError:  # Another file system, or one without links.
+                shutil.copyfile(source, target)
+                sync_folder(target)
+            self.kept.add(file.name)
+            self._add(file, sha256)
 
-    def add(self, file: ShardFile, sha256: str) -> None:
-        """List a file that is there."""
+    def add_written(self, copies: Sequence[ShardFile]) -> None:
+        """List a shard's first file, which is there, and make the others of it."""
+        path = self.target(copies[0])
+        sha256 = sha256_file(path)
+        self._add(copies[0], sha256)
+        self.link(path, copies[1:], sha256)
+
+    def _add(self, file: ShardFile, sha256: str) -> None:
         layout, shard = file.layout, file.layout.shard
         self.entries[file.name] = ShardEntry(
             table=shard.table,
@@ -284,20 +301,20 @@ class NewShards:
             device=file.home.device,
             memory=file.home.memory,
             tensors={
-                name: TensorEntry(dtype=tensor.dtype, shape=list(tensor.shape))
+                name: {"dtype": tensor.dtype, "shape": list(tensor.shape)}
                 for name, tensor in layout.tensors.items()
             },
             size_bytes=layout.size_bytes,
             sha256=sha256,
         )
 
-    def finish(self, position: Mapping[str, int], updates: int | None) -> None:
+    def finish(self, position: Position, updates: int | None) -> None:
         """Write the plan and ``shards.json``."""
         self.plan.save(self.path / PLAN)
         manifest = ShardManifest(
             format_version=FORMAT_VERSION,
             plan_sha256=placement_sha256(self.plan),
-            checkpoint=CheckpointEntry(**position),
+            checkpoint=CheckpointEntry(**asdict(position)),
             updates=updates,
             files=dict(sorted(self.entries.items())),
         )

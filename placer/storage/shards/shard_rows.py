@@ -1,19 +1,21 @@
-"""Rows of tables by their ids: which shards hold them, by arithmetic, and in which files."""
+"""Rows of tables by their ids: which shards hold them, by arithmetic, and reading them."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Set
+from functools import partial
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from placer.errors import CheckpointError
+from placer.executor.id_order import TableTensor, tensors_of
+from placer.executor.tensor_names import UPDATES
 from placer.plan.order import Int, Ranks
 from placer.plan.shard import Shard
-from placer.storage.row_blocks import MOST_ROWS
-from placer.storage.shards.shard_file import Bytes, ShardLayout
+from placer.storage.row_blocks import MOST_ROWS, row_blocks
+from placer.storage.run_state import STATES, WEIGHTS, Checkpoint
 from placer.storage.shards.shard_folder import ShardFile, ShardFolder
-
-Choose = Callable[[tuple[ShardFile, ...]], ShardFile]
-"""Which of a shard's replicas is read."""
+from placer.storage.tensor_rows import AnyTensor, TensorRows
 
 
 def ids_at(order: Ranks, shard: Shard, start: int, stop: int) -> Int:
@@ -26,114 +28,114 @@ def ids_at(order: Ranks, shard: Shard, start: int, stop: int) -> Int:
     return order.ids(first + step * np.arange(start, stop, dtype=np.int64))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class HeldRows:
-    """Those of some ids that a shard holds.
-
-    Attributes
-    ----------
-    index : int
-        Of the shard, among those looked through.
-    shard : Shard
-    where : int64, shape (n,)
-        Which of the ids, ascending.
-    positions : int64, shape (n,)
-        Their rows in the shard.
-    """
-
-    index: int
-    shard: Shard
-    where: Int
-    positions: Int
+def same_ids(one: tuple[Ranks, Shard], other: tuple[Ranks, Shard]) -> bool:
+    """Compare the ids of two shards of as many rows, of whatever row orders, in their order."""
+    return all(
+        np.array_equal(ids_at(*one, start, stop), ids_at(*other, start, stop))
+        for start, stop in row_blocks(one[1].row_count, MOST_ROWS)
+    )
 
 
-def held_rows(
-    order: Ranks, shards: Sequence[Shard], ids: Int, cols: tuple[int, int]
-) -> Iterator[HeldRows]:
-    """The shards of a table that hold some of these ids in some of these columns.
+def held_rows(ranks: Int, shard: Shard) -> tuple[Int, Int]:
+    """Find those of some rows that a shard holds.
 
     Parameters
     ----------
-    order : Ranks
-        Of the plan that the shards are of.
-    ids : int64, shape (n,)
-    cols : (start, stop)
+    ranks : int64, shape (n,)
+        In the row order of the shard's plan.
+    shard : Shard
+
+    Returns
+    -------
+    where : int64, shape (m,)
+        Which of the rows, ascending.
+    positions : int64, shape (m,)
+        Their places in the shard.
     """
-    if not ids.size:
-        return
-    ranks = order.ranks(ids)
-    low, high = int(ranks.min()), int(ranks.max())
-    for index, shard in enumerate(shards):
-        start, stop, step = shard.rows
-        apart = shard.cols[1] <= cols[0] or cols[1] <= shard.cols[0]
-        if apart or stop <= low or high < start:
-            continue
-        inside = (ranks >= start) & (ranks < stop)
-        if step > 1:
-            inside &= (ranks - start) % step == 0
-        where = np.flatnonzero(inside)
-        if where.size:
-            yield HeldRows(index, shard, where, (ranks[where] - start) // step)
-
-
-def same_ids(one: tuple[Ranks, Shard], other: tuple[Ranks, Shard]) -> bool:
-    """Whether two shards of as many rows, of whatever row orders, have the same ids in order."""
-    rows, start, step = one[1].row_count, 0, 256  # Most that differ do so soon.
-    while start < rows:
-        stop = min(start + step, rows)
-        if not np.array_equal(ids_at(*one, start, stop), ids_at(*other, start, stop)):
-            return False
-        start, step = stop, min(4 * step, MOST_ROWS)
-    return True
+    start, stop, step = shard.rows
+    inside = (ranks >= start) & (ranks < stop)
+    if step > 1:
+        inside &= (ranks - start) % step == 0
+    where = np.flatnonzero(inside)
+    return where, (ranks[where] - start) // step
 
 
 def gather(
     folder: ShardFolder,
-    layout: ShardLayout,
-    names: Iterable[str],
+    tensor: TableTensor,
     ids: Int,
-    choose: Choose,
-) -> dict[str, Bytes]:
-    """Rows of tensors, as a shard of other rows and columns has them.
+    cols: tuple[int, int],
+    own: Set[str] = frozenset(),
+) -> Tensor:
+    """Read rows and columns of a tensor from the files that hold them.
 
     Parameters
     ----------
     folder : ShardFolder
-    layout : ShardLayout
-        Whose table, columns and bytes of a row the result has.
-    names : iterable of str
-        Which of its tensors.
+    tensor : TableTensor
     ids : int64, shape (n,)
-    choose : callable
+    cols : (start, stop)
+        (0, 1) for state that is one number a row, of which every column slice has a copy.
+    own : set of str
+        Devices whose files are read before those of others.
 
     Returns
     -------
-    dict of str to uint8, shape (n, bytes of a row)
+    Tensor, shape (n, stop − start); (n,) for state that is one number a row
 
     Raises
     ------
     CheckpointError
         If a file is damaged, or the folder lacks some of the rows.
     """
-    table, cols = layout.table.name, layout.shard.cols
-    chunk = {
-        name: np.empty((ids.size, layout.tensors[name].row_bytes), dtype=np.uint8) for name in names
-    }
-    cells = 0
-    shards = folder.plan.shards_by_table[table]
-    for held in held_rows(folder.order_of(table), shards, ids, cols):
-        source = choose(folder.files[table][held.index])
-        own = held.shard.cols
-        low, high = max(cols[0], own[0]), min(cols[1], own[1])
-        for name, rows in chunk.items():
-            tensor = source.layout.tensors[name]
-            here = layout.tensors[name].columns(low - cols[0], high - cols[0])
-            there = tensor.columns(low - own[0], high - own[0])
-            rows[held.where, here] = folder.rows(source, tensor, held.positions)[:, there]
-        cells += held.where.size * (high - low)
-    if cells != ids.size * layout.shard.width:
+
+    def is_foreign(file: ShardFile) -> bool:
+        return file.home.device not in own
+
+    table, width = tensor.table.name, cols[1] - cols[0]
+    result = np.empty((ids.size, tensor.width_bytes(width)), dtype=np.uint8)
+    columns_read = np.zeros(ids.size, dtype=np.int64)
+    ranks = folder.order_of(table).ranks(ids)
+    nearest = (min(copies, key=is_foreign) for copies in folder.files[table])
+    for file in sorted(nearest, key=is_foreign):
+        shard, stored = file.layout.shard, file.layout.tensors[tensor.name]
+        low, high = max(cols[0], shard.cols[0]), min(cols[1], shard.cols[1])
+        if tensor.is_per_row:
+            low, high = cols
+        if low >= high:
+            continue
+        where, positions = held_rows(ranks, shard)
+        if tensor.is_per_row:
+            is_new = columns_read[where] == 0
+            where, positions = where[is_new], positions[is_new]
+        if where.size:
+            here = stored.columns(low - cols[0], high - cols[0])
+            there = stored.columns(low - shard.cols[0], high - shard.cols[0])
+            result[where, here] = folder.rows(file, stored, positions)[:, there]
+            columns_read[where] += high - low
+    if (columns_read != width).any():
         raise CheckpointError(
             f"the shards in {folder.path} do not hold every row and column of table {table!r} "
             "once; `placer verify` says which of its plan's are missing"
         )
-    return chunk
+    values = torch.from_numpy(result).view(tensor.dtype)
+    return values.reshape(-1) if tensor.is_per_row else values
+
+
+def checkpoint_of_shards(folder: ShardFolder) -> Checkpoint:
+    """Make a checkpoint of a folder's tables; their rows are read on demand, in id order."""
+    groups: dict[str, dict[str, AnyTensor]] = {WEIGHTS: {}, STATES: {}}
+
+    def read(tensor: TableTensor, start: int, stop: int) -> Tensor:
+        cols = (0, 1) if tensor.is_per_row else (0, tensor.table.dim)
+        return gather(folder, tensor, np.arange(start, stop), cols)
+
+    for table in folder.plan.tables:
+        for tensor in tensors_of(table, table.optimizer):
+            group = WEIGHTS if tensor.name == "weight" else STATES
+            groups[group][f"{table.name}.{tensor.name}"] = TensorRows(
+                tensor.shape, tensor.dtype, partial(read, tensor)
+            )
+    if folder.updates is not None:
+        groups[STATES][UPDATES] = torch.tensor(folder.updates)
+    return Checkpoint(folder.position, {}, groups)

@@ -1,20 +1,22 @@
-"""From the tables of a checkpoint to the shards of a plan, or to one file of tables."""
+"""From the tables of a checkpoint, or of other shards, to the shards of a plan or to one file."""
 
 import contextlib
-from collections.abc import Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from placer.errors import CheckpointError
-from placer.files import StrPath, replacing, sha256_file
+from placer.executor.id_order import tensors_of
+from placer.executor.tensor_names import UPDATES, check_shapes, state_shapes
+from placer.files import StrPath, replacing
+from placer.plan.diff import PlanDiff, diff
 from placer.plan.order import Ranks
 from placer.plan.plan import Plan
 from placer.plan.verify import verify
-from placer.storage.row_blocks import chunk_rows
+from placer.storage.row_blocks import chunk_rows, row_blocks
 from placer.storage.run_state import STATES, WEIGHTS, Checkpoint
-from placer.storage.shards.shard_file import shard_writer
+from placer.storage.shards.shard_file import ShardLayout, shard_writer
 from placer.storage.shards.shard_folder import (
     NewShards,
     ShardFile,
@@ -22,11 +24,10 @@ from placer.storage.shards.shard_folder import (
     files_by_table,
     new_shards,
     open_shards,
+    refuse_other_plan,
 )
-from placer.storage.shards.shard_rows import held_rows
-
-if TYPE_CHECKING:
-    from placer.storage.tensor_rows import TensorRows
+from placer.storage.shards.shard_rows import checkpoint_of_shards, held_rows, same_ids
+from placer.storage.tensor_rows import TensorRows, bytes_of, write_safetensors
 
 _MOST_OPEN = 256
 """Files that are open at a time: systems allow some thousand."""
@@ -74,11 +75,115 @@ def write_shards(plan: Plan, checkpoint: Checkpoint, path: StrPath) -> ShardFold
     tensors = _tensors_by_table(plan, checkpoint)
     with new_shards(path, plan) as made:
         for name, files in files_by_table(plan).items():
-            order = Ranks.in_plan(plan, name)
-            for start in range(0, len(files), _MOST_OPEN):
-                _write_table(made, order, files[start : start + _MOST_OPEN], tensors[name])
-        made.finish(asdict(checkpoint.position), _updates(checkpoint))
+            _write_table(made, files, tensors[name])
+        made.finish(checkpoint.position, _updates(checkpoint))
     return open_shards(path)
+
+
+@dataclass(frozen=True, slots=True)
+class Resharded:
+    """What was done.
+
+    Attributes
+    ----------
+    difference : PlanDiff
+        Rows by device.
+    kept_files, written_files : int
+        Files that are those of the older folder (or of a replica), and those with rows of several.
+    kept_file_bytes, written_file_bytes : int
+        Of these, what was not and what was written to disk; on a file system without hard links
+        kept files are written too.
+    """
+
+    difference: PlanDiff
+    kept_files: int
+    written_files: int
+    kept_file_bytes: int
+    written_file_bytes: int
+
+
+def reshard(
+    shards: ShardFolder | StrPath,
+    new: Plan,
+    path: StrPath,
+    *,
+    old: Plan | None = None,
+    verify_files: bool = True,
+) -> Resharded:
+    """Make the folder of a plan from that of another one, byte for byte as from a checkpoint.
+
+    Files whose rows and columns are those of an older file become hard links to it. The others
+    are written as `write_shards` writes them; rows are known by their ids, whatever the row
+    orders. Optimizer state goes with its rows.
+
+    Parameters
+    ----------
+    shards : ShardFolder or path
+        Stays as it is. The new folder shares files with it: write none of them in place.
+    new : Plan
+    path : str or path
+        The folder to make; it appears when it is complete.
+    old : Plan, optional
+        The plan that `shards` is believed to be of; by default the one that it has in it. Bytes
+        are counted between its devices and those of `new`.
+    verify_files : bool
+        Whether the SHA-256 of every file that is kept or read is compared first. Without it
+        kept files are not read, and of others only blocks of rows of which some are needed.
+
+    Raises
+    ------
+    PlanMismatchError
+        If the folder is not of `old`, or `new` has tables that `old` lacks or has otherwise.
+    PlanError
+        If the newer plan is unsound.
+    CheckpointError
+        If a file is missing or damaged.
+    PlacerError
+        If there is something at `path`, or it cannot be written; nothing is left there then.
+    """
+    if not isinstance(shards, ShardFolder):
+        shards = open_shards(shards, verify=verify_files)
+    refuse_other_plan(shards, old or shards.plan)
+    verify(new)
+    difference = diff(old or shards.plan, new)
+    difference.check_rows()
+    tensors = _tensors_by_table(shards.plan, checkpoint_of_shards(shards))
+    with new_shards(path, new) as made:
+        for name, files in files_by_table(new).items():
+            order = Ranks.in_plan(new, name)
+            changed = []
+            for copies in files:
+                source = _unchanged(shards, order, copies[0].layout)
+                if source is None:
+                    changed.append(copies)
+                    continue
+                shards.check(source)
+                sha256 = shards.manifest.files[source.name].sha256
+                made.link(shards.path / source.name, copies, sha256)
+            _write_table(made, changed, tensors[name])
+        made.finish(shards.position, shards.updates)
+    every = [(name, entry.size_bytes) for name, entry in made.entries.items()]
+    written_bytes = sum(size for name, size in every if name not in made.linked)
+    return Resharded(
+        difference,
+        len(made.kept),
+        len(every) - len(made.kept),
+        sum(size for _, size in every) - written_bytes,
+        written_bytes,
+    )
+
+
+def _unchanged(shards: ShardFolder, order: Ranks, layout: ShardLayout) -> ShardFile | None:
+    """The file of an older shard with the same rows in the same order, if there is one."""
+    table, shard = layout.table.name, layout.shard
+    older_order = shards.order_of(table)
+    for file, *_ in shards.files[table]:
+        older = file.layout.shard
+        if (older.cols, older.row_count) == (shard.cols, shard.row_count) and same_ids(
+            (older_order, older), (order, shard)
+        ):
+            return file
+    return None
 
 
 def write_tables(
@@ -100,8 +205,6 @@ def write_tables(
     PlacerError
         If the file cannot be written; what was there before is there still.
     """
-    from placer.storage.tensor_rows import write_safetensors
-
     named = {
         f"{table}.{name}": rows
         for table, tensors in _tensors_by_table(plan, checkpoint, with_optimizer).items()
@@ -112,44 +215,41 @@ def write_tables(
 
 
 def _write_table(
-    made: NewShards,
-    order: Ranks,
-    files: Sequence[tuple[ShardFile, ...]],
-    tensors: dict[str, "TensorRows"],
+    made: NewShards, files: Sequence[tuple[ShardFile, ...]], tensors: Mapping[str, TensorRows]
 ) -> None:
-    """Write some of a table's shards, reading the table once."""
-    from placer.storage.tensor_rows import bytes_of
+    """Write shards of one table, reading the table once, or once for so many as may be open."""
+    for first in range(0, len(files), _MOST_OPEN):
+        _write_shards(made, files[first : first + _MOST_OPEN], tensors)
 
-    layouts = [copies[0].layout for copies in files]
-    table, shards = layouts[0].table, [layout.shard for layout in layouts]
+
+def _write_shards(
+    made: NewShards, files: Sequence[tuple[ShardFile, ...]], tensors: Mapping[str, TensorRows]
+) -> None:
+    layouts = [file.layout for file, *_ in files]
+    order = Ranks.in_plan(made.plan, layouts[0].table.name)
     with contextlib.ExitStack() as stack:
         writers = [
-            stack.enter_context(shard_writer(made.target(copies[0]), copies[0].layout))
-            for copies in files
+            stack.enter_context(shard_writer(made.target(file), file.layout)) for file, *_ in files
         ]
         for name, rows in tensors.items():
-            for start, block in rows.blocks(chunk_rows(rows.row_bytes)):
-                values = bytes_of(block).numpy().reshape(len(block), -1)
-                ids = np.arange(start, start + len(block), dtype=np.int64)
-                for held in held_rows(order, shards, ids, (0, table.dim)):
-                    tensor = layouts[held.index].tensors[name]
-                    own = values[held.where][:, tensor.columns(*held.shard.cols)]
-                    writers[held.index].write(tensor, held.positions, own)
-    for first, *others in files:
-        sha256 = sha256_file(made.target(first))
-        made.add(first, sha256)
-        for other in others:
-            made.link(made.target(first), other, sha256)
+            for start, stop in row_blocks(rows.rows, chunk_rows(rows.row_bytes)):
+                ranks = order.ranks(np.arange(start, stop, dtype=np.int64))
+                held = [held_rows(ranks, layout.shard) for layout in layouts]
+                if not any(where.size for where, _ in held):
+                    continue
+                values = bytes_of(rows.read(start, stop)).numpy().reshape(stop - start, -1)
+                for layout, writer, (where, positions) in zip(layouts, writers, held, strict=True):
+                    tensor = layout.tensors[name]
+                    own = values[where][:, tensor.columns(*layout.shard.cols)]
+                    writer.write(tensor, positions, own)
+    for copies in files:
+        made.add_written(copies)
 
 
 def _tensors_by_table(
     plan: Plan, checkpoint: Checkpoint, with_optimizer: bool = True
-) -> dict[str, dict[str, "TensorRows"]]:
+) -> dict[str, dict[str, TensorRows]]:
     """A checkpoint's tensors by table and name, checked against a plan's tables."""
-    from placer.executor.id_order import tensors_of
-    from placer.executor.tensor_names import UPDATES, check_shapes, state_shapes
-    from placer.storage.tensor_rows import TensorRows
-
     weights, states = (checkpoint.tensors.get(name, {}) for name in (WEIGHTS, STATES))
     tensors = {t.name: list(tensors_of(t, t.optimizer)) for t in plan.tables}
     shapes = {f"{table}.weight": weight.shape for table, (weight, *_) in tensors.items()}
@@ -175,8 +275,5 @@ def _tensors_by_table(
 
 
 def _updates(checkpoint: Checkpoint) -> int | None:
-    from placer.executor.tensor_names import UPDATES
-    from placer.storage.tensor_rows import TensorRows
-
     updates = checkpoint.tensors.get(STATES, {}).get(UPDATES)
     return None if updates is None else int(TensorRows.of(updates).whole())

@@ -21,8 +21,7 @@ from placer.report.diff import diff_report
 from placer.report.section import Report
 from placer.units import parse_bytes
 from solvers.analysis.compare import compare
-from solvers.analysis.explain import explain, split_margin
-from solvers.analysis.explanation import ShardMargin
+from solvers.analysis.explain import ShardMargin, explain, split_margin
 from solvers.analysis.whatif import FrontPoint, front, whatif
 from solvers.bounds.binding import Binding, binding
 from solvers.bounds.lagrangian import LagrangianBound, lagrangian_bound
@@ -127,6 +126,7 @@ def ask(
     check_shards(plan)
     other = None if other_path is None else Plan.load(other_path)
     profile = profile_of(plan, path, profile_path, needed_for="a page")
+    assert profile is not None, "else an error says that it is needed"
     rules = None if constraints_path is None else Constraints.load(constraints_path)
     problem = Problem.of_plan(plan, profile, rules)
     model = cost_models.cost_model(cost_model)
@@ -188,7 +188,7 @@ class _Searches:
         return compare_report(rows, "Solvers on the plan's problem")
 
     def front(self, asked: Questions) -> tuple[FrontPoint, ...]:
-        """Step times over budgets of HBM."""
+        """Return the step times over budgets of HBM."""
         sizes = [parse_bytes(text) for text in (asked.hbm_steps or "").split(",") if text.strip()]
         strategy, limits = solver_called(asked.solver), self.limits or Limits(20.0)
         machine = self.problem.topology
@@ -203,7 +203,7 @@ class _Searches:
         return front(at, sizes, solved)
 
     def whatif(self, asked: Questions) -> Report | None:
-        """What changes of the machine would gain."""
+        """Return what changes of the machine would gain."""
         if not asked.whatif:
             return None
         answer = whatif(
@@ -216,7 +216,7 @@ class _Searches:
         return whatif_report(self.problem, answer, solver=asked.solver)
 
     def explanations(self, asked: Questions, shown: Report) -> dict[str, Report]:
-        """Of the slowest tables, as many as are asked for."""
+        """Explain as many of the slowest tables as are asked for."""
         tables, gpus = len(self.plan.tables), len(self.plan.topology.gpus)
         few = EXPLAINED if tables * gpus <= MOST_EXPLAINED else 0
         most = few if asked.explained is None else asked.explained
@@ -241,7 +241,7 @@ def _simulated(
     profile: Profile,
     other: Plan | None,
 ) -> Report | None:
-    """The log replayed in windows, if one is given."""
+    """Return the log replayed in windows, if one is given."""
     if not asked.data:
         return None
     log = open_log_of(plan, path, asked.data, asked.data_format, profile_path)
@@ -273,7 +273,7 @@ def _reasons(instance: Instance, plan: Plan, bound: LagrangianBound) -> dict[str
 
 
 def _sentence(margin: ShardMargin, price: float) -> str:
-    """Slopes beside one another: a slope times a GiB would be a saving that nobody has solved."""
+    """Compare slopes: a slope times a GiB would be a saving that no search has confirmed."""
     if not price:
         return "Another byte of HBM is worth nothing to this plan's tables."
     last, after = (_times(one, price) for one in (margin.last_s_per_byte, margin.next_s_per_byte))
@@ -289,7 +289,7 @@ def _sentence(margin: ShardMargin, price: float) -> str:
 
 
 def _times(value: float | None, price: float) -> str:
-    """Seconds per byte beside a price; rows that take no HBM save theirs for free."""
+    """Return seconds per byte beside a price; rows that take no HBM save theirs for free."""
     if value is None:
         return "0 times"
     return "any number of times" if value == float("inf") else f"{form.number(value / price)} times"

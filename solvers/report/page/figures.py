@@ -7,7 +7,7 @@ from typing import Any
 
 from cost_models import CostReport
 from placer.report import section as form
-from placer.report.palette import BOUND, SERIES, STEP
+from placer.report.picture import BOUND, SERIES, STEP
 from placer.report.plain import plain
 from placer.report.section import Column, Row, Section
 from placer.topology.topology import Topology
@@ -54,7 +54,7 @@ class Chart:
 
 
 def label(text: object) -> str:
-    """A name as Plotly writes it: no markup, no control characters, of a length that is read.
+    """Write a name for Plotly: no markup, no control characters, and not too long.
 
     >>> label("<b>C1</b>")
     '&lt;b&gt;C1&lt;/b&gt;'
@@ -68,7 +68,7 @@ def label(text: object) -> str:
 def bars(
     x: Sequence[str], y: Sequence[float], name: str, number: int, texts: Sequence[str]
 ) -> Trace:
-    """A part of stacked bars, in the colour and the pattern of its number."""
+    """Return a part of stacked bars, in the colour and the pattern of its number."""
     return {
         "type": "bar",
         "name": name,
@@ -90,6 +90,22 @@ def bars(
     }
 
 
+def line(
+    name: str, x: Sequence[Any], y: Sequence[Any], colour: str, dash: str, symbol: str, hover: str
+) -> dict[str, Any]:
+    """Return points joined by a line, with what is shown of the one under the pointer."""
+    return {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "name": name,
+        "x": list(x),
+        "y": list(y),
+        "hovertemplate": f"{hover}<extra></extra>",
+        "line": {"color": colour, "width": 2.5, "dash": dash},
+        "marker": {"symbol": symbol, "size": 9},
+    }
+
+
 def levels(lines: Sequence[tuple[float, str, str, str]]) -> tuple[list[Trace], list[Trace]]:
     """Horizontal lines over the whole width: their names in the legend, and their shapes.
 
@@ -99,32 +115,15 @@ def levels(lines: Sequence[tuple[float, str, str, str]]) -> tuple[list[Trace], l
     shapes: list[Trace] = []
     for value, words, colour, dash in lines:
         style = {"color": colour, "width": 2.5, "dash": dash}
-        names.append(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "name": words,
-                "x": [None],
-                "y": [None],
-                "line": style,
-            }
-        )
-        shapes.append(
-            {
-                "type": "line",
-                "xref": "paper",
-                "x0": 0,
-                "x1": 1,
-                "y0": value,
-                "y1": value,
-                "line": style,
-            }
-        )
+        named = {"type": "scatter", "mode": "lines", "name": words, "x": [None], "y": [None]}
+        across = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": value, "y1": value}
+        names.append({**named, "line": style})
+        shapes.append({**across, "line": style})
     return names, shapes
 
 
 def device_axis(devices: Sequence[str], topology: Topology) -> dict[str, Any]:
-    """Devices at the x axis; of many, the first GPU of each host by the host's name."""
+    """Return devices at the x axis; of many, the first GPU of each host by the host's name."""
     axis: dict[str, Any] = {"type": "category", "fixedrange": True}
     if len(devices) <= _MOST_NAMED:
         return axis
@@ -155,7 +154,7 @@ _KINDS = (
 
 
 def memory_charts(memory: Section, topology: Topology) -> list[Chart]:
-    """Bytes of GPUs, and of hosts, by kind, beside what they have."""
+    """Draw bytes of GPUs, and of hosts, by kind, beside what they have."""
     gpus = topology.gpus_by_id
     charts = []
     for name, title, among, rows in (
@@ -228,7 +227,7 @@ def _most(rows: Sequence[Row]) -> list[float]:
 
 
 def time_chart(cost: CostReport, topology: Topology, bound_s: float | None) -> Chart:
-    """Seconds of each GPU in the phases of a step, what it waits, and the bound."""
+    """Draw seconds of each GPU in the phases of a step, what it waits, and the bound."""
     names, seconds = cost.longest_chain
     phases = [(name, times.tolist()) for name, times in zip(names, seconds, strict=True)]
     devices = [gpu.device for gpu in cost.gpus]
@@ -242,10 +241,8 @@ def time_chart(cost: CostReport, topology: Topology, bound_s: float | None) -> C
         bars(across, [1e3 * t for t in times], label(name), number, [*map(format_seconds, times)])
         for number, (name, times) in enumerate(phases)
     ]
-    wait = dict(
-        bars(across, [1e3 * t for t in waits], "waits", 0, [*map(format_seconds, waits)]),
-    )
-    wait["marker"] = {"color": "faint", "line": {"width": 0}}
+    wait = bars(across, [1e3 * t for t in waits], "waits", 0, [*map(format_seconds, waits)])
+    wait = {**wait, "marker": {"color": "faint", "line": {"width": 0}}}
     lines = [(1e3 * step_s, f"step {format_seconds(step_s)}", "ink", "solid")]
     if bound_s:
         lines.append((1e3 * bound_s, f"bound {format_seconds(bound_s)}", "ink", "dash"))
@@ -271,7 +268,7 @@ def time_chart(cost: CostReport, topology: Topology, bound_s: float | None) -> C
         (
             Column("device", "device"),
             *(Column(f"{name}_s", name, form.seconds) for name, _ in phases),
-            Column("waits_s", "waits", form.seconds),
+            Column("waits_s", "waits"),
         ),
         tuple(rows),
     )
@@ -285,7 +282,7 @@ def time_chart(cost: CostReport, topology: Topology, bound_s: float | None) -> C
 
 
 def front_chart(section: Section) -> Chart:
-    """Step time and bound over the budget of HBM."""
+    """Draw the step time and bound over the budget of HBM."""
     rows = [row for row in section.rows if row["step_time_s"] is not None]
     budgets = [format_bytes(row["hbm_bytes"]) for row in rows]
     traces = []
@@ -294,19 +291,10 @@ def front_chart(section: Section) -> Chart:
         ("bound_s", "proven bound", BOUND, "dash", "square"),
     ):
         known = [(b, row[key]) for b, row in zip(budgets, rows, strict=True) if row[key]]
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "lines+markers",
-                "name": name,
-                "x": [budget for budget, _ in known],
-                "y": [1e3 * value for _, value in known],
-                "customdata": [format_seconds(value) for _, value in known],
-                "hovertemplate": f"%{{x}}<br>{name}: %{{customdata}}<extra></extra>",
-                "line": {"color": colour, "width": 2.5, "dash": dash},
-                "marker": {"symbol": symbol, "size": 9},
-            }
-        )
+        across, values = [budget for budget, _ in known], [value for _, value in known]
+        hover = f"%{{x}}<br>{name}: %{{customdata}}"
+        trace = line(name, across, [1e3 * value for value in values], colour, dash, symbol, hover)
+        traces.append({**trace, "customdata": [*map(format_seconds, values)]})
     words = "No budget has a plan."
     if rows:
         first, last = rows[0], rows[-1]

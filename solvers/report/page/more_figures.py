@@ -10,11 +10,11 @@ from placer.plan.plan import Plan
 from placer.profile.cdf import AccessCdf
 from placer.profile.profile import Profile
 from placer.report import section as form
-from placer.report.palette import BOUND, DRAM, GREY, HBM, SERIES, STEP
+from placer.report.picture import BOUND, DRAM, GREY, HBM, SERIES, STEP
 from placer.report.plain import plain
 from placer.report.section import Column, Row, Section
 from placer.units import format_bytes, format_seconds
-from solvers.report.page.figures import Chart, Trace, label
+from solvers.report.page.figures import Chart, Trace, label, line
 
 MOST_CURVES = 6
 """Access curves in one chart: more cannot be told apart."""
@@ -87,9 +87,9 @@ def skew_chart(tables: Sequence[Row], profile: Profile) -> Chart:
         "Splits",
         (
             Column("table", "table"),
-            Column("hot_row_share", "rows in HBM", form.share),
-            Column("hbm_lookup_share", "lookups served by them", form.share),
-            Column("time_s", "GPU time", form.seconds),
+            Column("hot_row_share", "rows in HBM"),
+            Column("hbm_lookup_share", "lookups served by them"),
+            Column("time_s", "GPU time"),
         ),
         tuple(drawn),
     )
@@ -115,7 +115,7 @@ def skew_chart(tables: Sequence[Row], profile: Profile) -> Chart:
 
 
 def comparison_chart(section: Section) -> Chart:
-    """Step times of solvers, the best of them first, and the bound."""
+    """Draw the step times of solvers, the best of them first, and the bound."""
     solved = [row for row in section.rows if row["step_time_s"] is not None]
     solved.sort(key=lambda row: -row["step_time_s"])
     names = [label(row["solver"]) for row in solved]
@@ -169,7 +169,7 @@ def comparison_chart(section: Section) -> Chart:
 
 
 def drift_chart(windows: Section) -> Chart:
-    """Share of lookups that HBM serves, window by window of a log."""
+    """Draw the share of lookups that HBM serves, window by window of a log."""
     names = [label(row["window"]) for row in windows.rows]
     traces: list[Trace] = []
     for key, name, colour, symbol, dash in (
@@ -178,18 +178,8 @@ def drift_chart(windows: Section) -> Chart:
     ):
         values = [row[key] for row in windows.rows]
         if any(value is not None for value in values):
-            traces.append(
-                {
-                    "type": "scatter",
-                    "mode": "lines+markers",
-                    "name": name,
-                    "x": names,
-                    "y": values,
-                    "line": {"color": colour, "width": 2.5, "dash": dash},
-                    "marker": {"symbol": symbol, "size": 9},
-                    "hovertemplate": "%{x}: %{y:.2%} of lookups from HBM<extra></extra>",
-                }
-            )
+            hover = "%{x}: %{y:.2%} of lookups from HBM"
+            traces.append(line(name, names, values, colour, dash, symbol, hover))
     first, last = windows.rows[0], windows.rows[-1]
     lost = first["hbm_share"] - last["hbm_share"]
     words = (
@@ -213,7 +203,7 @@ _KIND_COLOURS = {
 
 
 def moves_chart(moves: Section, old: Plan, new: Plan) -> Chart:
-    """Bytes from where they are to where they go."""
+    """Draw bytes from where they are to where they go."""
     rows = [row for row in moves.rows if row["moved_bytes"] and row["to"] is not None]
     homes = max(len({row[end] for row in rows}) for end in ("from", "to")) if rows else 0
     grouped = homes > _MOST_HOMES
@@ -269,7 +259,7 @@ def _by_host(home: str, plan: Plan) -> str:
 
 
 def _natural(name: str) -> tuple[str, int, str]:
-    """Sorts gpu:2 before gpu:10."""
+    """Sort gpu:2 before gpu:10."""
     device, _, tier = name.rpartition(" ")
     prefix, _, number = device.rpartition(":")
     return prefix, int(number) if number.isdecimal() else -1, tier

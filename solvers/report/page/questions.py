@@ -5,18 +5,12 @@ from typing import Annotated
 
 from placer.knobs import Knob, check_knobs
 
-QUESTION_FLAGS = {
+RENAMED_FLAGS = {
     "compared": "compared --compare",
-    "hbm_steps": "--hbm-steps",
-    "whatif": "--whatif",
-    "solver": "--solver",
-    "data": "--data",
-    "data_format": "--log-format",
-    "batches": "--batches",
-    "windows": "--windows",
+    "data_format": "log_format --log-format",
     "explained": "explained --explain",
 }
-"""How the command line spells the questions."""
+"""How the command line spells the questions that it does not spell by their names."""
 
 
 @dataclass(frozen=True, slots=True)

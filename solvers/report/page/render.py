@@ -56,7 +56,7 @@ def write_page(answers: Answers, path: str | os.PathLike[str], *, command: str =
 
 
 def page_html(answers: Answers, *, command: str = "") -> str:
-    """The page as text.
+    """Return the page as text.
 
     Raises
     ------
@@ -105,7 +105,7 @@ def page_html(answers: Answers, *, command: str = "") -> str:
 def charts_of(
     answers: Answers, sections: Mapping[str, Section] | None = None
 ) -> dict[str, list[Chart]]:
-    """The charts of each part of a page."""
+    """Return the charts of each part of a page."""
     known = sections or {section.name: section for section in answers.shown.sections}
     machine = answers.plan.topology
     bound_s = answers.shown.facts["bound_s"] if answers.bound_holds else None
@@ -129,7 +129,7 @@ def charts_of(
 
 
 def script_json(value: Any) -> str:
-    """JSON that a script element can hold, whatever texts are in it.
+    """Return JSON that a script element can hold, whatever texts are in it.
 
     >>> script_json("</script>")
     '"\\\\u003c/script\\\\u003e"'
@@ -141,7 +141,7 @@ def script_json(value: Any) -> str:
 
 
 def _provenance(answers: Answers) -> list[tuple[str, str]]:
-    """Where the figures come from: names and values, for people."""
+    """Return where the figures come from: names and values, for people."""
     plan, facts = answers.plan, answers.shown.facts
     known = [
         ("Machine", plan.topology.name + (" (emulated)" if plan.topology.emulated else "")),
@@ -173,7 +173,7 @@ def _provenance(answers: Answers) -> list[tuple[str, str]]:
 
 
 def _finite(value: Any) -> Any:
-    """The same with null for numbers that JSON lacks; such as a gap above a bound of 1e-300."""
+    """Replace numbers that JSON lacks by null, such as a gap above a bound of 1e-300."""
     if isinstance(value, dict):
         return {name: _finite(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
@@ -199,7 +199,7 @@ def _environment() -> "Environment":
 
 
 def raw_value(row: Row, column: Column) -> str:
-    """A number as JSON has it, for who reads the page by program; nothing of a text."""
+    """Return a number as JSON has it, for who reads the page by program; nothing of a text."""
     value = row[column.key]
     return "" if value is None or isinstance(value, str) else json.dumps(value)
 
@@ -226,7 +226,7 @@ def _missing(library: str) -> BackendError:
 
 
 def _policy(*scripts: str) -> str:
-    """What a browser may run and load: these scripts, and nothing from anywhere."""
+    """Return what a browser may run and load: these scripts, and nothing from anywhere."""
     hashes = (base64.b64encode(hashlib.sha256(one.encode()).digest()).decode() for one in scripts)
     allowed = " ".join(f"'sha256-{one}'" for one in hashes)
     return (

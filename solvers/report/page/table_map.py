@@ -19,7 +19,7 @@ from solvers.report.plan import short_names
 def table_map(
     plan: Plan, profile: Profile, tables: Section, reasons: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Columns, rows, devices and access curves, as the page's script takes them.
+    """Return columns, rows, devices and access curves, as the page's script takes them.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ def _safe(value: Any) -> Any:
 
 
 def _host_starts(plan: Plan) -> list[int]:
-    """Numbers of the first GPU of each host."""
+    """Return the numbers of the first GPU of each host."""
     starts, last = [], None
     for at, gpu in enumerate(plan.topology.gpus):
         if gpu.host != last:
@@ -85,7 +85,7 @@ def _host_starts(plan: Plan) -> list[int]:
 
 
 def _strip(table: Table, shards: Sequence[Shard], number: dict[str, int]) -> list[list[int]]:
-    """Bytes by tier of the devices that serve a table, neighbours of equal bytes together."""
+    """Sum bytes by tier of the devices that serve a table, equal neighbours together."""
     used: dict[int, list[int]] = defaultdict(lambda: [0, 0])
     for shard in shards:
         row_bytes = table.bytes_per_row(shard.width)

@@ -162,7 +162,7 @@ def verdict(
 
 
 def _gains(binding: Binding) -> str:
-    """What a tenth more of each resource that can be bought gains, most first."""
+    """Return what a tenth more of each resource that can be bought gains, most first."""
     gains = binding.gains.items()
     known = [(gain, _BUYABLE[of]) for of, gain in gains if of in _BUYABLE and gain > _ROUNDING]
     return ", ".join(
@@ -171,34 +171,18 @@ def _gains(binding: Binding) -> str:
 
 
 def _tiles(facts: Row, gap: float | None) -> tuple[Tile, ...]:
-    step_s, bound_s = facts["step_time_s"], facts["bound_s"]
-    error = facts["relative_error"]
-    samples = "" if error is None else f"± {form.share(error)}, {plain(str(facts['cost_model']))}"
-    gap_note = "no bound" if gap is None or not bound_s else f"bound {format_seconds(bound_s)}"
-    served = facts["hbm_lookup_share"]
-    return (
-        Tile("step_time_s", "Step time", step_s, format_seconds(step_s), samples),
-        Tile("gap", "Above the bound", gap, "–" if gap is None else form.share(gap), gap_note),
-        Tile("hbm_lookup_share", "Lookups from HBM", served, form.share(served)),
-        Tile(
-            "balance",
-            "Balance",
-            facts["balance"],
-            form.fraction(facts["balance"]),
-            "1 when no GPU waits",
-        ),
-        Tile(
-            "hbm_used_bytes",
-            "In HBM",
-            facts["hbm_used_bytes"],
-            format_bytes(facts["hbm_used_bytes"]),
-            "with buffers",
-        ),
-        Tile(
-            "dram_used_bytes",
-            "In DRAM",
-            facts["dram_used_bytes"],
-            format_bytes(facts["dram_used_bytes"]),
-            "with buffers",
-        ),
+    error, bound_s = facts["relative_error"], facts["bound_s"]
+    model = "" if error is None else f"± {form.share(error)}, {plain(str(facts['cost_model']))}"
+    bound = "no bound" if gap is None or not bound_s else f"bound {format_seconds(bound_s)}"
+    known = {**facts, "gap": gap}
+    return tuple(
+        Tile(key, title, known[key], "–" if known[key] is None else show(known[key]), note)
+        for key, title, show, note in (
+            ("step_time_s", "Step time", format_seconds, model),
+            ("gap", "Above the bound", form.share, bound),
+            ("hbm_lookup_share", "Lookups from HBM", form.share, ""),
+            ("balance", "Balance", form.fraction, "1 when no GPU waits"),
+            ("hbm_used_bytes", "In HBM", format_bytes, "with buffers"),
+            ("dram_used_bytes", "In DRAM", format_bytes, "with buffers"),
+        )
     )

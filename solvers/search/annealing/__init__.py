@@ -1,6 +1,5 @@
 """Simulated annealing over assignments."""
 
-from solvers.search.annealing.params import AnnealingParams
-from solvers.search.annealing.search import anneal, prepare
+from solvers.search.annealing.search import AnnealingParams, anneal, prepare
 
 __all__ = ["AnnealingParams", "anneal", "prepare"]

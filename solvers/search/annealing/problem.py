@@ -23,6 +23,12 @@ from solvers.search.annealing.state import (
     State,
 )
 
+_MOST_SHARDS = 8
+"""Finer sharding options than this are not tried, but for those that tables have."""
+
+_MOST_ITEMS = 20_000
+"""Shards whose costs are computed, besides those that tables have: others keep their options."""
+
 _WORTH_CUTTING = 0.1
 """Share of the mean table's work from which a table is divided to make GPUs equal."""
 
@@ -48,22 +54,15 @@ class AnnealingProblem:
     starts : sequence of Assignment
         Whose options are among them; those that keep other tables together than the first are
         left out of `starts`.
-    most_shards : int
-        Options of more shards are left out.
-    most_items : int
-        Shards of other options than those of `starts`.
     clock : Clock
         Of computing their costs.
     """
 
-    def __init__(
-        self, starts: Sequence[Assignment], most_shards: int, most_items: int, clock: Clock
-    ) -> None:
+    def __init__(self, starts: Sequence[Assignment], clock: Clock) -> None:
         self.instance = starts[0].instance
         fixed, free = _units(starts[0])
         self.starts = [one for one in starts if _units(one) == (fixed, free)]
-        most_shards = min(most_shards, self.instance.gpus)
-        options = _options(self.starts, free, most_shards, most_items, clock)
+        options = _options(self.starts, free, clock)
         self.tables = [_tables_of(unit[0]) for unit in fixed] + [[table] for table in free]
         self.options = [*fixed, *options]
         self.items: list[Block] = []
@@ -242,16 +241,10 @@ def _units(start: Assignment) -> tuple[list[list[_Option]], list[int]]:
     return [[_Option(sorted(blocks))] for blocks in groups.values()], free
 
 
-def _options(
-    starts: Sequence[Assignment],
-    tables: list[int],
-    most_shards: int,
-    most_items: int,
-    clock: Clock,
-) -> list[list[_Option]]:
+def _options(starts: Sequence[Assignment], tables: list[int], clock: Clock) -> list[list[_Option]]:
     """The options of each table, cheap ones first."""
     instance, own = starts[0].instance, [start.option_of for start in starts]
-    many = instance.gpus > _REPLICATED_GPUS
+    many, items = instance.gpus > _REPLICATED_GPUS, 0
     work_s = {t: float(instance.option_costs(t, own[0][t])[GPU_S, -1]) for t in tables}
     options = {table: list(dict.fromkeys(one[table] for one in own)) for table in tables}
     for table in _promising(instance, work_s):
@@ -259,11 +252,11 @@ def _options(
             option
             for option in instance.options_of(table)
             if option not in options[table]
-            and option.shard_count <= most_shards
+            and option.shard_count <= min(_MOST_SHARDS, instance.gpus)
             and not (option.replicated_rows and many)
         ]
-        most_items -= sum(max(1, option.shard_count) for option in others)
-        if most_items < 0 or clock.spent:
+        items += sum(max(1, option.shard_count) for option in others)
+        if items > _MOST_ITEMS or clock.spent:
             break
         for shard in (s for option in others for s in instance.shards(table, option)):
             for gpu in instance.kinds:

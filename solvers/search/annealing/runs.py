@@ -11,9 +11,11 @@ from solvers.model.assignment import Assignment
 from solvers.model.clock import Clock
 from solvers.search.annealing.compiled import HAS_COMPILER
 from solvers.search.annealing.moves import run_moves
-from solvers.search.annealing.params import AnnealingParams, Heat
 from solvers.search.annealing.problem import AnnealingProblem
 from solvers.search.annealing.state import Model, Rules, State
+
+Heat = tuple[int, float]
+"""A power, `LOW_POWER` or `HIGH_POWER`, and a temperature."""
 
 _POLL_S = 0.02
 """Seconds between two looks at the clock while threads make moves."""
@@ -21,6 +23,20 @@ _POLL_S = 0.02
 _LAUNCHES_SHARE, _MOST_TOGETHER = 0.05, 0.5
 """Share of a step that an arena's launches take from which shards of another option go to GPUs with
 their arena half of the time; with less, in proportion."""
+
+MANY_GPUS = 64
+"""On more GPUs than these, a few are looked at where else all would be: for the slowest one, or for
+one to move a shard to."""
+
+STEPS_BETWEEN_LOOKS = 20_000
+"""Steps between two looks at the clock."""
+
+_RESHARDED_BELOW, _GATHERED_BELOW, _SWAPPED_BELOW = 0.4, 0.43, 0.76
+"""Of a random number in [0, 1): below the first a table is sharded anew, below the second all
+shards of an arena leave a GPU, below the third two blocks are swapped, and else one is moved."""
+
+_COOLING = 1e-3
+"""Temperature at the end of a run, beside that at its start."""
 
 SLOWER = 1 if HAS_COMPILER else 1000
 """Times as long as a compiled step one takes here: without a compiler they are interpreted."""
@@ -36,26 +52,25 @@ class Run:
         rng: np.random.Generator,
         steps: int,
         heat: Heat,
-        params: AnnealingParams,
     ) -> None:
         power, hot = heat
         self._problem, self._rng = problem, rng
         self._model, state, self._start_s = start
         self._state = deepcopy(state)
         self._rules = Rules(
-            params.resharded_below,
-            params.gathered_below,
-            params.swapped_below,
-            params.many_gpus,
+            _RESHARDED_BELOW,
+            _GATHERED_BELOW,
+            _SWAPPED_BELOW,
+            MANY_GPUS,
             _together(self._model, self._start_s),
             power,
             self._start_s,
             hot,
-            math.log(params.cooling) / max(1, steps),
+            math.log(_COOLING) / max(1, steps),
         )
         self._best_s = self._start_s
         self._option, self._gpu = self._state.option.copy(), self._state.gpu.copy()
-        self._chunk = params.steps_between_looks // SLOWER
+        self._chunk = STEPS_BETWEEN_LOOKS // SLOWER
         self._done, self._steps = 0, steps
         self._move_to(0)
 

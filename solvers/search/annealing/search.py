@@ -16,6 +16,7 @@ host. The moves are in `solvers.search.annealing.moves`.
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,12 +25,47 @@ from solvers.model.clock import Clock
 from solvers.result import Limits, SearchState
 from solvers.search.annealing.compiled import HAS_COMPILER, is_compiled, is_loaded
 from solvers.search.annealing.moves import run_moves
-from solvers.search.annealing.params import AnnealingParams, Heat
 from solvers.search.annealing.problem import AnnealingProblem
 from solvers.search.annealing.rating import rate, replace_items, weigh_phases
-from solvers.search.annealing.runs import SLOWER, Run, make_moves
+from solvers.search.annealing.runs import (
+    MANY_GPUS,
+    SLOWER,
+    STEPS_BETWEEN_LOOKS,
+    Heat,
+    Run,
+    make_moves,
+)
 from solvers.search.annealing.state import HIGH_POWER, Model, Rules, State, tiny
 from solvers.search.moves import improve
+
+_HEATS: tuple[Heat, ...] = ((8, 0.3), (24, 0.03), (8, 0.03), (24, 0.003))
+"""Powers and temperatures at the start of a run, by turns: from those that leave the best
+assignment behind to one that looks around it. A temperature is what a move may cost, as a share of
+the step."""
+
+_HEATS_OF_MANY: tuple[Heat, ...] = ((24, 0.001), (24, 0.0003))
+"""The same on more than `MANY_GPUS`, none of which changes much of the step by itself."""
+
+_STEPS_PER_PLACE, _LEAST_STEPS = 300, 400_000
+"""Steps of the first runs, for each table and GPU, and at least; later runs are longer."""
+
+_LEAST_TURNS = 2
+"""Times that there is to be a run of each heat: with little time, first runs are shorter."""
+
+_OPTIONS_SHARE = 0.15
+"""Of the time that is left, at most, for computing costs of sharding options."""
+
+_MOST_THREADS = 16
+"""Runs at once, at most."""
+
+_POLISHED, _POLISH_SHARE = 0.02, 0.05
+"""A run's end is improved by moves that are rated exactly if it is slower than the best assignment
+by no more than the first share, within the second share of the time: that pays where curves jump,
+as those of caches do."""
+
+_TRIED_SHARE, _CLEARLY = 0.2, 0.007
+"""Of the time, for runs from several starts; and the share of its step by which a plan has to be
+faster for its start to come first."""
 
 _COMPILED_IN_S = 10.0
 """With a shorter time limit nothing is compiled: that takes longer, though only once."""
@@ -39,13 +75,32 @@ _LOADED_IN_S = 0.5
 process."""
 
 
+@dataclass(frozen=True, slots=True)
+class AnnealingParams:
+    """Knobs of `anneal`.
+
+    Attributes
+    ----------
+    first_steps : int
+        Steps of the first runs, at most; 0 for so many that they suit the problem's size.
+    longest : int
+        Times the first run's steps that a run may take.
+    idle_runs : int
+        Runs of the longest kind without a gain after which the search ends.
+    """
+
+    first_steps: int = 0
+    longest: int = 8
+    idle_runs: int = 6
+
+
 def anneal(
     starts: Sequence[Assignment],
     *,
     target_s: float,
     seed: int,
     clock: Clock,
-    params: AnnealingParams,
+    params: AnnealingParams = AnnealingParams(),
 ) -> Assignment:
     """The best assignment of runs of growing length, each from the best one so far.
 
@@ -62,8 +117,7 @@ def anneal(
     starts = [one for one in starts if _is_expressible(one)]
     if not starts:
         return best
-    options_clock = clock.part(params.options_share)
-    problem = AnnealingProblem(starts, params.most_shards, params.most_items, options_clock)
+    problem = AnnealingProblem(starts, clock.part(_OPTIONS_SHARE))
     search = _Annealing(problem, seed, clock, params)
     starts = search.tried(problem.starts)
     steps = search.steps_of_first_runs()
@@ -83,13 +137,13 @@ class _Annealing:
     ) -> None:
         self._problem, self._clock, self._params = problem, clock, params
         instance = problem.starts[0].instance
-        is_many = instance.gpus > params.many_gpus
-        self._heats = params.heats_of_many if is_many else params.heats
+        self._heats = _HEATS_OF_MANY if instance.gpus > MANY_GPUS else _HEATS
         places = instance.tables + instance.gpus
-        self._most_steps = max(params.least_steps, params.steps_per_place * places)
+        suitable = max(_LEAST_STEPS, _STEPS_PER_PLACE * places)
+        self._most_steps = params.first_steps or suitable
         # Limited steps lead to the same plan, however many cores there are.
         alone = clock.repeats or not HAS_COMPILER
-        threads = 1 if alone else min(params.most_threads, clock.limits.thread_count)
+        threads = 1 if alone else min(_MOST_THREADS, clock.limits.thread_count)
         rng = np.random.default_rng(seed)
         self._rngs = [rng, *rng.spawn(threads - 1)]
         self._steps_per_s = 0.0 if clock.repeats else self._speed()
@@ -101,12 +155,12 @@ class _Annealing:
         """
         if len(starts) == 1:
             return starts
-        clock, params, threads = self._clock, self._params, len(self._rngs)
+        clock, threads = self._clock, len(self._rngs)
         steps = self._most_steps // SLOWER
         if self._steps_per_s:
-            one_s = clock.left_s * params.tried_share / _groups(len(starts), threads)
+            one_s = clock.left_s * _TRIED_SHARE / _groups(len(starts), threads)
             steps = min(steps, int(self._steps_per_s * one_s))
-        left = [(one, 1 + params.clearly if number else 1.0) for number, one in enumerate(starts)]
+        left = [(one, 1 + _CLEARLY if number else 1.0) for number, one in enumerate(starts)]
         out: list[tuple[Assignment, float]] = []
         while len(left) > 1 and not clock.spent:
             ends: list[tuple[Assignment, float]] = []
@@ -127,7 +181,7 @@ class _Annealing:
         """So many that there is time for some runs of each heat."""
         steps = self._most_steps
         if self._steps_per_s:
-            rounds = self._params.least_turns * len(self._heats) / len(self._rngs)
+            rounds = _LEAST_TURNS * len(self._heats) / len(self._rngs)
             possible = int(self._steps_per_s * SLOWER * self._clock.left_s / rounds)
             steps = min(steps, max(1, possible))
         return steps // SLOWER
@@ -152,8 +206,8 @@ class _Annealing:
             ends = [run.found() for run in runs]
             del runs  # With many GPUs their arrays are large.
             for annealed in filter(None, ends):
-                if annealed.step_time_s < best.step_time_s * (1 + params.polished):
-                    improve(annealed, clock.part(params.polish_share), reshard_tables=False)
+                if annealed.step_time_s < best.step_time_s * (1 + _POLISHED):
+                    improve(annealed, clock.part(_POLISH_SHARE), reshard_tables=False)
                 if annealed.step_time_s < best.step_time_s * (1 - 1e-7):
                     best = annealed
             if best.step_time_s < before_s:
@@ -165,17 +219,17 @@ class _Annealing:
 
     def _speed(self) -> float:
         """Steps a second of each run, of as many as there are between two looks at the clock."""
-        steps = self._params.steps_between_looks // SLOWER
+        steps = STEPS_BETWEEN_LOOKS // SLOWER
         threads = len(self._rngs)
         starts = [self._problem.starts[0]] * threads
-        runs = self._runs(starts, steps, [self._params.heats[-1]] * threads)
+        runs = self._runs(starts, steps, [_HEATS[-1]] * threads)
         began = time.monotonic()
         make_moves(runs, self._clock)
         return steps / max(1e-9, time.monotonic() - began)
 
     def _runs(self, starts: Sequence[Assignment], steps: int, heats: Sequence[Heat]) -> list[Run]:
         """A run of each heat from each start; those of one power and start share its arrays."""
-        problem, params = self._problem, self._params
+        problem = self._problem
         made: dict[tuple[int, int], tuple[Model, State, float]] = {}
         runs = []
         for start, rng, heat in zip(
@@ -184,7 +238,7 @@ class _Annealing:
             key = id(start), heat[0]
             if key not in made:
                 made[key] = problem.start(start, heat[0])
-            runs.append(Run(problem, made[key], rng, steps, heat, params))
+            runs.append(Run(problem, made[key], rng, steps, heat))
         return runs
 
 

@@ -33,45 +33,45 @@ _LARGEST_STEP, _LEAST_STEP = 0.5, 0.95
 """The gap of one search, as shares of the last one's."""
 
 
+_MOST_POINTS = 2_000_000
+"""Points of all curves, a number for each phase, beyond which they are made fewer; where that is
+not enough, nothing is tried."""
+
+_ROOT_ROUNDS, _NODE_ROUNDS = 12, 2
+"""Programs of the whole problem, and of any other part of the search space."""
+
+_GAP_FACTOR = 0.7
+"""Each search is for plans so much nearer to the bound than the last one's; after one that found no
+better plan it may be nearer."""
+
+_ARENA_SHARE = 0.2
+"""Share of a step that the launches of an arena have to take for it to be decided first."""
+
+_PLACEMENTS = 100
+"""Ways to serve a table's shards beyond which they are left open."""
+
+_ROUNDED_SHARE = 0.2
+"""Share of the time for making placements of relaxations."""
+
+
 @dataclass(frozen=True, slots=True)
 class BranchingParams:
     """Knobs of `branch_and_bound`.
 
     Attributes
     ----------
-    most_points : int
-        Points of all curves, a number for each phase, beyond which they are made fewer; where
-        that is not enough, nothing is tried.
-    root_rounds, node_rounds : int
-        Programs of the whole problem, and of any other part of the search space.
     most_gap : float
-        A gap beyond which the plan waits for what the program leaves out, such as a host.
-    gap_factor : float
-        Each search is for plans so much nearer to the bound than the last one's; after one that
-        found no better plan it may be nearer.
-    first_share : float
-        Share of the time within which the first search has to end; otherwise it is the last.
-    arena_gpus, arena_share : int and float
-        GPUs up to which it is decided first on how many of them each arena is, and the share of a
-        step that the launches of one have to take for that.
-    placements : int
-        Ways to serve a table's shards beyond which they are left open.
-    rounded_share : float
-        Share of the time for making placements of relaxations.
+        A gap beyond which the plan waits for what the program leaves out, such as a host; with 0,
+        the first relaxation is all there is.
+    arena_gpus : int
+        GPUs up to which it is decided first on how many of them each arena is, where launches are
+        much of a step.
     programs : int
         Programs of a search that is limited by steps.
     """
 
-    most_points: int = 2_000_000
-    root_rounds: int = 12
-    node_rounds: int = 2
-    most_gap: float = 2.0
-    gap_factor: float = 0.7
-    first_share: float = 1.0
+    most_gap: float = 10.0
     arena_gpus: int = 4
-    arena_share: float = 0.2
-    placements: int = 100
-    rounded_share: float = 0.2
     programs: int = 25
 
 
@@ -112,7 +112,7 @@ class BranchAndBound:
                 self.root, self.below_s = before.root, before.below_s
         else:
             formulation = Formulation(
-                instance, best.own_step_time_s, price_s_per_byte, params.most_points
+                instance, best.own_step_time_s, price_s_per_byte, _MOST_POINTS
             )
         self.formulation: Formulation = formulation
         self.unit_s = self.formulation.unit_s
@@ -123,7 +123,7 @@ class BranchAndBound:
         self._order = formulation.heaviest_first()
         launches = float((self.formulation.launches @ self.formulation.members[0]).min())
         self._are_arenas_first = (
-            instance.gpus <= params.arena_gpus and launches >= params.arena_share * self.limit
+            instance.gpus <= params.arena_gpus and launches >= _ARENA_SHARE * self.limit
         )
         # Of relaxations, and of nodes that are looked at together.
         self._map: Map = map
@@ -167,27 +167,26 @@ class BranchAndBound:
         Each search looks for plans that are faster than the best by some share. It leaves out
         what cannot be in these, so that the first ones take little time.
         """
-        p, root = self.params, self.root or self._first()
+        root = self.root or self._first()
         if root is None:
             return
         self.root = root
         self._prove(root.bound)
         gap *= _NEARLY  # So that it is met in spite of rounding.
         known = self.best.own_step_time_s / self.bound_s - 1 if self.bound_s else math.inf
-        if not gap < known <= p.most_gap:
+        if not gap < known <= self.params.most_gap:
             return
-        wanted, may_gain, factor = math.inf, True, p.gap_factor
-        time_share, known_s = p.first_share, 0.0
+        wanted, may_gain, factor, known_s = math.inf, True, _GAP_FACTOR, 0.0
         while not self.spent and wanted > gap and may_gain:
             wanted = max(gap, (self.best.own_step_time_s / self.bound_s - 1) * factor)
             left = self._left
-            may_gain = self._ends(root, wanted, time_share)
+            may_gain = self._search(root, wanted) and not self.spent
             # A search that does not end proves nothing: it has to fit into what is left. And one
             # that begins with a poor plan looks at more than it would with a better one.
             share = (left - self._left) / max(_USED * self._left, 1e-9)
-            largest = _LARGEST_STEP if self.best.own_step_time_s == known_s else p.gap_factor
+            largest = _LARGEST_STEP if self.best.own_step_time_s == known_s else _GAP_FACTOR
             factor = min(max(largest, share**_GROWTH), _LEAST_STEP)
-            time_share, known_s = 1.0, self.best.own_step_time_s
+            known_s = self.best.own_step_time_s
 
     def _first(self) -> Node | None:
         """The whole search space with its first relaxation; None if there is no time for it."""
@@ -195,7 +194,7 @@ class BranchAndBound:
         options = np.arange(len(f.options))
         extra = np.where(f.cheap_options, 0.0, np.inf)
         root = Node(0.0, 0, 0, first_groups(f), {}, options, extra, f.first_points)
-        found = self._relaxed(root, self.limit, self.params.root_rounds)
+        found = self._relaxed(root, self.limit, _ROOT_ROUNDS)
         return root.with_relaxation(found) if found.is_solved else None
 
     @property
@@ -206,13 +205,6 @@ class BranchAndBound:
     def _prove(self, bound: float) -> None:
         self.bound_s = max(self.bound_s, min(bound, self.limit) * self.unit_s)
 
-    def _ends(self, root: Node, gap: float, share: float) -> bool:
-        """`_search` within a share of the time, and whether that is enough to go on."""
-        clock, self.clock = self.clock, self.clock.part(share)
-        may_gain = self._search(root, gap) and not self.spent
-        self.clock = clock
-        return may_gain
-
     def _search(self, root: Node, gap: float) -> bool:
         """Look at every plan that can be faster than the best by a share.
 
@@ -221,7 +213,7 @@ class BranchAndBound:
         branches = Branches(
             self.formulation,
             self._order,
-            self.params.placements,
+            _PLACEMENTS,
             self._are_arenas_first,
             lambda nodes: self._examined(nodes, gap),
             lambda: self._target(gap),
@@ -248,7 +240,7 @@ class BranchAndBound:
     def _examined(self, nodes: Sequence[Node], gap: float) -> Iterator[Examined | None]:
         """For each node, itself with its bound and the options that are left, or None."""
         target, tables = self._target(gap), self.formulation.instance.tables
-        rounds = self.params.node_rounds
+        rounds = _NODE_ROUNDS
         examined = self._map(lambda node: self._relaxed_and_placed(node, target, rounds), nodes)
         for node, found in zip(nodes, examined, strict=True):
             if not found.is_solved:
@@ -282,7 +274,7 @@ class BranchAndBound:
         """Make a placement of a relaxation, and keep it if it is the best."""
         left_s = self.clock.left_s
         spent_s = self._begin_s - left_s
-        if not self.clock.repeats and self._rounded_s > self.params.rounded_share * spent_s:
+        if not self.clock.repeats and self._rounded_s > _ROUNDED_SHARE * spent_s:
             return
         assignment = rounded(self.best.instance, self.formulation, node, found)
         if assignment is not None:
@@ -341,7 +333,7 @@ def branch_and_bound(
         return None
     search = BranchAndBound(best, instance, price_s_per_byte, clock, params, before)
     f = search.formulation
-    if not f.is_complete or not 0 < f.points.shape[1] <= params.most_points:
+    if not f.is_complete or not 0 < f.points.shape[1] <= _MOST_POINTS:
         return None
     search.run(gap)
     return search

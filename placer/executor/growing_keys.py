@@ -1,0 +1,143 @@
+"""Keys of tables that grow: batches of keys become batches of rows, and rows begin again."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from placer.errors import PlanMismatchError
+from placer.executor.id_order import tensors_of
+from placer.executor.local.local_id_order import LocalIdOrder
+from placer.executor.lookups.bag_batch import BagBatch
+from placer.executor.lookups.batch_reads import FeatureRead, feature_bounds
+from placer.growing.key_map import Growing, Int, KeyCounts, KeyMap
+from placer.tables import Table
+
+_MOST_OPEN_STEPS = 64
+"""Steps that are taken to be open at most: whoever drops a batch after its forward pass without a
+backward pass never closes its step."""
+
+
+class GrowingKeys:
+    """The key maps of the tables of one process that grow.
+
+    Parameters
+    ----------
+    growing : mapping of table name to Growing
+    tables : mapping of table name to Table
+    seed : int or None
+        Of the weights with which they begin; None: with zeros.
+
+    Raises
+    ------
+    PlanMismatchError
+        If a table is unknown, or has another number of rows than its keys need.
+    """
+
+    def __init__(
+        self,
+        growing: Mapping[str, Growing],
+        tables: Mapping[str, Table],
+        seed: int | None,
+    ) -> None:
+        for name, how in growing.items():
+            if name not in tables:
+                raise PlanMismatchError(
+                    f"table {name!r} grows and the plan lacks it; there are {', '.join(tables)}"
+                )
+            if tables[name].rows != how.rows:
+                raise PlanMismatchError(
+                    f"table {name!r} has {tables[name].rows:,} rows in the plan; a capacity of "
+                    f"{how.capacity:,} keys takes {how.rows:,}, as row 0 is of all other keys"
+                )
+        self.maps = {name: KeyMap(how) for name, how in growing.items()}
+        self._seed = seed
+        self.open_steps = 0
+
+    def rows_of(
+        self,
+        batch: BagBatch,
+        features: tuple[FeatureRead, ...],
+        training: bool,
+        order: LocalIdOrder,
+    ) -> BagBatch:
+        """The batch with rows in the place of keys.
+
+        In training, new keys get rows, which begin again in `order`; else keys that have none read
+        row 0, and nothing changes.
+        """
+        if not self.maps:
+            return batch
+        ids = batch.ids.cpu().to(torch.int64, copy=True)
+        spans: dict[str, list[slice]] = {name: [] for name in self.maps}
+        for feature, span in zip(features, feature_bounds(batch, features), strict=True):
+            if feature.table in spans:
+                spans[feature.table].append(slice(*span))
+        for name, parts in spans.items():
+            if not parts:
+                continue
+            keys = np.concatenate([ids[part].numpy() for part in parts])
+            rows = self._read(name, keys, order) if training else self.maps[name].find(keys)
+            taken = 0
+            for part in parts:
+                length = part.stop - part.start
+                ids[part] = torch.from_numpy(rows[taken : taken + length])
+                taken += length
+        if training:
+            self.open_steps = min(self.open_steps + 1, _MOST_OPEN_STEPS)
+        return replace(batch, ids=ids.to(batch.ids.device))
+
+    def end_step(self) -> None:
+        """Let rows that only the oldest open step read be taken back from here on."""
+        self.open_steps = max(0, self.open_steps - 1)
+
+    def _read(self, name: str, keys: Int, order: LocalIdOrder) -> Int:
+        # One step is always taken to be open, so that looking ahead changes nothing.
+        step = self.maps[name].read(keys, max(1, self.open_steps))
+        if step.reused.size:
+            self._begin_again(name, torch.from_numpy(step.reused.copy()), order)
+        return step.rows
+
+    def _begin_again(self, name: str, rows: Tensor, order: LocalIdOrder) -> None:
+        """Draw the weights of rows as for a new table, and clear their optimizer's state."""
+        order.synchronize()
+        table = order.plan.tables_by_name[name]
+        for tensor in tensors_of(table, order.optimizers[name]):
+            values = torch.zeros(rows.numel(), *tensor.shape[1:])
+            if tensor.name == "weight" and self._seed is not None:
+                # By how many rows were given away before, so that a resumed run draws the same.
+                admitted = self.maps[name].counts.admitted
+                generator = torch.Generator().manual_seed((self._seed << 40) + admitted)
+                bound = table.rows**-0.5
+                values.uniform_(-bound, bound, generator=generator)
+            order.write_rows(table, tensor.name, rows, values)
+
+    def counts(self) -> dict[str, KeyCounts]:
+        """What has happened to the keys of each table."""
+        return {name: keys.counts for name, keys in self.maps.items()}
+
+    def state(self) -> dict[str, Tensor]:
+        """What the maps remember, by ``<table>.keys.<name>``: int64 tensors."""
+        return {
+            f"{table}.keys.{name}": torch.from_numpy(values)
+            for table, keys in self.maps.items()
+            for name, values in keys.state().items()
+        }
+
+    def names(self) -> list[str]:
+        """The names of `state`."""
+        return [f"{table}.keys.{name}" for table in self.maps for name in KeyMap.STATE]
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Go on with what `state` gave.
+
+        Raises
+        ------
+        CheckpointError
+            If it is of tables with another capacity or admission.
+        """
+        for table, keys in self.maps.items():
+            keys.load_state({name: state[f"{table}.keys.{name}"].numpy() for name in KeyMap.STATE})
+        self.open_steps = 0

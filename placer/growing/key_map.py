@@ -1,0 +1,282 @@
+"""Which row of a table has which key, while keys come and go."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from placer.errors import BackendError, CheckpointError, PlanMismatchError
+
+Int = npt.NDArray[np.int64]
+Eviction = Literal["lfu", "lru"]
+
+MOST_ADMISSION = 255
+_MOST_CAPACITY = 2**31 - 64
+"""Row numbers have 32 bits."""
+
+_SLOTS_PER_KEY = 1.5
+_AGE_READS = 10
+"""Counts are halved after ten times as many lookups as there are rows, as TinyLFU does (Einziger,
+Friedman and Manes 2017, doi:10.1145/3149371)."""
+
+_LEAST_AGE_READS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Growing:
+    """How a table gives its rows to keys.
+
+    Attributes
+    ----------
+    capacity : int
+        Keys that have rows at a time. The table has one row more: row 0 is read by all other keys.
+    admission : int
+        A key gets a row when it is read for the n-th time, 1 to 255.
+    eviction : {"lfu", "lru"}
+        Which key loses its row when there is no free one: of those that were read least often,
+        counted in powers of two and halved over time, the one that was read longest ago; or the
+        one that was read longest ago of all.
+    ttl : int
+        Steps after which a key that was not read loses its row; 0: never.
+
+    Raises
+    ------
+    PlanMismatchError
+        If a value is out of range.
+
+    Examples
+    --------
+    >>> Growing(capacity=1000, admission=2).nbytes
+    43088
+    """
+
+    capacity: int
+    admission: int = 1
+    eviction: Eviction = "lfu"
+    ttl: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least, most in (
+            ("capacity", 1, _MOST_CAPACITY),
+            ("admission", 1, MOST_ADMISSION),
+            ("ttl", 0, 2**31 - 1),
+        ):
+            value = getattr(self, name)
+            if not least <= value <= most:
+                raise PlanMismatchError(f"{name} {value} is not within {least} to {most:,}")
+        if self.eviction not in get_args(Eviction):
+            raise PlanMismatchError(
+                f"eviction {self.eviction!r} is none of {', '.join(get_args(Eviction))}"
+            )
+
+    @property
+    def rows(self) -> int:
+        """Rows of the table."""
+        return self.capacity + 1
+
+    @property
+    def slot_count(self) -> int:
+        """Slots of the hash table."""
+        return int(self.capacity * _SLOTS_PER_KEY) + 8
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the key map in host memory."""
+        from placer.growing.kernels import LISTS, RECORD, SKETCH_ROWS
+
+        sketch = SKETCH_ROWS * self.capacity if self.admission > 1 else 0
+        return 4 * self.slot_count + RECORD.itemsize * (self.rows + LISTS) + sketch
+
+
+class KeyCounts(NamedTuple):
+    """What has happened since the beginning, in lookups or in rows.
+
+    Attributes
+    ----------
+    hits, misses : int
+        Lookups whose key had a row, and all others.
+    waiting, refused : int
+        Misses that row 0 served: keys that were not read often enough yet, and those for which no
+        row could be taken back, as open steps read all of them.
+    admitted, evicted, expired : int
+        Rows given to a key, and taken back for another one or after `Growing.ttl`.
+    """
+
+    hits: int
+    misses: int
+    waiting: int
+    refused: int
+    admitted: int
+    evicted: int
+    expired: int
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of lookups whose key had a row; 0 without lookups."""
+        return self.hits / max(1, self.hits + self.misses)
+
+
+class StepRows(NamedTuple):
+    """Rows of a step's keys, and those among them that had another key before."""
+
+    rows: Int
+    reused: Int
+
+
+class KeyMap:
+    """Gives the rows of one table to keys, in the order in which they are read.
+
+    Deterministic: the same steps give the same rows. As long as there are free rows, and with
+    `admission` 1, keys have rows 1, 2, … in the order of their first reading.
+
+    Parameters
+    ----------
+    growing : Growing
+
+    Raises
+    ------
+    BackendError
+        If Numba is not installed.
+
+    Examples
+    --------
+    >>> keys = KeyMap(Growing(capacity=2, eviction="lru"))
+    >>> keys.read(np.array([900, -7, 900])).rows
+    array([1, 2, 1])
+    >>> keys.read(np.array([900])).rows
+    array([1])
+    >>> step = keys.read(np.array([55]))  # The key −7 was read longest ago.
+    >>> step.rows, step.reused
+    (array([2]), array([2]))
+    >>> keys.find(np.array([55, -7]))
+    array([2, 0])
+    """
+
+    STATE = "rows", "lists", "counts", "sketch"
+    """The names of `state`."""
+
+    def __init__(self, growing: Growing) -> None:
+        self.growing = growing
+        kernels = self._kernels
+        self._slots = np.zeros(growing.slot_count, np.int32)
+        self._rows = np.zeros(growing.rows + kernels.LISTS, kernels.RECORD)
+        heads = growing.rows + np.arange(kernels.LISTS, dtype=np.int64)
+        self._rows["before"][heads] = self._rows["behind"][heads] = heads
+        self._heads = heads
+        self._state = np.zeros(kernels.PLACES, np.int64)
+        width = growing.capacity if growing.admission > 1 else 1
+        self._sketch = np.zeros((kernels.SKETCH_ROWS, width), np.uint8)
+
+    @cached_property
+    def _kernels(self) -> Any:
+        try:
+            from placer.growing import kernels
+        except ImportError as error:
+            raise BackendError(
+                "tables that grow need Numba: pip install 'embedding-placer[cpu]'"
+            ) from error
+        return kernels
+
+    def read(self, keys: Int, open_steps: int = 1) -> StepRows:
+        """Make one step: find the row of each key, and give rows to new ones.
+
+        Parameters
+        ----------
+        keys : int64, shape (lookups,)
+        open_steps : int
+            So many steps before this one still read their rows: these keep their keys.
+        """
+        growing, kernels = self.growing, self._kernels
+        rows, reused = np.empty(keys.size, np.int64), np.empty(keys.size, np.int64)
+        count = kernels.read(
+            np.ascontiguousarray(keys),
+            rows,
+            reused,
+            self._slots,
+            self._rows,
+            self._heads,
+            self._state,
+            self._sketch,
+            growing.capacity,
+            growing.admission,
+            growing.eviction == "lfu",
+            growing.ttl,
+            max(_LEAST_AGE_READS, _AGE_READS * growing.capacity),
+            self._state[kernels.STEP] + 1 - open_steps,
+        )
+        return StepRows(rows, reused[:count])
+
+    def find(self, keys: Int) -> Int:
+        """Find the row of each key, 0 where it has none; nothing is counted."""
+        rows = np.empty(keys.size, np.int64)
+        self._kernels.find(np.ascontiguousarray(keys), rows, self._slots, self._rows)
+        return rows
+
+    @property
+    def counts(self) -> KeyCounts:
+        """What has happened so far."""
+        first = self._kernels.HITS
+        return KeyCounts(*(int(value) for value in self._state[first:]))
+
+    def live(self) -> tuple[Int, Int]:
+        """All keys that have rows, and these rows, ascending: int64, shape (keys,) each."""
+        used = int(self._state[self._kernels.USED])
+        rows = 1 + np.flatnonzero(self._rows["step"][1 : used + 1] >= 0)
+        return self._rows["key"][rows], rows
+
+    def state(self) -> dict[str, Int]:
+        """Everything that the next steps depend on, to be saved: int64 arrays by `STATE`."""
+        used, ends = int(self._state[self._kernels.USED]), slice(self.growing.rows, None)
+        records = np.concatenate([self._rows[: used + 1], self._rows[ends]])
+        sketch = np.pad(self._sketch.reshape(-1), (0, -self._sketch.size % 8))
+        saved = (
+            records.view(np.int64).reshape(records.size, -1),
+            self._heads.copy(),
+            self._state.copy(),
+            sketch.view(np.int64),
+        )
+        return dict(zip(self.STATE, saved, strict=True))
+
+    def load_state(self, state: dict[str, Int]) -> None:
+        """Go on where another map of the same table was.
+
+        Raises
+        ------
+        CheckpointError
+            If it is of a map with another capacity or admission, or damaged.
+        """
+        kernels, growing = self._kernels, self.growing
+        records, lists, counts, sketch = (
+            np.ascontiguousarray(state[name], np.int64) for name in self.STATE
+        )
+        known, rows = self.state(), np.zeros_like(self._rows)
+        used = int(counts[kernels.USED]) if counts.shape == known["counts"].shape else -1
+        fits = 0 <= used <= growing.capacity and (
+            np.array_equal(np.sort(lists), np.sort(known["lists"]))
+            and sketch.shape == known["sketch"].shape
+            and records.shape == (used + 1 + kernels.LISTS, known["rows"].shape[1])
+        )
+        if fits:
+            saved = records.reshape(-1).view(kernels.RECORD)
+            rows[: used + 1], rows[growing.rows :] = saved[: used + 1], saved[used + 1 :]
+            fits = _are_lists(rows, lists) and 0 <= counts[kernels.FREE] <= used
+        if not fits:
+            raise CheckpointError(
+                f"saved keys are not of a table with capacity {growing.capacity:,} and admission "
+                f"{growing.admission}, or are damaged"
+            )
+        self._rows[:], self._heads[:], self._state[:] = rows, lists, counts
+        self._sketch[:] = sketch.view(np.uint8)[: self._sketch.size].reshape(self._sketch.shape)
+        self._slots[:] = 0
+        kernels.fill_slots(self._slots, self._rows, used)
+
+
+def _are_lists(rows: npt.NDArray[np.void], heads: Int) -> bool:
+    """Whether links lead to records, and back from there: kernels follow them unchecked."""
+    before, behind = rows["before"], rows["behind"]
+    if min(before.min(), behind.min()) < 0 or max(before.max(), behind.max()) >= rows.size:
+        return False
+    linked = np.append(np.flatnonzero((rows["step"] >= 0) & (behind > 0)), heads)
+    return bool((rows["before"][behind[linked]] == linked).all())

@@ -1,0 +1,287 @@
+"""The integer program of room: whether any placement fits, and what is short if none does.
+
+With z[t,o] ∈ {0,1} for table t in sharding option o, and x[p,g,k] ∈ {0,1} for shard p on GPU g with
+the hot rows of point k of its curve::
+
+    Σ_o z[t,o] = 1                                                  for each table t
+    Σ_g,k x[p,g,k] = z[t,o]                                         for each shard p of t in o
+    Σ_p,k x[p,g,k] ≤ 1                                              for the shards p of t in o
+    Σ_p,k bytes(p,k)·x[p,g,k] + Σ_t,o replicas(t,o)·z[t,o] ≤ HBM[g]      for each GPU g
+    Σ_p,k dram_bytes(p,k)·x[p,g,k] ≤ DRAM[h]                        for the GPUs g of host h
+
+Any solution is a placement. Where there is none, a program in which devices may lack bytes
+minimises the sum of these: they are what is short.
+
+A curve of many rows has a few of its points here, and straight lines from one to the next that are
+not above the curve's bytes anywhere: rows move from DRAM to HBM one by one along a line. If that
+does not fit, nothing does.
+"""
+
+import math
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from solvers.bounds.claims import Options, every_option
+from solvers.model.assignment import Assignment
+from solvers.model.instance import Instance, ShardingOption, TableShard
+from solvers.model.knapsack import BYTES, DRAM_BYTES, Float
+from solvers.result import Limits
+from solvers.search.cp_sat import run_cp_sat
+from solvers.search.curve_lines import Line, pieces_of, with_every_row
+
+_ROUNDING_BYTES = 1e-6
+
+_POINTS = (2, 4, 16)
+"""Points of curves in the programs that are tried: few mostly suffice."""
+
+_MOST_PLACES = 60_000
+"""Shards × GPUs × points of curves of a program: larger ones take minutes."""
+
+_SHORTAGES_S = 2.0
+"""Seconds to find out by how much devices fall short, where it is known that nothing fits."""
+
+
+@dataclass(frozen=True, slots=True)
+class FitAnswer:
+    """What CP-SAT found.
+
+    Attributes
+    ----------
+    assignment : Assignment or None
+    is_impossible : bool
+        True if it is proven that nothing fits.
+    short_bytes : dict of (str, int) to int
+        Bytes that ``"hbm"`` of a GPU, or ``"dram"`` of a host, lacks in the best placement.
+    """
+
+    assignment: Assignment | None = None
+    is_impossible: bool = False
+    short_bytes: dict[tuple[str, int], int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Point:
+    """A shard on a GPU with some of its rows in HBM, and whether that is chosen."""
+
+    shard: TableShard
+    gpu: int
+    costs: Float
+    chosen: Any
+    is_line: bool
+
+
+def fit(instance: Instance, limits: Limits, time_limit_s: float) -> FitAnswer:
+    """Find any assignment that fits, or prove that there is none, and what is short then."""
+    every = every_option(instance)
+    few = [[option for option in of if _is_even(option)] or of for of in every]
+    deadline = time.monotonic() + time_limit_s
+
+    def run(most_points: int, left_s: float, *, may_lack: bool = False) -> FitAnswer:
+        for options in (every, few):
+            if _places(instance, options, most_points) <= _MOST_PLACES:
+                program = FitProgram(instance, options, most_points, may_lack=may_lack)
+                return program.run(limits, left_s)
+        return FitAnswer()
+
+    for most_points in _POINTS:
+        answer = run(most_points, (deadline - time.monotonic()) / 2)
+        if answer.is_impossible:
+            left_s = min(_SHORTAGES_S, deadline - time.monotonic())
+            lacking = run(most_points, left_s, may_lack=True)
+            return replace(answer, short_bytes=lacking.short_bytes)
+        is_stopped = limits.stop is not None and limits.stop()
+        if answer.assignment is not None or time.monotonic() > deadline or is_stopped:
+            return answer
+    return FitAnswer()
+
+
+def _is_even(option: ShardingOption) -> bool:
+    """Return true if an option is one of the few that suffice where there are many."""
+    if option.replicated_rows or len(set(option.column_widths)) > 1:
+        return False
+    return option.row_slices & (option.row_slices - 1) == 0
+
+
+def _places(instance: Instance, options: Options, most_points: int) -> int:
+    """Shards × GPUs × points of a program."""
+    if sum(option.shard_count for of in options for option in of) * instance.gpus > _MOST_PLACES:
+        return _MOST_PLACES + 1
+    curves = (
+        with_every_row(instance.curve(shard, 0), most_points)
+        for table, of in enumerate(options)
+        for option in of
+        for shard in instance.shards(table, option)
+    )
+    return instance.gpus * sum(min(curve.hot_rows.size, most_points) for curve in curves)
+
+
+class FitProgram:
+    """The program of this module's docstring.
+
+    Parameters
+    ----------
+    instance : Instance
+    options : sequence of sequences of ShardingOption
+        Those that each table may take: no solution is a proof if these are all.
+    most_points : int
+        Points of each curve.
+    may_lack : bool
+        Whether devices may lack bytes.
+    """
+
+    def __init__(
+        self, instance: Instance, options: Options, most_points: int, *, may_lack: bool = False
+    ) -> None:
+        from ortools.sat.python import cp_model
+
+        self.instance, self.may_lack, self.most_points = instance, may_lack, most_points
+        self.is_complete = all(
+            len(of) == len(instance.options_of(table)) for table, of in enumerate(options)
+        )
+        self.model = cp_model.CpModel()
+        self.points: list[_Point] = []
+        self.replicas: list[tuple[TableShard, Any]] = []
+        # Of each GPU and host: variables with their bytes.
+        self._rows: dict[tuple[str, int], list[tuple[Any, int]]] = defaultdict(list)
+        for table, of_table in enumerate(options):
+            used = [self.model.new_bool_var("") for _ in of_table]
+            self.model.add_exactly_one(used)
+            for option, chosen in zip(of_table, used, strict=True):
+                self._add_option(table, option, chosen)
+        self._keep_together()
+        self.short: dict[tuple[str, int], Any] = {}
+        self._add_memory()
+        if self.short:
+            self.model.minimize(sum(self.short.values()))
+
+    def _add_option(self, table: int, option: ShardingOption, used: Any) -> None:
+        """A table's shards, if it takes an option."""
+        instance = self.instance
+        replica = instance.replica(table, option)
+        if replica is not None:
+            self.replicas.append((replica, used))
+            for gpu in range(instance.gpus):
+                self._add_bytes(gpu, instance.priced_costs(replica, gpu)[:, 0], used)
+        shards = instance.shards(table, option)
+        at_gpu: dict[int, list[Any]] = defaultdict(list)
+        split: list[_Point] = []
+        whole: list[_Point] = []
+        for shard in shards:
+            here = []
+            for gpu in range(instance.gpus):
+                if not instance.may_serve(shard, gpu):
+                    continue
+                hot_rows = instance.curve(shard, gpu).hot_rows
+                for costs, line in self._pieces(shard, gpu):
+                    chosen = self.model.new_bool_var("")
+                    point = _Point(shard, gpu, costs, chosen, line is not None)
+                    here.append(chosen)
+                    at_gpu[gpu].append(chosen)
+                    self.points.append(point)
+                    self._add_bytes(gpu, costs, chosen)
+                    if line is not None:
+                        self._add_line(gpu, line, chosen)
+                    (whole if costs[-1] in (hot_rows[0], hot_rows[-1]) else split).append(point)
+            self.model.add(sum(here) == used)
+        for every in at_gpu.values() if len(shards) > 1 else ():
+            self.model.add_at_most_one(every)
+        if split and len(option.column_widths) > 1:
+            self._add_maps(split, whole)
+
+    def _pieces(self, shard: TableShard, gpu: int) -> list[tuple[Float, Line | None]]:
+        """Costs at points of a curve, and lines below what is between them."""
+        instance, host = self.instance, self.instance.host_of_gpu[gpu]
+        few = instance.cost_model.uniform_splits and shard.option.shard_count > 1
+        room = float(instance.hbm_bytes[gpu]), float(instance.dram_bytes[host])
+        return pieces_of(
+            instance.curve(shard, gpu),
+            2 if few else self.most_points,
+            (math.inf, math.inf) if self.may_lack else room,
+        )
+
+    def _add_bytes(self, gpu: int, costs: Float, chosen: Any) -> None:
+        """Bytes of a GPU and its host if a variable is 1."""
+        host = self.instance.host_of_gpu[gpu]
+        for kind, of, row in (("hbm", gpu, BYTES), ("dram", host, DRAM_BYTES)):
+            bytes_ = math.floor(float(costs[row]) + _ROUNDING_BYTES)  # A proof may not round up.
+            if bytes_:
+                self._rows[kind, of].append((chosen, bytes_))
+
+    def _add_line(self, gpu: int, line: Line, chosen: Any) -> None:
+        """Bytes of the rows that are hot beyond the first point of a line, if it is chosen."""
+        rows = self.model.new_int_var(0, line.rows, "")
+        self.model.add(rows <= line.rows * chosen)
+        self._rows["hbm", gpu].append((rows, line.hbm_bytes_a_row))
+        self._rows["dram", self.instance.host_of_gpu[gpu]].append((rows, line.dram_bytes_a_row))
+
+    def _add_maps(self, split: Sequence[_Point], whole: Sequence[_Point]) -> None:
+        """If a column slice is split, whatever serves another needs a map of its rows too."""
+        map_bytes = self.instance.curve(split[0].shard, split[0].gpu).split_hbm_bytes
+        if not map_bytes:
+            return
+        is_split = self.model.new_bool_var("")
+        for point in split:
+            self.model.add_implication(point.chosen, is_split)
+        for point in whole:
+            mapped = self.model.new_bool_var("")
+            self.model.add_bool_or(mapped, ~point.chosen, ~is_split)
+            self._rows["hbm", point.gpu].append((mapped, math.floor(map_bytes)))
+
+    def _keep_together(self) -> None:
+        """Tables of a group have all their shards on the same GPU."""
+        instance = self.instance
+        on: dict[tuple[int, int], list[Any]] = defaultdict(list)
+        for point in self.points:
+            on[point.shard.table, point.gpu].append(point.chosen)
+        tables = [TableShard(table) for table in range(instance.tables)]
+        for group in instance.blocks(tables):
+            for gpu in range(instance.gpus) if len(group) > 1 else ():
+                first, *others = (sum(on[shard.table, gpu]) for shard in group)
+                for other in others:
+                    self.model.add(first == other)
+
+    def _add_memory(self) -> None:
+        """Limit what devices hold, or count what they lack."""
+        instance = self.instance
+        devices = [("hbm", gpu, b) for gpu, b in enumerate(instance.hbm_bytes.tolist())]
+        devices += [("dram", host, b) for host, b in enumerate(instance.dram_bytes.tolist())]
+        for kind, number, bytes_ in devices:
+            terms = self._rows[kind, number]
+            if not terms:
+                continue
+            used = sum(each * variable for variable, each in terms)
+            if self.may_lack:
+                most = sum(max(0, each) * of.domain.max() for of, each in terms)
+                short = self.short[kind, number] = self.model.new_int_var(0, most, "")
+                used = used - short
+            self.model.add(used <= math.floor(bytes_))
+
+    def run(self, limits: Limits, time_limit_s: float) -> FitAnswer:
+        """Solve, and read the assignment, or what is short, back."""
+        from ortools.sat.python import cp_model
+
+        solver, status = run_cp_sat(self.model, limits, time_limit_s)
+        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            return FitAnswer(None, status == cp_model.INFEASIBLE and self.is_complete)
+        lacking = {of: solver.value(short) for of, short in self.short.items()}
+        short_bytes = {of: bytes_ for of, bytes_ in lacking.items() if bytes_}
+        assignment = None if short_bytes else self._assignment(solver)
+        return FitAnswer(assignment, short_bytes=short_bytes)
+
+    def _assignment(self, solver: Any) -> Assignment | None:
+        """The chosen points, or the same shards with HBM filled anew if that is faster."""
+        placed = [point for point in self.points if solver.value(point.chosen)]
+        pairs = [(point.shard, point.gpu) for point in placed]
+        replicas = [replica for replica, used in self.replicas if solver.value(used)]
+        # Lines say no number of hot rows: their shards take what is best at some price.
+        fixed = [point for point in placed if not point.is_line]
+        columns = 1 if len(fixed) == len(placed) else self.instance.prices.size
+        known = {point.shard: np.tile(point.costs[:, None], columns) for point in fixed}
+        filled = [Assignment.of(self.instance, pairs, replicas, fixed=f) for f in (known, {})]
+        fitting = [assignment for assignment in filled if assignment is not None]
+        return min(fitting, key=lambda one: one.step_time_s, default=None)

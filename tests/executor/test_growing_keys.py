@@ -1,0 +1,225 @@
+"""Tables that grow beside fixed ones: the same bits, whatever the placement."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from executor_cases import backward, machine, placed, placements, plan_of, random_gradients
+from fast_and_full import covering, mostly_slow
+from torch import Tensor
+
+from placer.errors import CheckpointError, PlanMismatchError
+from placer.executor import BagBatch, PlacedEmbeddings, look_ahead
+from placer.growing import Growing, KeyMap
+from placer.tables import OPTIMIZERS, Feature, Table
+
+CAPACITY = 60
+
+
+def _table(optimizer: str = "adagrad", rows: int = CAPACITY + 1) -> Table:
+    features = (Feature("sum"), Feature("mean", pooling="mean"), Feature("none", pooling="none"))
+    return Table("t", rows, 8, "float32", optimizer, features)
+
+
+def _key_batches(steps: int, distinct: int, seed: int = 0, longest: int = 3) -> list[BagBatch]:
+    """Batches of 6 samples, whose keys are any int64; common ones come more often."""
+    random = np.random.default_rng(seed)
+    keys = random.integers(-(2**63), 2**63 - 1, distinct)
+    batches = []
+    for _ in range(steps):
+        features = {}
+        for feature in ("sum", "mean", "none"):
+            lengths = random.integers(0, longest + 1, 6)
+            drawn = (distinct * random.random(lengths.sum()) ** 2).astype(int)
+            offsets = torch.from_numpy(np.append(0, lengths.cumsum()))
+            features[feature] = torch.from_numpy(keys[drawn]), offsets, None
+        batches.append(BagBatch.from_features(features, list(features)))
+    return batches
+
+
+def _with_ids(batch: BagBatch, ids: Tensor) -> BagBatch:
+    return BagBatch(ids, batch.offsets, batch.batch_size)
+
+
+def _rows_of(model: PlacedEmbeddings, keys: Tensor) -> list[int]:
+    known = dict(zip(*(values.tolist() for values in model.live_keys("t")), strict=True))
+    return [known.get(key, 0) for key in keys.tolist()]
+
+
+def _step(model: PlacedEmbeddings, batch: BagBatch, seed: int) -> dict[str, Tensor]:
+    outputs: dict[str, Tensor] = model(batch)
+    backward(outputs, random_gradients(outputs, seed))
+    return outputs
+
+
+def _assert_alike(one: PlacedEmbeddings, other: PlacedEmbeddings) -> None:
+    assert torch.equal(one.state_dict()["t.weight"], other.state_dict()["t.weight"])
+    theirs = other.optimizer_state_dict()
+    for name, values in one.optimizer_state_dict().items():
+        assert torch.equal(values, theirs[name])
+
+
+BACKENDS = ("numba", "torch", "tiered", "triton")
+
+
+@pytest.mark.parametrize(
+    ("backend", "optimizer", "placement"),
+    covering(
+        (backend, optimizer, placement)
+        for backend in ("numba", "tiered")
+        for placement, optimizer in zip(placements(_table()), itertools.cycle(OPTIMIZERS))
+    ),
+)
+def test_with_rows_enough_it_trains_like_a_vocabulary(
+    backend: str, optimizer: str, placement: str
+) -> None:
+    plan = placements(_table(optimizer))[placement]
+    growing = placed(plan, backend=backend, growing={"t": Growing(CAPACITY)})
+    fixed = placed(plan, backend=backend)
+    vocabulary: dict[int, int] = {}
+    for number, batch in enumerate(_key_batches(12, CAPACITY)):
+        rows = [vocabulary.setdefault(key, len(vocabulary) + 1) for key in batch.ids.tolist()]
+        mine = _step(growing, batch, number)
+        theirs = _step(fixed, _with_ids(batch, torch.tensor(rows, dtype=torch.int64)), number)
+        assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+    _assert_alike(growing, fixed)
+    keys, rows_of_keys = growing.live_keys("t")
+    assert dict(zip(keys.tolist(), rows_of_keys.tolist(), strict=True)) == vocabulary
+
+
+@pytest.mark.parametrize(
+    ("backend", "optimizer", "options"),
+    [
+        ("numba", "sgd", Growing(CAPACITY)),
+        ("numba", "adam", Growing(CAPACITY, eviction="lru")),
+        ("torch", "adagrad", Growing(CAPACITY, ttl=2)),
+        ("tiered", "rowwise_adagrad", Growing(CAPACITY, admission=2)),
+        pytest.param("triton", "adam", Growing(CAPACITY), marks=pytest.mark.slow),
+    ],
+)
+def test_a_key_that_gets_a_used_row_trains_as_in_a_new_one(
+    backend: str, optimizer: str, options: Growing
+) -> None:
+    """Beside a fixed table with a row for each time that a key got one: weights begin again."""
+    plan = placements(_table(optimizer))["cold rows staged"]
+    growing = placed(plan, backend=backend, growing={"t": options})
+    beginnings, lives, outputs = [growing.state_dict()["t.weight"][0]], [], []
+    life_of_row, keys = {0: 0}, KeyMap(options)
+    for number, batch in enumerate(_key_batches(35, 4 * CAPACITY)):
+        result = growing(batch)
+        weight = growing.state_dict()["t.weight"]
+        step = keys.read(batch.ids.numpy())
+        for row in dict.fromkeys(step.rows.tolist()):
+            if row not in life_of_row or row in step.reused:
+                life_of_row[row] = len(beginnings)
+                beginnings.append(weight[row])
+        ids = [life_of_row[row] for row in step.rows.tolist()]
+        lives.append(_with_ids(batch, torch.tensor(ids, dtype=torch.int64)))
+        backward(result, random_gradients(result, number))
+        outputs.append(result)
+    assert growing.key_counts()["t"] == keys.counts
+    assert len(beginnings) == 1 + keys.counts.admitted > CAPACITY + 20
+    table = _table(optimizer, rows=len(beginnings))
+    weights = {"t": torch.stack(beginnings)}
+    fixed = placed(plan_of([table], topology=machine()), backend=backend, weights=weights)
+    for number, batch in enumerate(lives):
+        theirs = _step(fixed, batch, number)
+        assert all(torch.equal(outputs[number][name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.parametrize("backend", mostly_slow(BACKENDS, "numba", "tiered"))
+def test_looking_ahead_changes_nothing(backend: str) -> None:
+    plan = placements(_table())["cold rows staged"]
+    how = {"t": Growing(CAPACITY, eviction="lru")}
+    ahead, plain = (placed(plan, backend=backend, growing=how) for _ in range(2))
+    batches = _key_batches(30, 4 * CAPACITY)
+    for number, batch in enumerate(look_ahead(batches, ahead)):
+        _step(ahead, batch, number)
+        _step(plain, batches[number], number)
+    _assert_alike(ahead, plain)
+    assert ahead.key_counts() == plain.key_counts()
+    assert plain.key_counts()["t"].evicted > 20
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_run_goes_on_from_a_checkpoint_under_another_plan(optimizer: str) -> None:
+    plans = placements(_table(optimizer))
+    how = {"t": Growing(CAPACITY, admission=2, ttl=8)}
+    first = placed(plans["cold rows staged"], growing=how)
+    batches = _key_batches(40, 4 * CAPACITY)
+    for number, batch in enumerate(batches[:20]):
+        _step(first, batch, number)
+    second = placed(plans["column-wise"], growing=how, seed=3)
+    second.load_state_dict(first.state_dict())
+    second.load_optimizer_state_dict(first.optimizer_state_dict())
+    for number, batch in enumerate(batches[20:]):
+        mine, theirs = _step(first, batch, number), _step(second, batch, number)
+        for name in theirs:
+            assert torch.allclose(mine[name], theirs[name], atol=1e-6)
+    assert first.key_counts() == second.key_counts()
+    assert first.key_counts()["t"].evicted > 20
+
+
+def test_a_checkpoint_without_keys_or_of_another_capacity_is_refused() -> None:
+    plan = placements(_table())["hbm"]
+    growing, fixed = placed(plan, growing={"t": Growing(CAPACITY)}), placed(plan)
+    before = growing.state_dict()
+    with pytest.raises(RuntimeError, match=r"Missing key.*t\.keys\.rows"):
+        growing.load_state_dict(fixed.state_dict())
+    with pytest.raises(RuntimeError, match=r"Unexpected key.*t\.keys\.rows"):
+        fixed.load_state_dict(growing.state_dict())
+    with pytest.raises(CheckpointError, match="admission 1"):
+        growing.load_state_dict(placed(plan, growing={"t": Growing(CAPACITY, 2)}).state_dict())
+    assert all(torch.equal(growing.state_dict()[name], values) for name, values in before.items())
+
+
+def test_evaluation_gives_no_rows_and_reads_row_0_for_unknown_keys() -> None:
+    growing = placed(placements(_table())["hbm"], growing={"t": Growing(CAPACITY)})
+    _step(growing, _key_batches(1, 5)[0], 0)
+    counts = growing.key_counts()
+    strange = BagBatch.from_features(
+        {name: (torch.tensor([10**17]), None, None) for name in growing.feature_names},
+        growing.feature_names,
+    )
+    with torch.no_grad():
+        outputs = growing(strange)
+    row_0 = growing.state_dict()["t.weight"][:1]
+    assert all(torch.equal(output, row_0) for output in outputs.values())
+    assert growing.key_counts() == counts
+
+
+def test_padding_is_no_key() -> None:
+    table = _table()
+    growing = placed(
+        plan_of([table]), growing={"t": Growing(CAPACITY)}, padding_idx={"sum": -1, "none": -1}
+    )
+    ids = torch.tensor([5, -1, -1, 9])
+    features = dict.fromkeys(growing.feature_names, (ids, None, None))
+    outputs = growing(BagBatch.from_features(features, growing.feature_names))
+    assert not outputs["sum"][1:3].any()
+    assert growing.live_keys("t")[0].tolist() == [5, 9, -1]  # Of the feature without padding.
+
+
+def test_gradients_of_several_forward_passes_go_to_the_rows_that_were_read() -> None:
+    growing = placed(plan_of([_table()]), growing={"t": Growing(CAPACITY, eviction="lru")})
+    batches = _key_batches(8, 4 * CAPACITY)
+    held = [growing(batch) for batch in batches[:4]]
+    rows = [_rows_of(growing, batch.ids) for batch in batches[:4]]
+    for outputs in held:
+        assert [_rows_of(growing, batch.ids) for batch in batches[:4]] == rows
+        backward(outputs, random_gradients(outputs))
+    growing(batches[4])
+    assert [_rows_of(growing, batch.ids) for batch in batches[:4]] != rows
+
+
+@pytest.mark.parametrize(
+    ("growing", "named"),
+    [
+        ({"u": Growing(CAPACITY)}, "'u' grows and the plan lacks it; there are t"),
+        ({"t": Growing(9)}, "'t' has 61 rows in the plan; a capacity of 9 keys takes 10"),
+    ],
+)
+def test_what_does_not_fit_the_plan_is_named(growing: dict[str, Growing], named: str) -> None:
+    with pytest.raises(PlanMismatchError, match=named):
+        placed(plan_of([_table()]), growing=growing)

@@ -1,0 +1,250 @@
+"""Key maps beside a slow one of dictionaries and lists, and with hostile keys."""
+
+import sys
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from placer.errors import BackendError, CheckpointError, PlanMismatchError
+from placer.growing import Growing, KeyMap
+from placer.growing.key_map import Eviction, Int
+
+_LISTS = 32
+
+
+class SlowKeyMap:
+    """What `KeyMap` promises, in the most obvious way."""
+
+    def __init__(self, growing: Growing) -> None:
+        self.growing = growing
+        self.row_of: dict[int, int] = {}
+        # Keys by how often they were read, in powers of two; longest ago first.
+        self.lists: list[list[int]] = [[] for _ in range(_LISTS)]
+        self.reads: dict[int, int] = {}
+        self.step_of: dict[int, int] = {}
+        self.free: list[int] = []
+        self.step = self.used = self.since_aged = 0
+
+    def read(self, keys: Sequence[int], open_steps: int) -> list[int]:
+        self.step += 1
+        growing, kept = self.growing, self.step - open_steps
+        if growing.ttl:
+            for keys_of in self.lists:
+                while keys_of and self.step_of[keys_of[0]] < min(self.step - growing.ttl, kept):
+                    self._release(keys_of[0])
+        self.since_aged += len(keys)
+        if growing.eviction == "lfu" and self.since_aged >= max(1024, 10 * growing.capacity):
+            self.since_aged = 0
+            self.lists = [self.lists[0] + self.lists[1], *self.lists[2:], []]
+            self.reads = {key: reads // 2 for key, reads in self.reads.items()}
+        return [self._read(key, kept) for key in keys]
+
+    def _read(self, key: int, kept: int) -> int:
+        if key in self.row_of:
+            self.reads[key] += 1
+            if self.step_of[key] != self.step:
+                self._unlink(key)
+                lfu = self.growing.eviction == "lfu"
+                number = self.reads[key].bit_length() - 1 if lfu else 0
+                self.lists[number].append(key)
+                self.step_of[key] = self.step
+            return self.row_of[key]
+        if not self.free:
+            if self.used < self.growing.capacity:
+                self.used += 1
+                self.free.append(self.used)
+            elif not self._evict(kept):
+                return 0
+        row = self.row_of[key] = self.free.pop()
+        self.lists[0].append(key)
+        self.reads[key], self.step_of[key] = 1, self.step
+        return row
+
+    def _evict(self, kept: int) -> bool:
+        for keys_of in self.lists:
+            for position, key in enumerate(keys_of):
+                if self.step_of[key] < kept:
+                    # Those before it were read since, and go behind.
+                    keys_of[:] = [*keys_of[position:], *keys_of[:position]]
+                    self._release(key)
+                    return True
+        return False
+
+    def _release(self, key: int) -> None:
+        self._unlink(key)
+        self.free.append(self.row_of.pop(key))
+
+    def _unlink(self, key: int) -> None:
+        next(keys for keys in self.lists if key in keys).remove(key)
+
+
+_KEYS = st.integers(0, 30) | st.sampled_from([-(2**63), 2**63 - 1, -1, 2**40])
+
+
+@pytest.mark.parametrize("eviction", ["lfu", "lru"])
+@given(
+    capacity=st.integers(1, 20),
+    ttl=st.integers(0, 3),
+    open_steps=st.integers(0, 3),
+    steps=st.lists(st.lists(_KEYS, max_size=12), max_size=25),
+    repeats=st.integers(1, 30),
+)
+def test_rows_are_those_of_a_slow_map(
+    eviction: Eviction,
+    capacity: int,
+    ttl: int,
+    open_steps: int,
+    steps: list[list[int]],
+    repeats: int,
+) -> None:
+    growing = Growing(capacity, eviction=eviction, ttl=ttl)
+    fast, slow = KeyMap(growing), SlowKeyMap(growing)
+    for keys in steps * repeats:
+        rows = fast.read(np.array(keys, np.int64), open_steps).rows
+        assert rows.tolist() == slow.read(keys, open_steps)
+    live, rows = fast.live()
+    assert dict(zip(live.tolist(), rows.tolist(), strict=True)) == slow.row_of
+    assert fast.find(live).tolist() == rows.tolist()
+    counts = fast.counts
+    assert counts.admitted - counts.evicted - counts.expired == len(slow.row_of)
+    assert counts.hits + counts.misses == repeats * sum(map(len, steps))
+
+
+def test_keys_get_rows_in_the_order_of_their_first_reading() -> None:
+    keys = np.random.default_rng(0).integers(-(2**62), 2**62, 300)
+    rows = KeyMap(Growing(300)).read(np.repeat(keys, 2)).rows
+    assert rows.tolist() == np.repeat(np.arange(1, 301), 2).tolist()
+
+
+def test_a_key_gets_a_row_when_it_is_read_for_the_nth_time() -> None:
+    keys = KeyMap(Growing(1000, admission=3))
+    assert keys.read(np.array([7, 8, 7])).rows.tolist() == [0, 0, 0]
+    assert keys.read(np.array([7, 8])).rows.tolist() == [1, 0]
+    assert keys.read(np.array([8])).rows.tolist() == [2]
+    assert keys.counts.waiting == 4
+
+
+def test_what_is_read_once_does_not_push_out_what_is_read_often() -> None:
+    often, keys = np.arange(50), KeyMap(Growing(100))
+    for step in range(200):
+        keys.read(np.concatenate([often, 1000 + 40 * step + np.arange(40)]))
+    assert (keys.find(often) > 0).all()
+    recent = KeyMap(Growing(100, eviction="lru"))
+    for step in range(200):
+        recent.read(often if step == 0 else 1000 + 40 * step + np.arange(40))
+    assert (recent.find(often) == 0).all()
+
+
+def test_keys_that_fall_out_of_use_go_though_they_were_read_often() -> None:
+    keys = KeyMap(Growing(100))
+    for _ in range(50):
+        keys.read(np.arange(100))
+    for step in range(1000):
+        keys.read(1000 + np.arange(100) + 10 * step)
+    assert (keys.find(np.arange(100)) == 0).all()
+
+
+def test_rows_of_open_steps_keep_their_keys() -> None:
+    keys = KeyMap(Growing(4))
+    keys.read(np.array([1, 2]), open_steps=0)
+    keys.read(np.array([3, 4]), open_steps=1)
+    assert keys.read(np.array([5, 6, 7]), open_steps=1).rows.tolist() == [1, 2, 0]
+    assert keys.counts.refused == 1
+    assert keys.read(np.array([7, 8]), open_steps=2).rows.tolist() == [0, 0]
+
+
+def _same_home(count: int, slots: int) -> Int:
+    """Keys whose search begins at the first slot."""
+    from placer.growing.kernels import mix
+
+    found = [key for key in range(200_000) if (int(mix(key)) >> 32) * slots >> 32 == 0]
+    assert len(found) >= count
+    return np.array(found[:count])
+
+
+def test_keys_that_all_meet_in_one_slot_are_told_apart() -> None:
+    growing = Growing(200, eviction="lru")
+    keys, hostile = KeyMap(growing), _same_home(400, growing.slot_count)
+    slow = SlowKeyMap(growing)
+    for part in [*np.split(hostile, 20), hostile[:150], hostile[100:]]:
+        assert keys.read(part, 0).rows.tolist() == slow.read(part.tolist(), 0)
+    live, rows = keys.live()
+    assert keys.find(live).tolist() == rows.tolist()
+
+
+@given(
+    seed=st.integers(0, 999), admission=st.integers(1, 3), eviction=st.sampled_from(["lfu", "lru"])
+)
+def test_a_saved_map_goes_on_as_it_would_have(
+    seed: int, admission: int, eviction: Eviction
+) -> None:
+    random = np.random.default_rng(seed)
+    steps = [random.integers(0, 90, random.integers(0, 60)) for _ in range(60)]
+    growing = Growing(37, admission, eviction, ttl=9)
+    one, other = KeyMap(growing), KeyMap(growing)
+    for keys in steps[:30]:
+        one.read(keys)
+    other.read(np.arange(500))  # What it had before is gone.
+    other.load_state(one.state())
+    for keys in steps[30:]:
+        mine, theirs = one.read(keys), other.read(keys)
+        assert np.array_equal(mine.rows, theirs.rows)
+        assert np.array_equal(mine.reused, theirs.reused)
+    assert one.counts == other.counts
+
+
+@pytest.mark.parametrize("other", [Growing(11), Growing(10, admission=2), Growing(200)])
+def test_a_state_of_another_capacity_or_admission_is_refused(other: Growing) -> None:
+    keys, fits = KeyMap(other), KeyMap(Growing(10))
+    fits.read(np.arange(10))
+    keys.read(np.arange(5))
+    before = keys.state()
+    with pytest.raises(CheckpointError, match=f"capacity {other.capacity} and admission"):
+        keys.load_state(fits.state())
+    assert all(np.array_equal(keys.state()[name], before[name]) for name in KeyMap.STATE)
+
+
+def test_a_damaged_state_is_refused() -> None:
+    keys = KeyMap(Growing(10))
+    keys.read(np.arange(5))
+    for name in KeyMap.STATE:
+        other = np.full_like(keys.state()[name], 2**40)
+        for damaged in (keys.state()[name][:-1], np.zeros(3, np.int64), other):
+            if name == "sketch" and damaged is other:
+                continue  # Any counts may be.
+            with pytest.raises(CheckpointError, match="saved keys"):
+                keys.load_state({**keys.state(), name: damaged})
+
+
+def test_memory_is_what_the_options_say() -> None:
+    for growing in (Growing(10_000), Growing(10_000, admission=2), Growing(3)):
+        keys = KeyMap(growing)
+        arrays = (keys._slots, keys._rows, keys._sketch if growing.admission > 1 else None)
+        held = sum(array.nbytes for array in arrays if array is not None)
+        assert held == growing.nbytes
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"capacity": 0}, "capacity 0"),
+        ({"capacity": 2**31}, "capacity 2147483648"),
+        ({"capacity": 5, "admission": 0}, "admission 0"),
+        ({"capacity": 5, "admission": 256}, "admission 256"),
+        ({"capacity": 5, "ttl": -1}, "ttl -1"),
+        ({"capacity": 5, "eviction": "fifo"}, "eviction 'fifo'"),
+    ],
+)
+def test_options_out_of_range_are_named(options: dict[str, object], named: str) -> None:
+    with pytest.raises(PlanMismatchError, match=named):
+        Growing(**options)  # type: ignore[arg-type]
+
+
+def test_what_to_install_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("placer.growing.kernels", raising=False)
+    monkeypatch.setitem(sys.modules, "placer.growing.kernels", None)
+    with pytest.raises(BackendError, match=r"embedding-placer\[cpu\]"):
+        KeyMap(Growing(5))

@@ -1,0 +1,97 @@
+"""The working set of a log beside counts by hand, and beside maps that really serve it."""
+
+from collections import OrderedDict
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from placer.data import open_log
+from placer.data.encoded import EncodedLog
+from placer.errors import DataError
+from placer.growing import Growing, KeyMap, working_sets
+
+SAMPLES, WINDOW = 1000, 300
+
+
+def _log(seed: int = 0) -> tuple[EncodedLog, list[list[int]]]:
+    """A log whose items come into fashion and go, and its items by sample."""
+    random = np.random.default_rng(seed)
+    newest = np.arange(SAMPLES) // 4
+    items = [
+        (now + 20 - random.geometric(0.1, random.integers(0, 4))).clip(0).tolist() for now in newest
+    ]
+    columns = {"label": random.integers(0, 2, SAMPLES), "item": items}
+    log = open_log(pa.table(columns), label="label", sparse=["item"], id_mapping="identity")
+    return log, items
+
+
+def test_windows_are_as_counted_by_hand() -> None:
+    log, items = _log()
+    found = working_sets(log, WINDOW, {}, batch_size=64)["item"]
+    seen: set[int] = set()
+    windows = [list(chain(*items[start : start + 320])) for start in range(0, SAMPLES, 320)]
+    assert found.distinct == len({item for window in windows for item in window})
+    assert found.distinct_of_windows == tuple(len(set(window)) for window in windows)
+    for window, unknown in zip(windows, found.unknown_of_windows, strict=True):
+        assert unknown == pytest.approx(np.mean([item not in seen for item in window]))
+        seen.update(window)
+    assert found.unknown_of_windows[0] == 1.0
+    assert 0 < found.unknown_of_windows[-1] < 0.5
+
+
+def test_hit_rates_are_those_of_maps_that_serve_the_log() -> None:
+    log, items = _log()
+    rates = working_sets(log, WINDOW, {"item": [30, 60]}, batch_size=50)["item"].hit_rates
+    assert [(rate.capacity, rate.eviction) for rate in rates] == [
+        (30, "lfu"),
+        (60, "lfu"),
+        (30, "lru"),
+        (60, "lru"),
+    ]
+    for rate in rates:
+        keys = KeyMap(Growing(rate.capacity, eviction=rate.eviction))
+        for start in range(0, SAMPLES, 50):
+            if start == WINDOW:
+                warm = keys.counts
+            keys.read(np.array(list(chain(*items[start : start + 50])), np.int64))
+        counts = keys.counts
+        hits, misses = counts.hits - warm.hits, counts.misses - warm.misses
+        assert rate.hit_rate == pytest.approx(hits / (hits + misses))
+
+
+def test_small_steps_have_the_hit_rate_of_a_plain_lru_cache() -> None:
+    log, items = _log()
+    (rate,) = working_sets(log, WINDOW, {"item": [40]}, evictions=["lru"], batch_size=1)[
+        "item"
+    ].hit_rates
+    cache: OrderedDict[int, None] = OrderedDict()
+    hits = lookups = 0
+    for sample, read in enumerate(items):
+        for item in read:
+            if sample >= WINDOW:
+                hits, lookups = hits + (item in cache), lookups + 1
+            cache[item] = cache.pop(item, None)
+            if len(cache) > 40:
+                cache.popitem(last=False)
+    # Rows of the last step stay where a plain cache may let them go.
+    assert rate.hit_rate == pytest.approx(hits / lookups, abs=0.01)
+
+
+def test_a_window_without_samples_is_refused() -> None:
+    with pytest.raises(DataError, match="at least one sample, not 0"):
+        working_sets(_log()[0], 0, {})
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("trace", ["orm-busy", "scarab-recs"])
+def test_real_traces_read_new_ids_all_the_time(trace: str, real_data: Path) -> None:
+    ids = np.load(real_data / f"{trace}.npz")["id"][:300_000]
+    log = open_log(pa.table({"id": ids}), sparse=["id"], id_mapping="vocabulary")
+    found = working_sets(log, 50_000, {"id": [2000, 20_000]}, batch_size=1024)["id"]
+    assert found.distinct == np.unique(ids).size
+    assert min(found.unknown_of_windows) > 0.01
+    for few, many in (found.hit_rates[:2], found.hit_rates[2:]):
+        assert few.hit_rate < many.hit_rate <= 1 - found.unknown_of_windows[-1] / 50
