@@ -153,6 +153,7 @@ def profile(
     sample: float | None = option(None, "Read about this share of the samples.", kind=_SHARE),
     seed: int = option(0, "Seed of the random choice of --sample.", least=0),
     samples: Count = option(None, "Samples in the log, for --log-format counts.", least=1),
+    window: Count = option(None, "Samples of a day: show how many ids are in use.", least=1),
     output: Output = OUTPUT,
     like: File = option(
         None, "Map columns and ids as this profile does.", kind=STORED, metavar="PROFILE"
@@ -173,6 +174,7 @@ def profile(
     placer profile tuesday.tsv --like profile -o tuesday
     """
     tables: Any = {"dtype": dtype, "optimizer": optimizer}
+    found = None
     if like is not None:
         from placer.profile.like import profile_like
 
@@ -209,14 +211,20 @@ def profile(
         tables |= {"dim": dims_of(dims, schema.dims), "pooling": schema.poolings}
         with report.progress_bar("samples") as update:
             result = profile_log(log, progress=update, sample=sample, seed=seed, **tables)
-    _keep_profile(result, folder, output)
+        if window is not None:
+            from placer.growing import working_sets
+
+            found = working_sets(log, window)
+    _keep_profile(result, folder, output, found)
 
 
-def _keep_profile(profile: placer.Profile, folder: File, output: Output) -> None:
+def _keep_profile(
+    profile: placer.Profile, folder: File, output: Output, ids_in_use: Any = None
+) -> None:
     """Print a profile, and write it where that is asked for."""
     if folder is not None:
         profile.save(folder)
-    report.print_report(report.profile_report(profile), output)
+    report.print_report(report.profile_report(profile, ids_in_use=ids_in_use), output)
     report.print_stderr(_written("profile", folder))
 
 

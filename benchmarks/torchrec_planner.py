@@ -65,7 +65,6 @@ from cost_models.torchrec.estimates import (
     MODULE_PATHS,
     OPTIMIZERS,
     Estimates,
-    Settings,
     input_lengths,
 )
 from placer import Plan, Problem, Topology
@@ -168,8 +167,7 @@ class Contender:
         bandwidths: Any = "torchrec",
     ) -> None:
         self.problem = problem
-        settings = Settings(prefetch_pipeline, bandwidths, min_partition)
-        self.estimates = Estimates(problem, settings)
+        self.estimates = Estimates(problem, prefetch_pipeline, bandwidths)
         self.topology = self.estimates.topology
         self.model = torchrec_model(problem)
         self.sharders = [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()]

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import secrets
 import shlex
 import stat
 import tempfile
@@ -50,7 +51,8 @@ def replacing(path: StrPath) -> Iterator[Path]:
         with temporary_beside(target) as temporary:
             yield temporary
             sync(temporary)
-            temporary.chmod(_mode_of(target))
+            if target.exists():
+                temporary.chmod(stat.S_IMODE(target.stat().st_mode))
             temporary.replace(target)
             there = "the new one is there, and may be gone after a loss of power"
         sync_folder(target.parent)
@@ -133,15 +135,16 @@ def temporary_beside(target: Path) -> Iterator[Path]:
     """Make a new file, locked while it is written; remove what is there afterwards."""
     while True:
         # A long name would be too long with more added.
-        descriptor, name = tempfile.mkstemp(
-            prefix=f".{target.name[:40]}.", suffix=".placer-partial", dir=target.parent
-        )
+        name = f".{target.name[:40]}.{secrets.token_hex(4)}.placer-partial"
+        temporary = target.with_name(name)
+        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         # Between its making and its lock, another process may have taken it for a dead one.
-        if take_lock(descriptor) and is_at(descriptor, Path(name)):
+        if take_lock(descriptor) and is_at(descriptor, temporary):
             break
         os.close(descriptor)
-    temporary = Path(name)
     try:
+        if target.exists():  # Which may be private.
+            temporary.chmod(0o600)
         yield temporary
     finally:
         with contextlib.suppress(OSError):
@@ -165,23 +168,6 @@ def remove_dead_files(folder: Path) -> None:
                     (folder / name).unlink()
             finally:
                 os.close(descriptor)
-
-
-def _mode_of(target: Path) -> int:
-    """Return the mode of a file that is there; else that of a new one, which follows the umask."""
-    try:
-        return stat.S_IMODE(target.stat().st_mode)
-    except FileNotFoundError:
-        return 0o666 & ~_umask()
-
-
-def _umask() -> int:
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        status = Path("/proc/self/status").read_text()
-        return int(status.split("\nUmask:")[1].split()[0], 8)
-    umask = os.umask(0o077)  # Other threads may make files meanwhile: of their own alone.
-    os.umask(umask)
-    return umask
 
 
 def is_name(text: str) -> bool:

@@ -10,25 +10,25 @@ from typing import Any
 
 import torch.nn
 from torchrec.distributed.planner import EmbeddingShardingPlanner
-from torchrec.distributed.planner.partitioners import GreedyPerfPartitioner
 from torchrec.distributed.planner.perf_models import NoopPerfModel
-from torchrec.distributed.planner.types import PlannerError, PlannerErrorType
+from torchrec.distributed.planner.types import PlannerError
 from torchrec.distributed.types import ShardingPlan
 
 from placer.adapters.torchrec.read import from_sharding_plan
 from placer.errors import PlacerError
 from placer.profile.profile import Profile
-from solvers.registry import SOLVERS, no_solver
 from solvers.result import Limit, Reason, SolveResult, Termination
 from solvers.torchrec.planning import Planning
-from solvers.torchrec.proposers import Again, Limited, OwnSearch
 from solvers.torchrec.search import Effort
-from solvers.torchrec.trainable import is_replica_of_fused, trained_wrong
+from solvers.torchrec.trainable import is_replica_of_fused, is_trained_wrong
 
-DEFAULT_TIME_LIMIT_S = 20.0
+DEFAULT_TIME_LIMIT_S = 20
 
-PLACEMENTS = 5_000
-"""Tables that each of TorchRec's default proposers may place: about a second of its time."""
+_PROPOSER = 4
+"""Position of the proposer among the arguments of TorchRec's planner."""
+
+_OWN_SHARE = 0.6
+"""Share of the time limit by which our search ends where other proposers run after it."""
 
 
 class PlacerPlanner(EmbeddingShardingPlanner):  # type: ignore[misc]
@@ -37,21 +37,18 @@ class PlacerPlanner(EmbeddingShardingPlanner):  # type: ignore[misc]
     It minimizes what TorchRec's planner does, the time of the slowest rank by the estimates of
     the enumerator, over all options that the enumerator has and TorchRec can train, within
     the memory that the storage reservation leaves each rank. Load factors of caches with
-    statistics are searched as well. TorchRec's default proposers run beside it, for about a second
-    each where there are many tables, and the plan that the performance model rates best is taken.
+    statistics are searched as well.
 
     Parameters
     ----------
-    topology, batch_size, enumerator, storage_reservation, performance_model, stats, \
-constraints, debug, callbacks, plan_loader
-        As TorchRec's planner has them. Another performance model than `NoopPerfModel` chooses
-        among the plans; the search minimizes the time of the slowest rank all the same.
+    *args, **options
+        Those of TorchRec's planner. The search minimizes the time of the slowest rank whatever
+        the performance model is. With another one than `NoopPerfModel`, TorchRec's default
+        proposers run too, and it chooses among all plans.
     proposer, partitioner
-        Run instead of TorchRec's default ones, beside the search.
+        Run beside the search.
     timeout_seconds : int, optional
-        Of all searches together; 20 by default.
-    solver : str
-        ``auto``. Other names of `solvers.SOLVERS` make no difference, with a warning.
+        Of the search, and of all proposers together; 20 by default.
     seed, gap, max_steps
         Of the search: what is random in it, the gap to the bound at which it ends, rounds.
     profile : Profile, optional
@@ -66,75 +63,34 @@ constraints, debug, callbacks, plan_loader
     result : SolveResult or None
         Of the last plan: the plan in our words if there are such, its step time, and a bound
         over what is searched.
-
-    Raises
-    ------
-    PlannerError
-        If there is no such solver.
     """
 
     _partitioner: Any
     _proposers: list[Any]
+    _timeout_seconds: int | None
 
     def __init__(
         self,
-        topology: Any = None,
-        batch_size: int | None = None,
-        enumerator: Any = None,
-        storage_reservation: Any = None,
-        proposer: Any = None,
-        partitioner: Any = None,
-        performance_model: Any = None,
-        stats: Any = None,
-        constraints: dict[str, Any] | None = None,
-        debug: bool = True,
-        callbacks: Any = None,
-        timeout_seconds: int | None = None,
-        plan_loader: Any = None,
-        *,
-        solver: str = "auto",
+        *args: Any,
         seed: int = 0,
         gap: float = 1e-3,
         max_steps: int | None = None,
         profile: Profile | None = None,
         replicate: bool = True,
+        **options: Any,
     ) -> None:
-        if solver not in SOLVERS:
-            raise PlannerError(
-                message=f"{no_solver(solver)}; PlacerPlanner has a search of its own, auto",
-                error_type=PlannerErrorType.INPUT_VALIDATION,
-            )
-        if solver != "auto":
-            warnings.warn(
-                f"PlacerPlanner has a search of its own: {solver} is not used", stacklevel=2
-            )
-        super().__init__(
-            topology=topology,
-            batch_size=batch_size,
-            enumerator=enumerator,
-            storage_reservation=storage_reservation,
-            proposer=proposer,
-            partitioner=partitioner or GreedyPerfPartitioner(),
-            performance_model=performance_model,
-            stats=stats,
-            constraints=constraints,
-            debug=debug,
-            callbacks=callbacks,
-            timeout_seconds=timeout_seconds,
-            plan_loader=plan_loader,
+        super().__init__(*args, **options)
+        limit_s = self._timeout_seconds = self._timeout_seconds or DEFAULT_TIME_LIMIT_S
+        others = self._proposers
+        given = options.get("proposer") or any(args[_PROPOSER : _PROPOSER + 1])
+        if not given and type(self._perf_model) is NoopPerfModel:
+            others = []  # By the same aim, TorchRec's default ones find nothing better.
+        effort = Effort(limit_s * (_OWN_SHARE if others else 1.0), gap, seed, max_steps)
+        ranks = self._topology.world_size
+        self._planning = self._partitioner = Planning(
+            effort, profile, self._partitioner, ranks, replicate=replicate, is_first=bool(others)
         )
-        effort = Effort(float(timeout_seconds or DEFAULT_TIME_LIMIT_S), gap, seed, max_steps)
-        others_matter = proposer is not None or type(self._perf_model) is not NoopPerfModel
-        planning = Planning(
-            effort, profile, self._partitioner, others_matter, self._topology.world_size, replicate
-        )
-        placements = None if proposer is not None else PLACEMENTS
-        self._planning, self._partitioner = planning, planning
-        self._proposers = [
-            OwnSearch(planning),
-            *(Limited(one, planning, placements) for one in self._proposers),
-            Again(planning),
-        ]
+        self._proposers = [self._planning, *others]
         self.result: SolveResult | None = None
 
     def plan(self, module: torch.nn.Module, sharders: list[Any]) -> ShardingPlan:
@@ -186,10 +142,10 @@ constraints, debug, callbacks, plan_loader
 
 def _warn(plan: list[Any]) -> None:
     """Say which tables TorchRec would not train as the user may think."""
-    wrong = trained_wrong(plan)
+    wrong = [option.fqn for option in plan if is_trained_wrong(option)]
     if wrong:
         warnings.warn(
-            "TorchRec trains tables wrong that this plan, the only one found, places so: "
+            "TorchRec may train tables wrong that this plan, the only one found, places so: "
             f"{', '.join(wrong)} (docs/torchrec.md)",
             stacklevel=3,
         )

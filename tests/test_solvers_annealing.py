@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +24,7 @@ from solvers.result import Limits
 from solvers.search.annealing import AnnealingParams, anneal, prepare, runs, search
 from solvers.search.annealing import problem as arrays_of_problems
 from solvers.search.annealing.compiled import is_compiled
-from solvers.search.annealing.moves import gather, other_gpu, run_moves
+from solvers.search.annealing.moves import other_gpu, run_moves
 from solvers.search.annealing.problem import AnnealingProblem
 from solvers.search.annealing.rating import weigh_phases
 from solvers.search.annealing.resharding import find_candidates, first_with_arena, unit_back
@@ -43,16 +42,16 @@ def problem() -> Problem:
 
 
 def annealed(
-    steps: int, hot: float, gathered_below: float = 0.43, power: int = 24, many_gpus: int = 64
+    steps: int, hot: float, power: int = 24, many_gpus: int = 64
 ) -> tuple[AnnealingProblem, State, Assignment, float, float]:
     """The state after some moves, the best assignment, and step times of both."""
     instance = Instance(problem(), Roofline())
     bound = lagrangian_bound(instance)
     start = construct(instance, bound, bound.step_time_s)
     assert start is not None
-    arrays = AnnealingProblem([start], Clock.start(Limits(time_limit_s=60.0)))
+    arrays = AnnealingProblem(start, Clock.start(Limits(time_limit_s=60.0)))
     model, state, step_s = arrays.start(start, power)
-    rules = Rules(0.4, gathered_below, 0.76, many_gpus, 0.5, power, step_s, hot, 0.0)
+    rules = Rules(0.4, 0.75, many_gpus, 0.5, power, step_s, hot, 0.0)
     option, gpu = state.option.copy(), state.gpu.copy()
     rng = np.random.default_rng(5)
     best_s = run_moves(model, state, rules, 0, steps, step_s, option, gpu, rng)
@@ -61,15 +60,10 @@ def annealed(
     return arrays, state, best, best_s, step_s
 
 
-@pytest.mark.parametrize(
-    ("hot", "gathered_below", "many_gpus"),
-    [(1.0, 0.43, 64), (1.0, 0.7, 64), (1e-9, 0.7, 64), (1.0, 0.43, 2), (1e-9, 0.43, 2)],
-)
-def test_sums_of_a_state_are_those_of_its_shards(
-    hot: float, gathered_below: float, many_gpus: int
-) -> None:
+@pytest.mark.parametrize(("hot", "many_gpus"), [(1.0, 64), (1e-9, 64), (1.0, 2), (1e-9, 2)])
+def test_sums_of_a_state_are_those_of_its_shards(hot: float, many_gpus: int) -> None:
     """Whether most moves are made, or undone; and where only some GPUs are looked at."""
-    arrays, state, _, _, _ = annealed(3_000, hot, gathered_below, 8, many_gpus)
+    arrays, state, _, _, _ = annealed(3_000, hot, 8, many_gpus)
     now = arrays.assignment(state.option, state.gpu)
     assert now is not None
     rows = [BYTES, *range(PHASES.start, now.sums.shape[1])]
@@ -91,7 +85,7 @@ def test_sums_of_a_state_are_those_of_its_shards(
 def test_phases_count_less_where_more_gpus_are_the_slowest() -> None:
     arrays, state, best, _, step_s = annealed(500, hot=0.01)
     model, state, _ = arrays.start(best)
-    rules = Rules(0.4, 0.43, 0.76, 64, 0.5, 24, step_s, 0.01, 0.0)
+    rules = Rules(0.4, 0.75, 64, 0.5, 24, step_s, 0.01, 0.0)
     phases = np.flatnonzero(model.counted_s)
     state.phase_s[:] = 0.5 * model.scale_s
     state.phase_s[0] = model.scale_s
@@ -126,7 +120,7 @@ def test_of_many_gpus_a_shard_goes_to_one_with_little_to_do() -> None:
     rng, slow = np.random.default_rng(3), state.held.size - 1
 
     def mean_of(many_gpus: int, swaps: bool) -> float:
-        rules = Rules(0.4, 0.43, 0.76, many_gpus, 0.5, 24, step_s, 0.01, 0.0)
+        rules = Rules(0.4, 0.75, many_gpus, 0.5, 24, step_s, 0.01, 0.0)
         chosen = [other_gpu(state, rules, slow, swaps, rng) for _ in range(300)]
         assert slow not in chosen
         return float(np.mean(chosen))
@@ -163,10 +157,10 @@ def test_of_many_gpus_those_of_the_table_and_some_others_are_looked_at() -> None
     rng = np.random.default_rng(3)
     for unit, option in enumerate(state.option.tolist()):
         own = {int(gpu) for gpu in state.gpu[unit] if gpu >= 0}
-        rules = Rules(0.4, 0.43, 0.76, 64, 0.5, 24, step_s, 0.01, 0.0)
+        rules = Rules(0.4, 0.75, 64, 0.5, 24, step_s, 0.01, 0.0)
         count = find_candidates(model, state, rules, unit, option, rng)
         assert state.candidates[:count].tolist() == list(range(state.held.size))
-        rules = Rules(0.4, 0.43, 0.76, 2, 0.5, 24, step_s, 0.01, 0.0)
+        rules = Rules(0.4, 0.75, 2, 0.5, 24, step_s, 0.01, 0.0)
         looked_at = [
             state.candidates[: find_candidates(model, state, rules, unit, option, rng)].tolist()
             for _ in range(50)
@@ -197,30 +191,9 @@ def test_tables_with_much_work_and_with_few_lookups_are_sharded_anew_first(
         )
         for most_items, more in ((room - 1, set[int]()), (room, {table})):
             monkeypatch.setattr(arrays_of_problems, "_MOST_ITEMS", most_items)
-            options = AnnealingProblem([start], clock).options
+            options = AnnealingProblem(start, clock).options
             assert {one for one in range(3) if len(options[one]) > 1} == anew | more
         anew.add(table)
-
-
-def test_all_shards_of_an_arena_leave_a_gpu() -> None:
-    """At any cost where it is hot; where it is cold, never at one."""
-    done = 0
-    for steps in range(500, 4_000, 500):
-        arrays, state, _, _, step_s = annealed(steps, hot=1.0)
-        now = arrays.assignment(state.option, state.gpu)
-        assert now is not None
-        model, state, _ = arrays.start(now)
-        rules, rng = Rules(0.0, 1.0, 1.0, 64, 0.5, 24, step_s, 1.0, 0.0), np.random.default_rng(1)
-        for gpu in list(range(state.held.size)) * 10:
-            before = int(state.arenas[gpu])
-            if gather(model, state, rules, gpu, 1e9, rng):
-                assert state.arenas[gpu] == before - 1
-                done += 1
-        for gpu in list(range(state.held.size)) * 10:
-            energy = float(state.energy.sum())
-            gather(model, state, rules, gpu, 1e-300, rng)
-            assert state.energy.sum() <= energy * (1 + 1e-9)
-    assert done > 1
 
 
 def test_the_best_state_is_at_least_as_fast_when_it_is_filled_exactly() -> None:
@@ -249,71 +222,14 @@ def test_as_many_runs_at_once_as_threads(
     limits = Limits(time_limit_s=20.0, threads=3, max_steps=max_steps)
     prepare(limits)
     params = AnnealingParams(first_steps=1000, longest=1)
-    anneal([start], target_s=0.0, seed=1, clock=Clock.start(limits), params=params)
+    anneal(start, target_s=0.0, seed=1, clock=Clock.start(limits), params=params)
     assert counts == {at_once}
-
-
-def on_one_gpu(instance: Instance) -> Assignment:
-    """All tables of a problem with room for them on its first GPU."""
-    whole = [instance.options_of(table)[0] for table in range(instance.tables)]
-    shards, _ = instance.sharded(whole)
-    start = Assignment.of(instance, [(shard, 0) for shard in shards])
-    assert start is not None
-    return start
 
 
 def roomy() -> Instance:
     """Eight tables that every GPU has room for, of which the plans are many."""
     machine = unequal_machine(1 << 30)
     return Instance(problem_of(*problem().profile.tables, topology=machine), Roofline())
-
-
-@pytest.mark.parametrize("first", [0, 1])
-def test_the_start_that_leads_furthest_is_gone_on_from(
-    first: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Wherever it stands, if runs are too short to make one of the other."""
-    instance = roomy()
-    bound = lagrangian_bound(instance)
-    good, bad = construct(instance, bound, bound.step_time_s), on_one_gpu(instance)
-    assert good is not None
-    assert good.step_time_s < 0.9 * bad.step_time_s
-    lines: list[Assignment] = []
-    line = search._Annealing.improved
-
-    def noted(*arguments: Any) -> Assignment:
-        lines.append(arguments[1])
-        return line(*arguments)
-
-    monkeypatch.setattr(search._Annealing, "improved", noted)
-    starts = [good, bad] if first == 0 else [bad, good]
-    limits = Limits(max_steps=4)
-    params = AnnealingParams(first_steps=2, longest=1, idle_runs=1)
-    best = anneal(starts, target_s=0.0, seed=1, clock=Clock.start(limits), params=params)
-    assert best.step_time_s <= good.step_time_s
-    assert lines[0].step_time_s <= good.step_time_s
-
-
-def test_other_starts_have_their_turn_when_one_leads_no_further(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    instance = roomy()
-    bound = lagrangian_bound(instance)
-    good, lines = construct(instance, bound, bound.step_time_s), []
-    line = search._Annealing.improved
-    assert good is not None
-
-    def noted(*arguments: Any) -> Assignment:
-        lines.append(line(*arguments))
-        return lines[-1]
-
-    monkeypatch.setattr(search._Annealing, "improved", noted)
-    params = AnnealingParams(first_steps=20, longest=1, idle_runs=1)
-    clock = Clock.start(Limits(max_steps=100_000))
-    starts = [good, on_one_gpu(instance)]
-    best = anneal(starts, target_s=0.0, seed=1, clock=clock, params=params)
-    assert len(lines) == 2
-    assert best.step_time_s == min(one.step_time_s for one in lines)
 
 
 def test_two_shards_of_a_table_on_a_gpu_are_left_as_they_are() -> None:
@@ -325,7 +241,7 @@ def test_two_shards_of_a_table_on_a_gpu_are_left_as_they_are() -> None:
     start = Assignment.of(instance, [(shard, 0) for shard in shards])
     assert start is not None
     clock = Clock.start(Limits(max_steps=1000))
-    best = anneal([start], target_s=0.0, seed=1, clock=clock)
+    best = anneal(start, target_s=0.0, seed=1, clock=clock)
     assert best is start
 
 
@@ -344,7 +260,7 @@ def test_threads_stop_when_asked_in_the_thread_of_the_caller() -> None:
     limits = Limits(time_limit_s=600.0, threads=3, stop=stop)
     prepare(limits)
     params = AnnealingParams(first_steps=10**12, idle_runs=10**9)
-    best = anneal([start], target_s=0.0, seed=1, clock=Clock.start(limits), params=params)
+    best = anneal(start, target_s=0.0, seed=1, clock=Clock.start(limits), params=params)
     assert best.step_time_s < start.step_time_s
     assert set(asked_in) == {threading.current_thread()}
 

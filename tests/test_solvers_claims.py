@@ -11,7 +11,6 @@ from placer import Problem, Topology
 from placer.workloads import named_workload
 from solvers import SolveResult, solve
 from solvers.bounds import lagrangian
-from solvers.bounds.claims import Claim, every_option
 from solvers.bounds.lagrangian import lagrangian_bound
 from solvers.model.clock import Clock
 from solvers.model.instance import Instance
@@ -63,9 +62,8 @@ def test_work_counts_options_that_are_not_looked_at(
         instance = Instance(drawn(seed, 10, "4xh100"), MODELS[model])
         few = lagrangian_bound(instance)
         every = [few.options_of(table) for table in range(instance.tables)]
-        assert [[cost.option for cost in of] for of in every] == [
-            *map(list, every_option(instance))
-        ]
+        options = [list(instance.options_of(table)) for table in range(instance.tables)]
+        assert [[cost.option for cost in of] for of in every] == options
         for factor in (0.5, 1.0, 1.3, 3.0, 10.0):
             step_time_s = factor * few.step_time_s
             least_s = [
@@ -97,26 +95,14 @@ def test_no_plan_is_below_a_claim_of_another_large(
     check(drawn(seed, tables, machine), MODELS[model], names, 3)
 
 
-def test_a_claim_about_some_options_lifts_no_bound() -> None:
-    instance = Instance(drawn(1, 4, "2xh100"), Roofline())
-    search = Search.start(instance, Clock.start(Limits()))
-    before_s = search.bound_s
-    every = every_option(instance)
-    some = [every[0][:1], *every[1:]]
-    search.prove(Claim(2 * before_s, some))
-    assert search.bound_s == before_s
-    search.prove(Claim(2 * before_s, every))
-    assert search.bound_s == 2 * before_s
-
-
 def test_what_is_proven_without_replicas_is_no_proof_of_all_plans() -> None:
     """Where searches leave replicas out, room is looked for with them."""
     problem = drawn(1, 8, "2xh100")
     whole = Instance(problem, Roofline())
-    assert any(option.replicated_rows for of in every_option(whole) for option in of)
+    tables = range(whole.tables)
+    assert any(option.replicated_rows for table in tables for option in whole.options_of(table))
     part = Instance(problem, Roofline(), like=whole, with_replicas=False)
     search = replace(Search.start(part, Clock.start(Limits())), others_s=1.0)
     found = search.first_fit()
     assert found is not None
     assert found.instance.with_replicas
-    assert not Claim(1.0, every_option(part)).covers(whole)

@@ -141,10 +141,15 @@ def test_assignments_of_plans(problem: Problem, plan: Plan) -> None:
     assignment = assignment_of(instance, plan)
     assert assignment is not None
     assert assignment.step_time_s == pytest.approx(plan.solver.step_time_s)
-    first, devices = plan.tables[0], {shard.devices for shard in plan.shards_by_table["t1"]}
+    first = plan.tables[0]
+    whole, devices = next(
+        (name, {shard.devices for shard in shards})
+        for name, shards in plan.shards_by_table.items()
+        if len({shard.devices for shard in shards}) == 1
+    )
     elsewhere = next(g.id for g in problem.topology.gpus if (g.id,) not in devices)
-    pinned = Constraints.of({"t1": TableRule((elsewhere,))})
-    with pytest.raises(PlanMismatchError, match=r"'t1' is on gpu:., where constraints"):
+    pinned = Constraints.of({whole: TableRule((elsewhere,))})
+    with pytest.raises(PlanMismatchError, match=rf"'{whole}' is on gpu:., where constraints"):
         assignment_of(Instance(replace(problem, constraints=pinned), MODEL), plan)
     # A table of more rows than its GPU holds does not fit where all of them have to.
     full = Constraints.of({"t1": TableRule(tier="hbm")})

@@ -16,7 +16,6 @@ from placer.interrupt import deferred_interrupt
 from placer.plan.verify import violations
 from placer.workloads import named_workload
 from solvers import SOLVERS, Limits, solve
-from solvers.bounds.claims import every_option
 from solvers.model.clock import Clock
 from solvers.model.instance import Instance
 from solvers.options import Effort
@@ -109,7 +108,7 @@ def test_an_exception_ends_cp_sat_too(program: Any) -> None:
 
 def test_cp_sat_runs_to_its_end_in_any_thread(open_problem: Problem) -> None:
     instance = Instance(open_problem, Roofline())
-    small = FitProgram(instance, [of[:1] for of in every_option(instance)], 2)
+    small = FitProgram(instance, [instance.options_of(t)[:1] for t in range(instance.tables)], 2)
     answers = []
     thread = threading.Thread(target=lambda: answers.append(small.run(Limits(threads=1), 60)))
     thread.start()

@@ -263,8 +263,8 @@ def test_the_program_finds_the_least_total_time(seed: int) -> None:
     for _ in range(3):
         number = int(rng.integers(1, 5))
         options.append(
-            dp_module._Choices(
-                [ShardingOption(row_slices) for row_slices in range(1, number + 1)],
+            dp_module.Choices(
+                np.fromiter((ShardingOption(n) for n in range(1, number + 1)), dtype=object),
                 np.arange(number),
                 rng.integers(0, 80, number) * size,
                 rng.integers(1, 50, number).astype(float),
@@ -277,7 +277,7 @@ def test_the_program_finds_the_least_total_time(seed: int) -> None:
         if used < bins:
             total = sum(one.time_s[n] for one, n in zip(options, at, strict=True))
             best[round(used)] = min(best[round(used)], total)
-    proposals = list(dp_module._of_bins(instance, options, dp_module.DpParams()))
+    proposals = list(dp_module.cheapest(instance, options))
     if np.isinf(best).all():
         assert proposals == []
         return
@@ -287,7 +287,8 @@ def test_the_program_finds_the_least_total_time(seed: int) -> None:
     for proposal in proposals:
         chosen = zip(options, proposal.options, proposal.price_indices, strict=True)
         picked = [
-            (one, one.options.index(option), price_index) for one, option, price_index in chosen
+            (one, one.options.tolist().index(option), price_index)
+            for one, option, price_index in chosen
         ]
         assert all(index == price_index for _, index, price_index in picked)
         assert sum(one.time_s[n] for one, n, _ in picked) == proposal.total_s
@@ -296,10 +297,10 @@ def test_the_program_finds_the_least_total_time(seed: int) -> None:
 def test_proposals_with_less_hbm_take_longer() -> None:
     instance = Instance(PROBLEMS["tight"](), Roofline())
     options = [
-        dp_module._options(instance, table, instance.options_of(table)).within(np.inf, 32)
+        dp_module.choices_of(instance, table, instance.options_of(table)).within(np.inf)
         for table in range(instance.tables)
     ]
-    proposals = list(dp_module._of_bins(instance, options, dp_module.DpParams()))
+    proposals = list(dp_module.cheapest(instance, options))
     used, totals = [], []
     for proposal in proposals:
         chosen = zip(options, proposal.options, proposal.price_indices, strict=True)

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from training_cases import ArrayLog, small_log
 
-from placer.data.log import Bags, Chunk
-from placer.training.batches import batches, concatenate, slice_chunk
+from placer.data.log import Bags, Chunk, joined
+from placer.training.batches import batches, slice_chunk
 
 LOG = small_log(60)
 
@@ -64,4 +64,4 @@ def test_a_cut_chunk_can_be_joined_again(where: int) -> None:
     bags = LOG.chunk.features["b"]
     weighted = replace(bags, weights=np.linspace(0, 1, bags.ids.size, dtype=np.float32))
     chunk = replace(LOG.chunk, features={**LOG.chunk.features, "b": weighted})
-    assert_equal(concatenate([slice_chunk(chunk, 0, where), slice_chunk(chunk, where, 60)]), chunk)
+    assert_equal(joined([slice_chunk(chunk, 0, where), slice_chunk(chunk, where, 60)]), chunk)

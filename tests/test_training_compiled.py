@@ -15,7 +15,7 @@ from placer.executor import PlacedEmbeddings
 from placer.training.checkpoint import load
 from placer.training.config import CheckpointPolicy
 from placer.training.loop import train
-from placer.training.reading import tensors_of
+from placer.training.reading import readings
 from placer.training.trainer import Trainer
 
 LOG = small_log(700)  # The last batch is smaller: compiled code must take other sizes.
@@ -77,7 +77,9 @@ def test_the_mlps_compute_in_bfloat16_and_embeddings_and_weights_in_float32(
                 output.register_hook(lambda gradient: seen.append(gradient.dtype))
 
     embeddings.register_forward_hook(note_pooled)
-    loss = trainer.step(*tensors_of(LOG.chunk, embeddings.feature_names))
+    lookups, read = next(readings(LOG, embeddings.feature_names, QUICK))
+    assert lookups is not None
+    loss = trainer.step(lookups, read.dense, read.labels)
     assert loss.dtype == torch.float32
     assert seen == 2 * 3 * [torch.float32]  # Three features and their gradients.
     assert {weight.dtype for weight in trainer.model.parameters()} == {torch.float32}

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from training_cases import QUICK, ArrayLog, plan_for, small_log
 
-from placer.data.log import Bags, Chunk
+from placer.data.log import Bags, Chunk, joined
 from placer.errors import DataError
-from placer.training.batches import concatenate, labelled, slice_chunk
+from placer.training.batches import labelled, slice_chunk
 from placer.training.checkpoint import load
 from placer.training.config import CheckpointPolicy
 from placer.training.loop import train
@@ -47,7 +47,7 @@ def test_the_labelled_samples_are_kept_as_they_are(known: list[bool], weighted: 
     assert kept.samples == sum(known)
     if not any(known):
         return
-    one_by_one = concatenate([slice_chunk(chunk, i, i + 1) for i in range(40) if known[i]])
+    one_by_one = joined([slice_chunk(chunk, i, i + 1) for i in range(40) if known[i]])
     np.testing.assert_array_equal(kept.labels, one_by_one.labels)
     np.testing.assert_array_equal(kept.dense, one_by_one.dense)
     for name, bags in one_by_one.features.items():
@@ -72,7 +72,7 @@ def test_samples_without_a_label_have_no_influence(tmp_path: Path) -> None:
     kept = [
         slice_chunk(LOG.chunk, 32 * b, 32 * b + 32) for b in range(50) if b not in (0, 7, 8, 49)
     ]
-    alone = train(PLAN, replace(LOG, chunk=concatenate(kept)), replace(QUICK, holdout_every=0))
+    alone = train(PLAN, replace(LOG, chunk=joined(kept)), replace(QUICK, holdout_every=0))
     assert result.losses == alone.losses
     assert (result.steps, result.samples, result.unlabelled_samples) == (46, 46 * 32, 4 * 32)
     assert alone.unlabelled_samples == 0

@@ -21,52 +21,56 @@ _MS = 1e-3
 
 
 def curve(
-    estimates: Estimates, profile: TableProfile, kind: ShardingType, block: Block
+    estimates: Estimates,
+    profile: TableProfile,
+    kind: ShardingType,
+    block: Block,
+    *,
+    is_replica: bool,
 ) -> CostCurve:
-    """A shard's cost with none of its rows in HBM, with caches of many sizes, and with all."""
+    """A shard's cost with none of its rows in HBM, with caches of many sizes, and with all.
+
+    A replica has all of them there: one point.
+    """
     table, rows = profile.table, block.rows
     row_bytes = table.bytes_per_row(block.width)
-    uncached = Sharding(kind, "fused_uvm", (block,))
-    options, timed = [estimates.option(profile, uncached)], []
-    # A table has one load factor: its blocks of rows are asked at those of the largest.
-    largest = largest_block(estimates, table, kind, block)
-    points = _cache_points(largest.rows)
-    caches = np.rint(points * (rows / max(1, largest.rows)))
-    kept = (caches < rows) & (np.diff(caches, prepend=0.0) > 0)
-    points, caches = points[kept], caches[kept]
-    if caches.size:
-        caching = Sharding(kind, "fused_uvm_caching", (block,))
-        factors = _load_factor(caches, rows, largest.rows).view(Many)
-        options.append(estimates.option(profile, caching, factors))
-        if rows < largest.rows:
-            caching = Sharding(kind, "fused_uvm_caching", (largest,))
-            factors = (points / largest.rows).view(Many)
-            timed = [estimates.option(profile, caching, factors)]
-    if rows:
-        options.append(estimates.option(profile, Sharding(kind, "fused", (block,))))
+    options, timed, caches = [], [], np.zeros(0)
+    if not is_replica:
+        options.append(estimates.option(profile, Sharding(kind, "fused_uvm", (block,))))
+        # A table has one load factor: its blocks of rows are asked at those of the largest.
+        largest = largest_block(estimates, table, kind, block)
+        points = _cache_points(largest.rows)
+        caches = np.rint(points * (rows / max(1, largest.rows)))
+        kept = (caches < rows) & (np.diff(caches, prepend=0.0) > 0)
+        points, caches = points[kept], caches[kept]
+        if caches.size:
+            caching = Sharding(kind, "fused_uvm_caching", (block,))
+            factors = _load_factor(caches, rows, largest.rows).view(Many)
+            options.append(estimates.option(profile, caching, factors))
+            if rows < largest.rows:
+                caching = Sharding(kind, "fused_uvm_caching", (largest,))
+                factors = (points / largest.rows).view(Many)
+                timed = [estimates.option(profile, caching, factors)]
+    if rows or is_replica:
+        kernel: Kernel = "dense" if kind == "data_parallel" else "fused"
+        options.append(estimates.option(profile, Sharding(kind, kernel, (block,))))
     estimates.estimate(options + timed)
-    hot = np.concatenate(([0], caches, [rows] if rows else []))
+    hot = np.concatenate(([] if is_replica else [0], caches, [rows] if rows or is_replica else []))
     own = np.where(hot < rows, hot * (row_bytes + ROW_CACHE_ENTRY_BYTES), hot * row_bytes)
     hbm_bytes = np.maximum(_joined(option.shards[0].storage.hbm for option in options), own)
     if timed:
         options[1] = timed[0]
-    return _curve_of(
-        hot,
-        _joined(option.shards[0].perf.total for option in options),
-        hbm_bytes,
-        np.where(hot < rows, rows * row_bytes, 0),
+    # Launches, splits and DRAM bandwidth are not in TorchRec's model.
+    return CostCurve(
+        hot_rows=hot.astype(np.int64),
+        gpu_s=_joined(option.shards[0].perf.total for option in options) * _MS,
+        dram_s=np.zeros(hot.size),
+        hbm_bytes=hbm_bytes,
+        dram_bytes=np.where(hot < rows, rows * row_bytes, 0).astype(np.float64),
+        split_s=0.0,
+        split_hbm_bytes=0.0,
+        only_points=True,
     )
-
-
-def replica_curve(estimates: Estimates, profile: TableProfile, kind: ShardingType) -> CostCurve:
-    """Cost on one GPU of a table that all of them hold; one point."""
-    table = profile.table
-    kernel: Kernel = "dense" if kind == "data_parallel" else "fused"
-    block = Block(table.rows, table.dim, 0, 0, 0)
-    option = estimates.option(profile, Sharding(kind, kernel, (block,)))
-    estimates.estimate([option])
-    shard = option.shards[0]
-    return _curve_of([table.rows], shard.perf.total, max(shard.storage.hbm, table.total_bytes), [0])
 
 
 def shard_buffer_bytes(
@@ -117,18 +121,3 @@ def _cache_points(rows: int) -> Float:
 
 def _joined(parts: Any) -> Float:
     return np.concatenate([np.atleast_1d(np.asarray(part, dtype=np.float64)) for part in parts])
-
-
-def _curve_of(hot_rows: Any, total_ms: Any, hbm_bytes: Any, dram_bytes: Any) -> CostCurve:
-    hot = np.asarray(hot_rows, dtype=np.int64)
-    # Launches, splits and DRAM bandwidth are not in TorchRec's model.
-    return CostCurve(
-        hot_rows=hot,
-        gpu_s=np.atleast_1d(np.asarray(total_ms, dtype=np.float64)) * _MS,
-        dram_s=np.zeros(hot.size),
-        hbm_bytes=np.atleast_1d(np.asarray(hbm_bytes, dtype=np.float64)),
-        dram_bytes=np.atleast_1d(np.asarray(dram_bytes, dtype=np.float64)),
-        split_s=0.0,
-        split_hbm_bytes=0.0,
-        only_points=True,
-    )

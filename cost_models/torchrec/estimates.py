@@ -1,6 +1,5 @@
 """TorchRec's own estimators, asked about tables of a problem. Importing this needs torchrec."""
 
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -52,15 +51,6 @@ MODULE_PATHS = {True: "embeddings", False: "sequences"}
 """Where the planner finds pooled tables and others in a model."""
 
 _META = torch.device("meta")
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What TorchRec's planner leaves to its user; see `cost_models.torchrec.model.TorchRec`."""
-
-    prefetch_pipeline: bool = False
-    bandwidths: Bandwidths = "torchrec"
-    min_partition: int | None = None
 
 
 class Many(np.ndarray[Any, np.dtype[np.float64]]):
@@ -213,12 +203,17 @@ def even_column_widths(table: Table, min_partition: int | None) -> tuple[int, ..
 
 
 class Estimates:
-    """TorchRec's estimators for one problem."""
+    """TorchRec's estimators for one problem; see `cost_models.torchrec.model.TorchRec`."""
 
-    def __init__(self, problem: Problem, settings: Settings) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        prefetch_pipeline: bool = False,
+        bandwidths: Bandwidths = "torchrec",
+    ) -> None:
         self.problem = problem
-        self.settings = settings
-        self.topology = torchrec_topology(problem.topology, settings.bandwidths)
+        self.topology = torchrec_topology(problem.topology, bandwidths)
+        self._prefetch_pipeline = prefetch_pipeline
         self._modules = {
             True: EmbeddingBagCollection(tables=[], device=_META),
             False: EmbeddingCollection(tables=[], device=_META),
@@ -236,20 +231,16 @@ class Estimates:
         self._storage = EmbeddingStorageEstimator(topology=self.topology)
         self._statistics: dict[tuple[int, float], ProfileCacheStatistics] = {}
 
-    def cache_statistics(self, profile: TableProfile) -> ProfileCacheStatistics:
-        """TorchRec's cache statistics of a table, from its profile."""
+    def cache_params(self, profile: TableProfile, load_factor: Any) -> CacheParams:
+        """TorchRec's parameters of a table's cache, with statistics from the table's profile."""
         key = id(profile.cdf), profile.table.lookups_per_sample
         if key not in self._statistics:
             samples = self.problem.global_batch_size
             self._statistics[key] = ProfileCacheStatistics(profile, samples)
-        return self._statistics[key]
-
-    def cache_params(self, profile: TableProfile, load_factor: Any) -> CacheParams:
-        """TorchRec's parameters of a table's cache."""
         return CacheParams(
             load_factor=load_factor,
-            prefetch_pipeline=self.settings.prefetch_pipeline,
-            stats=self.cache_statistics(profile),
+            prefetch_pipeline=self._prefetch_pipeline,
+            stats=self._statistics[key],
         )
 
     def option(

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from cost_models.base import CostCurve, CostModel, ShardingOption, TableShard, require_match
 from cost_models.cost_report import CostReport, GpuCost, HostCost, TableCost
+from placer.adapters.torchrec.export import INSTALL
 from placer.adapters.torchrec.sharding import (
     KERNELS,
     Block,
@@ -41,9 +42,6 @@ if TYPE_CHECKING:
     from cost_models.torchrec.estimates import Estimates
 
 _MS = 1e-3
-
-INSTALL = "pip install 'embedding-placer[torchrec]' && pip install --no-deps torchrec==1.8.0"
-"""TorchRec asks for FBGEMM's CUDA build, which a machine without a GPU should not get."""
 
 
 class TorchRec(CostModel):
@@ -105,13 +103,15 @@ class TorchRec(CostModel):
         """
         if self._estimates is None or self._estimates.problem is not problem:
             try:
-                from cost_models.torchrec.estimates import Estimates, Settings
+                from cost_models.torchrec.estimates import Estimates
             except (ImportError, OSError) as error:  # OSError: FBGEMM built for another torch.
                 raise BackendError(
                     f"cost model {self.name!r} asks TorchRec's estimators, which cannot be "
                     f"imported ({error}); install them with: {INSTALL}"
                 ) from error
-            self._estimates = Estimates(problem, Settings(**self._options))
+            self._estimates = Estimates(
+                problem, self._options["prefetch_pipeline"], self._options["bandwidths"]
+            )
             self._curves = {}
         return self._estimates
 
@@ -199,14 +199,10 @@ class TorchRec(CostModel):
             id(profile.cdf),
         )
         if key not in self._curves:
-            from cost_models.torchrec.curves import curve, replica_curve
+            from cost_models.torchrec.curves import curve
 
             block = Block(stop - start, last - first, start, first, gpu)
-            self._curves[key] = (
-                replica_curve(estimates, profile, kind)
-                if shard.is_replica
-                else curve(estimates, profile, kind, block)
-            )
+            self._curves[key] = curve(estimates, profile, kind, block, is_replica=shard.is_replica)
         return self._curves[key]
 
     def with_buffers(

@@ -118,13 +118,11 @@ def _hot_cold_pairs(shards: Sequence[Shard]) -> int:
     for hot, cold in homes.values():
         left = list(cold)
         for shard in hot:
-            other = next((s for s in left if _residues_meet(shard, s)), None)
+            start, _, step = shard.rows
+            other = next(
+                (s for s in left if (start - s.rows[0]) % math.gcd(step, s.rows[2]) == 0), None
+            )
             if other is not None:
                 left.remove(other)
                 pairs += 1
     return pairs
-
-
-def _residues_meet(one: Shard, other: Shard) -> bool:
-    common = math.gcd(one.rows[2], other.rows[2])
-    return (one.rows[0] - other.rows[0]) % common == 0

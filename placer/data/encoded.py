@@ -5,12 +5,11 @@ from contextlib import closing, contextmanager
 from itertools import count
 
 import numpy as np
-import numpy.typing as npt
 
 from placer.data.encoding import Encoding
 from placer.data.files.identity import FileIdentity, check_unchanged
 from placer.data.files.stores import shown
-from placer.data.log import Bags, Chunk
+from placer.data.log import Bags, Chunk, joined
 from placer.data.mapping import IdMapping, OutOfRange, Rows
 from placer.data.source import Cursor, RawBatch, Source
 from placer.data.vocabulary import UnknownKeys
@@ -24,6 +23,8 @@ class EncodedLog:
     ----------
     source : Source
     encoding : Encoding
+    tables, feature_tables, dense_names
+        See `placer.data.log.Log`.
     notes : sequence of str
         What the user should hear: columns that were left out, files without a sample.
     expected_samples : int or None
@@ -59,24 +60,12 @@ class EncodedLog:
         self.source = source
         self.notes = (*source.notes, *notes)
         self.encoding = encoding
+        self.tables: Mapping[str, int] = encoding.tables
+        self.feature_tables = encoding.feature_tables
+        self.dense_names = encoding.dense
         self.expected_samples: int | None = None
         self.unknown = {name: UnknownKeys() for name in encoding.vocabularies}
         check_unchanged(source.before)
-
-    @property
-    def tables(self) -> Mapping[str, int]:
-        """Rows of each table, by table name."""
-        return self.encoding.tables
-
-    @property
-    def feature_tables(self) -> Mapping[str, str]:
-        """The table that each feature reads, by feature name, in the log's order."""
-        return self.encoding.feature_tables
-
-    @property
-    def dense_names(self) -> tuple[str, ...]:
-        """Names of the numeric columns."""
-        return self.encoding.dense
 
     @property
     def samples(self) -> int | None:
@@ -138,7 +127,7 @@ class EncodedLog:
         while read < samples and (batch := cursor.read(samples - read)) is not None:
             parts.append(self._encode(batch))
             read += batch.samples
-        return _joined(parts) if parts else None
+        return joined(parts) if parts else None
 
     def _encode(self, batch: RawBatch) -> Chunk:
         features = {}
@@ -174,31 +163,3 @@ def rows_of(batch: RawBatch, feature: str, table: str, mapping: IdMapping) -> Ro
             "with id_mapping='hash' or 'vocabulary' "
             f"(--rows {table}=N, --id-mapping {table}=hash)"
         ) from None
-
-
-def _joined(parts: Sequence[Chunk]) -> Chunk:
-    if len(parts) == 1:
-        return parts[0]
-    labels = [part.labels for part in parts if part.labels is not None]
-    return Chunk(
-        samples=sum(part.samples for part in parts),
-        features={
-            name: _joined_bags([part.features[name] for part in parts])
-            for name in parts[0].features
-        },
-        dense=np.concatenate([part.dense for part in parts]),
-        labels=np.concatenate(labels) if labels else None,
-    )
-
-
-def _joined_bags(parts: Sequence[Bags]) -> Bags:
-    ids = np.concatenate([part.ids for part in parts])
-    if all(part.offsets is None for part in parts):
-        return Bags(ids)
-    offsets: list[npt.NDArray[np.int64]] = [np.zeros(1, dtype=np.int64)]
-    base = 0
-    for part in parts:
-        own = np.arange(part.samples + 1) if part.offsets is None else part.offsets
-        offsets.append(own[1:] + base)
-        base += part.ids.size
-    return Bags(ids, np.concatenate(offsets))

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator
-from typing import Unpack
+from typing import Any
 
 import pyarrow as pa
 
@@ -13,7 +13,6 @@ from placer.data.formats.base import (
     UNREADABLE,
     BatchCursor,
     Batches,
-    ColumnOptions,
     ColumnSource,
 )
 from placer.data.formats.columns import Columns, check_columns, once
@@ -41,13 +40,13 @@ class ArrowSource(ColumnSource):
         layout: Layout | None = None,
         *,
         columns: Columns | None = None,
-        **options: Unpack[ColumnOptions],
+        **options: Any,
     ) -> None:
         self._held, self.samples, self._was_read = batches, batches.samples, False
         super().__init__((batches.name,), layout, **options)
         schema = flat(_plain_schema(batches.schema))
         if columns is None:
-            self._infer(schema, self._sample(schema) if self._is_inferred() else None)
+            self._infer(schema, self._sample(schema) if self._is_inferred else None)
         else:
             check_columns(batches.name, schema, columns)
             self._choose(columns)
@@ -58,7 +57,9 @@ class ArrowSource(ColumnSource):
             return None
         names = outermost(once(schema.names), self._held.schema)
         first = next((batch for batch in self._held.read(names) if batch.num_rows), None)
-        return first and self._sampled(_plain(first).slice(0, SAMPLE_ROWS), self.files[0], schema)
+        return first and self._sampled(
+            first.cast(_plain_schema(first.schema)).slice(0, SAMPLE_ROWS), self.files[0], schema
+        )
 
     def open(self, *, may_be_empty: bool = False) -> BatchCursor:
         """A cursor at the log's start; a part of a log may be empty.
@@ -88,7 +89,7 @@ class ArrowSource(ColumnSource):
                 ) from error
             if batch is None:
                 break
-            yield name, row, _plain(batch)
+            yield name, row, batch.cast(_plain_schema(batch.schema))
             row += batch.num_rows
         if not row and not may_be_empty:
             raise DataError(f"the {name} is empty; a log needs at least one sample")
@@ -111,19 +112,6 @@ class ArrowSource(ColumnSource):
             rows = pa.Table.from_batches([first.slice(0, _IDENTITY_ROWS)]).combine_chunks()
             digest.update(repr(rows.to_pydict()).encode())
         return (FileIdentity(self._held.name, 0, digest.hexdigest()),)
-
-
-def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """A batch of the types that the readers know."""
-    schema = _plain_schema(batch.schema)
-    if schema.equals(batch.schema):
-        return batch
-    columns = []
-    for column, field in zip(batch.columns, schema, strict=True):
-        if isinstance(column.type, pa.BaseExtensionType):
-            column = column.storage
-        columns.append(column.cast(field.type))
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _plain_schema(schema: pa.Schema) -> pa.Schema:

@@ -124,17 +124,12 @@ def _keys(array: pa.Array) -> tuple[Keys, npt.NDArray[np.bool_]]:
             raise DataError(f"an id is beyond 64 bits: {error}; write it as text") from error
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
         valid = _valid(array)
-        values = array if array.null_count == 0 else pc.fill_null(array, _zero(kind))
+        values = array if array.null_count == 0 else pc.fill_null(array, pa.scalar(0).cast(kind))
         numbers = values.to_numpy(zero_copy_only=False)
         if numbers.dtype == np.uint64:
             return numbers, valid
         return numbers.astype(np.int64, copy=False).view(np.uint64), valid
     raise DataError(f"a column of type {kind} cannot hold ids; they are integers or texts")
-
-
-def _zero(kind: pa.DataType) -> pa.Scalar:
-    """What stands for a missing value."""
-    return pa.scalar(False) if pa.types.is_boolean(kind) else pa.scalar(0, kind)
 
 
 def _valid(array: pa.Array) -> npt.NDArray[np.bool_]:

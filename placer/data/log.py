@@ -1,6 +1,6 @@
 """What a reader of a training log yields, whatever the log's format."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -30,6 +30,13 @@ class Bags:
     def samples(self) -> int:
         """Samples, those with an empty bag included."""
         return self.ids.size if self.offsets is None else self.offsets.size - 1
+
+    @property
+    def filled(self) -> int:
+        """Samples whose bag is not empty."""
+        if self.offsets is None:
+            return self.ids.size
+        return int(np.count_nonzero(np.diff(self.offsets)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,3 +89,36 @@ class Log(Protocol):
             range; the message names the file and the place.
         """
         ...
+
+
+def joined(chunks: Sequence[Chunk]) -> Chunk:
+    """The samples of chunks of one log, one after the other."""
+    first, *more = chunks
+    if not more:
+        return first
+    labels = [chunk.labels for chunk in chunks if chunk.labels is not None]
+    return Chunk(
+        sum(chunk.samples for chunk in chunks),
+        {name: _joined_bags([chunk.features[name] for chunk in chunks]) for name in first.features},
+        np.concatenate([chunk.dense for chunk in chunks]),
+        np.concatenate(labels) if labels else None,
+    )
+
+
+def _joined_bags(parts: Sequence[Bags]) -> Bags:
+    ids = np.concatenate([bags.ids for bags in parts])
+    weights = None
+    if any(bags.weights is not None for bags in parts):
+        weights = np.concatenate(
+            [
+                np.ones(bags.ids.size, np.float32) if bags.weights is None else bags.weights
+                for bags in parts
+            ]
+        )
+    if all(bags.offsets is None for bags in parts):
+        return Bags(ids, None, weights)
+    lengths = [
+        np.ones(bags.ids.size, np.int64) if bags.offsets is None else np.diff(bags.offsets)
+        for bags in parts
+    ]
+    return Bags(ids, np.concatenate([[0], np.cumsum(np.concatenate(lengths))]), weights)

@@ -1,7 +1,8 @@
 """How keys become rows of a table, the way that trainers do it."""
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
@@ -64,7 +65,7 @@ class Hash:
         return (keys - keys // rows * rows).view(np.int64)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Vocabulary:
     """A listed key has the row after its place in the list; every other key has row 0.
 
@@ -76,20 +77,12 @@ class Vocabulary:
 
     kind: ClassVar[MappingKind] = "vocabulary"
     keys: Keys
-    _sorted: Keys = field(init=False, repr=False)
-    _rows: Rows = field(init=False, repr=False)
-    _sha256: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        keys = np.ascontiguousarray(self.keys, dtype=np.uint64)
-        order = np.argsort(keys, kind="stable")
-        ascending = keys[order]
+        object.__setattr__(self, "keys", np.ascontiguousarray(self.keys, dtype=np.uint64))
+        ascending, _ = self._ascending
         if (ascending[1:] == ascending[:-1]).any():
             raise DataError("a vocabulary lists an id twice; each id has one row")
-        object.__setattr__(self, "keys", keys)
-        object.__setattr__(self, "_sorted", ascending)
-        object.__setattr__(self, "_rows", order + 1)
-        object.__setattr__(self, "_sha256", "")
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Vocabulary) and np.array_equal(self.keys, other.keys)
@@ -97,26 +90,30 @@ class Vocabulary:
     def __hash__(self) -> int:
         return hash(self.keys.tobytes())
 
+    @cached_property
+    def _ascending(self) -> tuple[Keys, Rows]:
+        """The keys, ascending, and their rows."""
+        order = np.argsort(self.keys, kind="stable")
+        return self.keys[order], order + 1
+
     @property
     def rows(self) -> int:
         """Rows of the table, the one for unlisted keys included."""
         return self.keys.size + 1
 
-    @property
+    @cached_property
     def sha256(self) -> str:
         """Hash of the keys in their order."""
-        if not self._sha256:
-            digest = hashlib.sha256(self.keys.astype("<u8", copy=False).data)
-            object.__setattr__(self, "_sha256", digest.hexdigest())
-        return self._sha256
+        return hashlib.sha256(self.keys.astype("<u8", copy=False).data).hexdigest()
 
     def map(self, keys: Keys) -> Rows:
         """Rows of `keys`, same shape."""
         if not self.keys.size:
             return np.zeros(keys.size, dtype=np.int64)
-        place = np.searchsorted(self._sorted, keys)
-        place[place == self._sorted.size] = 0
-        return np.where(self._sorted[place] == keys, self._rows[place], 0)
+        ascending, rows = self._ascending
+        place = np.searchsorted(ascending, keys)
+        place[place == ascending.size] = 0
+        return np.where(ascending[place] == keys, rows[place], 0)
 
 
 IdMapping = Identity | Hash | Vocabulary

@@ -115,8 +115,7 @@ class Schema:
         }
         if len(of["label"]) > 1:
             raise DataError(f"{path}: a log has one label, not {', '.join(of['label'])}")
-        columns, tables = model.columns.items(), model.tables.items()
-        lists = {name: one.separator for name, one in columns if one.separator is not None}
+        columns, tables = model.columns, model.tables
         return cls(
             format=model.format,
             layout=Layout(
@@ -125,8 +124,8 @@ class Schema:
                 model.header,
                 model.quotes,
                 model.names,
-                {name: one.type for name, one in columns if one.type is not None},
-                lists if columns else None,
+                _given(columns, "type"),
+                _given(columns, "separator") if columns else None,
                 model.decimal,
                 model.null,
             ),
@@ -134,14 +133,12 @@ class Schema:
             dense=of["dense"] if columns else None,
             label=next(iter(of["label"]), None),
             ignore=of["ignore"],
-            feature_tables={name: one.table for name, one in columns if one.table is not None},
-            rows={name: one.rows for name, one in tables if one.rows is not None},
-            dims={name: one.dim for name, one in tables if one.dim is not None},
-            min_counts={name: one.min_count for name, one in tables if one.min_count is not None},
-            id_mappings={
-                name: one.id_mapping for name, one in tables if one.id_mapping is not None
-            },
-            poolings={name: one.pooling for name, one in columns if one.pooling is not None},
+            feature_tables=_given(columns, "table"),
+            rows=_given(tables, "rows"),
+            dims=_given(tables, "dim"),
+            min_counts=_given(tables, "min_count"),
+            id_mappings=_given(tables, "id_mapping"),
+            poolings=_given(columns, "pooling"),
             missing=model.missing,
             headroom=model.headroom,
         )
@@ -191,6 +188,13 @@ class Schema:
             "missing": self.missing,
             "layout": self.layout,
         }
+
+
+def _given(models: Mapping[str, Any], field: str) -> dict[str, Any]:
+    """A field of those models that have it."""
+    return {
+        name: value for name, one in models.items() if (value := getattr(one, field)) is not None
+    }
 
 
 def _text(source: Source, missing: str) -> str:

@@ -1,6 +1,6 @@
 """Keys of tables that grow: batches of keys become batches of rows, and rows begin again."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -61,12 +61,12 @@ class GrowingKeys:
         batch: BagBatch,
         features: tuple[FeatureRead, ...],
         training: bool,
-        order: LocalIdOrder,
+        id_order: Callable[[], LocalIdOrder],
     ) -> BagBatch:
         """The batch with rows in the place of keys.
 
-        In training, new keys get rows, which begin again in `order`; else keys that have none read
-        row 0, and nothing changes.
+        In training, new keys get rows, which begin again in the tables; else keys that have none
+        read row 0, and nothing changes.
         """
         if not self.maps:
             return batch
@@ -79,7 +79,7 @@ class GrowingKeys:
             if not parts:
                 continue
             keys = np.concatenate([ids[part].numpy() for part in parts])
-            rows = self._read(name, keys, order) if training else self.maps[name].find(keys)
+            rows = self._read(name, keys, id_order) if training else self.maps[name].find(keys)
             taken = 0
             for part in parts:
                 length = part.stop - part.start
@@ -93,11 +93,11 @@ class GrowingKeys:
         """Let rows that only the oldest open step read be taken back from here on."""
         self.open_steps = max(0, self.open_steps - 1)
 
-    def _read(self, name: str, keys: Int, order: LocalIdOrder) -> Int:
+    def _read(self, name: str, keys: Int, id_order: Callable[[], LocalIdOrder]) -> Int:
         # One step is always taken to be open, so that looking ahead changes nothing.
         step = self.maps[name].read(keys, max(1, self.open_steps))
         if step.reused.size:
-            self._begin_again(name, torch.from_numpy(step.reused.copy()), order)
+            self._begin_again(name, torch.from_numpy(step.reused.copy()), id_order())
         return step.rows
 
     def _begin_again(self, name: str, rows: Tensor, order: LocalIdOrder) -> None:

@@ -3,12 +3,11 @@
 
 The map is an open-addressing hash table (`slots`) of row numbers with linear probing. A removed
 key leaves no tombstone: the keys behind it move up (Knuth, The Art of Computer Programming 3, 6.4,
-algorithm R). Everything else that is known of a row is one record of 32 bytes.
+algorithm R). Everything else that is known of a row is one record of 16 bytes.
 
-Rows with keys are in doubly linked circular lists, one for each power of two of how often they
-were read. Of each list the row that was read longest ago comes first, so that both LRU (one list)
-and LFU find the row to take back without a search. Records behind those of the rows are the heads
-of the lists.
+Rows are taken back by a hand that goes around the table, as in CLOCK (Corbato 1968): it looks at
+`WINDOW` rows at a time, and takes the one that was read longest ago, or least often. What it passes
+counts half from then on. So a read costs one access to its record, and taking a row back a few.
 """
 
 import numba
@@ -16,23 +15,35 @@ import numpy as np
 
 RECORD = np.dtype(
     [
-        ("key", np.int64),
+        ("key", np.int64),  # Of a free row: the next free row.
         ("step", np.int32),  # In which the row was read last; −1: it has no key.
-        ("reads", np.uint32),
-        ("before", np.int32),
-        ("behind", np.int32),
-        ("age", np.uint32),  # Of the counts when `reads` was last brought up to date.
-        ("_", np.int32),
+        ("reads", np.int32),  # Steps that read it; halved when the hand passes.
     ]
 )
 
-LISTS = 32
-
 # Places of `state`.
-STEP, USED, FREE, AGE, READS, HAND, HITS, MISSES, WAITING, REFUSED, ADMITTED, EVICTED, EXPIRED = (
-    range(13)
-)
+(
+    STEP,
+    USED,
+    FREE,
+    HAND,
+    SWEEP,
+    SKETCH,
+    HITS,
+    MISSES,
+    WAITING,
+    REFUSED,
+    ADMITTED,
+    EVICTED,
+    EXPIRED,
+) = range(13)
 PLACES = 13
+
+WINDOW = 16
+"""Rows among which one is taken back. On two real traces hit rates are within 0.1 points of exact
+LRU, and 0.2 to 2 below exact LFU with ageing; those of 8 to 256 rows differ by less than 0.3."""
+
+MOST_READS = 255
 
 SKETCH_ROWS = 4
 
@@ -79,115 +90,61 @@ def fill_slots(slots, rows, used):
 
 
 @numba.njit(cache=True, nogil=True)
-def _remove(slots, rows, key):
-    """Take a key out of the slots, and move up those whose search would end before them."""
+def _release(slots, rows, state, row):
+    """Take a row's key away, and move up the keys whose search would end in its slot."""
     size = slots.size
-    empty = _slot_of(slots, rows, key)
+    empty = _slot_of(slots, rows, rows[row].key)
     at = empty
     while True:
         at = at + 1 if at + 1 < size else 0
         if slots[at] == 0:
             break
         home = _home(rows[slots[at]].key, size)
-        # Stays if its home is cyclically in (empty, at].
+        # A key stays where its home is cyclically in (empty, at].
         stays = empty < home <= at if empty < at else (empty < home or home <= at)
         if not stays:
             slots[empty] = slots[at]
             empty = at
     slots[empty] = 0
-
-
-@numba.njit(cache=True, nogil=True, inline="always")
-def _unlink(rows, row):
-    before, behind = rows[row].before, rows[row].behind
-    rows[before].behind = behind
-    rows[behind].before = before
-
-
-@numba.njit(cache=True, nogil=True, inline="always")
-def _link_last(rows, head, row):
-    last = rows[head].before
-    rows[row].before = last
-    rows[row].behind = head
-    rows[last].behind = row
-    rows[head].before = row
-
-
-@numba.njit(cache=True, nogil=True, inline="always")
-def _list_of(reads, by_reads):
-    number = 0
-    while by_reads and reads > 1:
-        reads >>= 1
-        number += 1
-    return number
-
-
-@numba.njit(cache=True, nogil=True)
-def _age(rows, heads, state):
-    """Halve all counts: each list takes the place of the one before, the first two join."""
-    state[AGE] += 1
-    first, second = heads[0], heads[1]
-    if rows[second].behind != second:
-        begin, end, last = rows[second].behind, rows[second].before, rows[first].before
-        rows[last].behind = begin
-        rows[begin].before = last
-        rows[end].behind = first
-        rows[first].before = end
-        rows[second].before = second
-        rows[second].behind = second
-    for number in range(1, LISTS - 1):
-        heads[number] = heads[number + 1]
-    heads[LISTS - 1] = second
-
-
-@numba.njit(cache=True, nogil=True)
-def _release(slots, rows, state, row):
-    """Take a row's key away."""
-    _remove(slots, rows, rows[row].key)
-    _unlink(rows, row)
     rows[row].step = -1
-    rows[row].behind = state[FREE]
+    rows[row].key = state[FREE]
     state[FREE] = row
 
 
 @numba.njit(cache=True, nogil=True)
-def _expire(slots, rows, heads, state, ttl, open_since, most):
-    """Take back rows that were read more than `ttl` steps ago, at most so many of them."""
-    before = min(state[STEP] - ttl, open_since)
-    for number in range(LISTS):
-        head = heads[number]
-        row = rows[head].behind
-        while row != head and most > 0 and rows[row].step < before:
-            following = rows[row].behind
+def _expire(slots, rows, state, before, most):
+    """Look at so many more rows, and take back those that were read last before a step."""
+    for _ in range(min(most, state[USED])):
+        state[SWEEP] = state[SWEEP] % state[USED] + 1
+        row = state[SWEEP]
+        if 0 <= rows[row].step < before:
             _release(slots, rows, state, row)
             state[EXPIRED] += 1
-            most -= 1
-            row = following
 
 
 @numba.njit(cache=True, nogil=True)
-def _evict(slots, rows, heads, state, open_since, first_list):
-    """Take back a row that no step from `open_since` on reads.
-
-    Returns its list, where the next search of the same step begins, as a step only adds to the rows
-    that may not be taken back; `LISTS` if there is no such row.
-    """
-    for number in range(first_list, LISTS):
-        head = heads[number]
-        first_kept = 0
-        row = rows[head].behind
-        while row != head and row != first_kept:
-            if rows[row].step < open_since:
-                _release(slots, rows, state, row)
-                state[EVICTED] += 1
-                return number
-            # Lists that were joined are not in order: it belongs among those read last.
-            first_kept = first_kept if first_kept else row
-            following = rows[row].behind
-            _unlink(rows, row)
-            _link_last(rows, head, row)
-            row = following
-    return LISTS
+def _evict(slots, rows, state, by_reads, open_since):
+    """Take back a row that no step from `open_since` on reads; whether there is one."""
+    best, best_reads = 0, 0
+    for looked_at in range(state[USED]):
+        if best != 0 and (looked_at >= WINDOW or (by_reads and best_reads == 0)):
+            break
+        state[HAND] = state[HAND] % state[USED] + 1
+        row = state[HAND]
+        if rows[row].step < 0 or rows[row].step >= open_since:
+            continue
+        reads = rows[row].reads if by_reads else 0
+        rows[row].reads >>= 1
+        if (
+            best == 0
+            or reads < best_reads
+            or (reads == best_reads and rows[row].step < rows[best].step)
+        ):
+            best, best_reads = row, reads
+    if best != 0:
+        _release(slots, rows, state, best)
+        state[EVICTED] += 1
+    return best != 0
 
 
 @numba.njit(cache=True, nogil=True)
@@ -214,47 +171,36 @@ def _count_unknown(sketch, key):
 def _halve_sketch(sketch, state, cells):
     """Halve so many more cells of each row; over time each comes as often as any other."""
     for _ in range(min(cells, sketch.shape[1])):
-        at = state[HAND]
+        at = state[SKETCH]
         for i in range(SKETCH_ROWS):
             sketch[i, at] >>= 1
-        state[HAND] = at + 1 if at + 1 < sketch.shape[1] else 0
+        state[SKETCH] = at + 1 if at + 1 < sketch.shape[1] else 0
 
 
 @numba.njit(cache=True, nogil=True)
 def read(
-    keys, out, reused, slots, rows, heads, state, sketch,
-    capacity, admission, by_reads, ttl, age_reads, open_since,
+    keys, out, reused, slots, rows, state, sketch,
+    capacity, admission, by_reads, ttl, forget_reads, open_since,
 ):  # fmt: skip
     """One step: the row of each key, 0 where it gets none.
 
     Returns how many rows were given to another key, which are the first of `reused`.
     """
     state[STEP] += 1
-    step, reused_rows, first_list = state[STEP], 0, 0
+    step, reused_rows, is_full = state[STEP], 0, False
     if ttl > 0:
-        _expire(slots, rows, heads, state, ttl, open_since, keys.size + 1024)
-    state[READS] += keys.size
-    if by_reads and state[READS] >= age_reads:
-        state[READS] = 0
-        _age(rows, heads, state)
+        _expire(slots, rows, state, min(step - ttl, open_since), keys.size + 1024)
     if admission > 1:
-        _halve_sketch(sketch, state, 1 + keys.size * sketch.shape[1] // age_reads)
+        _halve_sketch(sketch, state, 1 + keys.size * sketch.shape[1] // forget_reads)
     for j in range(keys.size):
         key = keys[j]
         row = slots[_slot_of(slots, rows, key)]
         if row != 0:
             state[HITS] += 1
             out[j] = row
-            if rows[row].step == step:
-                rows[row].reads += np.uint32(1)
-                continue
-            older = np.uint32(state[AGE]) - rows[row].age
-            reads = rows[row].reads >> older if older < 32 else np.uint32(0)
-            rows[row].reads = reads + np.uint32(1)
-            rows[row].age = np.uint32(state[AGE])
-            rows[row].step = step
-            _unlink(rows, row)
-            _link_last(rows, heads[_list_of(rows[row].reads, by_reads)], row)
+            if rows[row].step != step:
+                rows[row].step = step
+                rows[row].reads = min(MOST_READS, rows[row].reads + 1)
             continue
         state[MISSES] += 1
         out[j] = 0
@@ -265,21 +211,20 @@ def read(
             state[USED] += 1
             row = state[USED]
         else:
-            if state[FREE] == 0:
-                first_list = _evict(slots, rows, heads, state, open_since, first_list)
+            # A step only adds to the rows that may not be taken back.
+            if state[FREE] == 0 and not is_full:
+                is_full = not _evict(slots, rows, state, by_reads, open_since)
             row = state[FREE]
             if row == 0:
                 state[REFUSED] += 1
                 continue
-            state[FREE] = rows[row].behind
+            state[FREE] = rows[row].key
             reused[reused_rows] = row
             reused_rows += 1
         state[ADMITTED] += 1
         out[j] = row
         rows[row].key = key
-        rows[row].reads = np.uint32(1)
-        rows[row].age = np.uint32(state[AGE])
         rows[row].step = step
-        _link_last(rows, heads[0], row)
+        rows[row].reads = 0
         slots[_slot_of(slots, rows, key)] = row
     return reused_rows

@@ -17,11 +17,9 @@ _MOST_CAPACITY = 2**31 - 64
 """Row numbers have 32 bits."""
 
 _SLOTS_PER_KEY = 1.5
-_AGE_READS = 10
-"""Counts are halved after ten times as many lookups as there are rows, as TinyLFU does (Einziger,
-Friedman and Manes 2017, doi:10.1145/3149371)."""
-
-_LEAST_AGE_READS = 1024
+_FORGET_READS = 10
+"""Reads of keys without a row are halved after ten times as many lookups as there are rows, as in
+TinyLFU (Einziger, Friedman and Manes 2017, doi:10.1145/3149371)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +33,9 @@ class Growing:
     admission : int
         A key gets a row when it is read for the n-th time, 1 to 255.
     eviction : {"lfu", "lru"}
-        Which key loses its row when there is no free one: of those that were read least often,
-        counted in powers of two and halved over time, the one that was read longest ago; or the
-        one that was read longest ago of all.
+        Which of 16 keys loses its row when there is no free one: the one that the fewest steps
+        have read, of late, and of these the one that was read longest ago; or that alone. The next
+        16 are those of the rows that follow.
     ttl : int
         Steps after which a key that was not read loses its row; 0: never.
 
@@ -49,7 +47,7 @@ class Growing:
     Examples
     --------
     >>> Growing(capacity=1000, admission=2).nbytes
-    43088
+    26048
     """
 
     capacity: int
@@ -84,10 +82,7 @@ class Growing:
     @property
     def nbytes(self) -> int:
         """Bytes of the key map in host memory."""
-        from placer.growing.kernels import LISTS, RECORD, SKETCH_ROWS
-
-        sketch = SKETCH_ROWS * self.capacity if self.admission > 1 else 0
-        return 4 * self.slot_count + RECORD.itemsize * (self.rows + LISTS) + sketch
+        return 4 * self.slot_count + 16 * self.rows + 4 * self.capacity * (self.admission > 1)
 
 
 class KeyCounts(NamedTuple):
@@ -154,17 +149,14 @@ class KeyMap:
     array([2, 0])
     """
 
-    STATE = "rows", "lists", "counts", "sketch"
+    STATE = "rows", "counts", "sketch"
     """The names of `state`."""
 
     def __init__(self, growing: Growing) -> None:
         self.growing = growing
         kernels = self._kernels
         self._slots = np.zeros(growing.slot_count, np.int32)
-        self._rows = np.zeros(growing.rows + kernels.LISTS, kernels.RECORD)
-        heads = growing.rows + np.arange(kernels.LISTS, dtype=np.int64)
-        self._rows["before"][heads] = self._rows["behind"][heads] = heads
-        self._heads = heads
+        self._rows = np.zeros(growing.rows, kernels.RECORD)
         self._state = np.zeros(kernels.PLACES, np.int64)
         width = growing.capacity if growing.admission > 1 else 1
         self._sketch = np.zeros((kernels.SKETCH_ROWS, width), np.uint8)
@@ -196,14 +188,13 @@ class KeyMap:
             reused,
             self._slots,
             self._rows,
-            self._heads,
             self._state,
             self._sketch,
             growing.capacity,
             growing.admission,
             growing.eviction == "lfu",
             growing.ttl,
-            max(_LEAST_AGE_READS, _AGE_READS * growing.capacity),
+            _FORGET_READS * growing.capacity,
             self._state[kernels.STEP] + 1 - open_steps,
         )
         return StepRows(rows, reused[:count])
@@ -228,16 +219,10 @@ class KeyMap:
 
     def state(self) -> dict[str, Int]:
         """Everything that the next steps depend on, to be saved: int64 arrays by `STATE`."""
-        used, ends = int(self._state[self._kernels.USED]), slice(self.growing.rows, None)
-        records = np.concatenate([self._rows[: used + 1], self._rows[ends]])
+        records = self._rows[: int(self._state[self._kernels.USED]) + 1].copy()
         sketch = np.pad(self._sketch.reshape(-1), (0, -self._sketch.size % 8))
-        saved = (
-            records.view(np.int64).reshape(records.size, -1),
-            self._heads.copy(),
-            self._state.copy(),
-            sketch.view(np.int64),
-        )
-        return dict(zip(self.STATE, saved, strict=True))
+        rows = records.view(np.int64).reshape(records.size, -1)
+        return dict(zip(self.STATE, (rows, self._state.copy(), sketch.view(np.int64)), strict=True))
 
     def load_state(self, state: dict[str, Int]) -> None:
         """Go on where another map of the same table was.
@@ -248,35 +233,27 @@ class KeyMap:
             If it is of a map with another capacity or admission, or damaged.
         """
         kernels, growing = self._kernels, self.growing
-        records, lists, counts, sketch = (
-            np.ascontiguousarray(state[name], np.int64) for name in self.STATE
-        )
-        known, rows = self.state(), np.zeros_like(self._rows)
+        rows, counts, sketch = (np.ascontiguousarray(state[name], np.int64) for name in self.STATE)
+        known = self.state()
         used = int(counts[kernels.USED]) if counts.shape == known["counts"].shape else -1
         fits = 0 <= used <= growing.capacity and (
-            np.array_equal(np.sort(lists), np.sort(known["lists"]))
-            and sketch.shape == known["sketch"].shape
-            and records.shape == (used + 1 + kernels.LISTS, known["rows"].shape[1])
+            sketch.shape == known["sketch"].shape
+            and rows.shape == (used + 1, known["rows"].shape[1])
+            # Kernels follow these unchecked.
+            and 0 <= counts[kernels.SKETCH] < self._sketch.shape[1]
+            and counts[[kernels.HAND, kernels.SWEEP]].min() >= 0
         )
         if fits:
-            saved = records.reshape(-1).view(kernels.RECORD)
-            rows[: used + 1], rows[growing.rows :] = saved[: used + 1], saved[used + 1 :]
-            fits = _are_lists(rows, lists) and 0 <= counts[kernels.FREE] <= used
+            records = rows.reshape(-1).view(kernels.RECORD)
+            free = np.append(records["key"][1:][records["step"][1:] < 0], counts[kernels.FREE])
+            fits = free.min() >= 0 and free.max() <= used
         if not fits:
             raise CheckpointError(
                 f"saved keys are not of a table with capacity {growing.capacity:,} and admission "
                 f"{growing.admission}, or are damaged"
             )
-        self._rows[:], self._heads[:], self._state[:] = rows, lists, counts
+        self._rows[: used + 1], self._state[:] = records, counts
+        self._rows[used + 1 :] = 0
         self._sketch[:] = sketch.view(np.uint8)[: self._sketch.size].reshape(self._sketch.shape)
         self._slots[:] = 0
         kernels.fill_slots(self._slots, self._rows, used)
-
-
-def _are_lists(rows: npt.NDArray[np.void], heads: Int) -> bool:
-    """Whether links lead to records, and back from there: kernels follow them unchecked."""
-    before, behind = rows["before"], rows["behind"]
-    if min(before.min(), behind.min()) < 0 or max(before.max(), behind.max()) >= rows.size:
-        return False
-    linked = np.append(np.flatnonzero((rows["step"] >= 0) & (behind > 0)), heads)
-    return bool((rows["before"][behind[linked]] == linked).all())

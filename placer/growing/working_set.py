@@ -9,6 +9,9 @@ from placer.data.log import Log
 from placer.errors import DataError
 from placer.growing.key_map import Eviction, Growing, Int, KeyMap
 
+SHARES = 0.01, 0.03, 0.1, 0.3
+"""Capacities by default, as shares of a table's rows."""
+
 
 @dataclass(frozen=True, slots=True)
 class HitRate:
@@ -53,10 +56,10 @@ class WorkingSet:
 def working_sets(
     log: Log,
     window: int,
-    capacities: Mapping[str, Sequence[int]],
+    capacities: Mapping[str, Sequence[int]] | None = None,
     *,
     evictions: Sequence[Eviction] = ("lfu", "lru"),
-    batch_size: int = 8192,
+    batch_size: int | None = None,
 ) -> dict[str, WorkingSet]:
     """Count the ids of each table in windows of consecutive samples, in the order of the log.
 
@@ -69,11 +72,12 @@ def working_sets(
         As `placer.data.open_log` returns it.
     window : int
         Samples of a window, such as those of a day.
-    capacities : mapping of table name to sequence of int
-        Numbers of ids that have rows at a time.
+    capacities : mapping of table name to sequence of int, optional
+        Numbers of ids that have rows at a time; by default `SHARES` of the rows.
     evictions : sequence of {"lfu", "lru"}
     batch_size : int
-        Samples of a step: rows that it reads keep their ids until the next one has ended.
+        Samples of a step: rows that it reads keep their ids until the next one has ended. By
+        default 8,192, or a tenth of the window if that is less.
 
     Raises
     ------
@@ -82,6 +86,11 @@ def working_sets(
     """
     if window < 1:
         raise DataError(f"a window has at least one sample, not {window}")
+    if capacities is None:
+        capacities = {
+            name: [max(1, round(share * rows)) for share in SHARES]
+            for name, rows in log.tables.items()
+        }
     tables = {
         name: _TableCounter(
             rows,
@@ -94,8 +103,8 @@ def working_sets(
         for name, rows in log.tables.items()
     }
     samples = 0
-    # Windows end where steps do.
-    batch_size = min(batch_size, window)
+    if batch_size is None:
+        batch_size = min(8192, -(-window // 10))
     for chunk in log.chunks(batch_size):
         if samples >= window:
             samples = 0

@@ -172,9 +172,10 @@ def _validated(document: object, source: str) -> schema.PlanModel:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "the document"
-        more = error.error_count() - 1
+        more, given = error.error_count() - 1, repr(first["input"])
+        given = given if len(given) <= 60 else given[:57] + "..."
         raise PlanError(
-            f"{source}: {where}: {first['msg']} (got {_shortened(first['input'])})"
+            f"{source}: {where}: {first['msg']} (got {given})"
             + (f"; and {more} more" if more else "")
         ) from error
 
@@ -342,8 +343,3 @@ def _load_row_order(path: Path, sha256: str | None) -> dict[str, npt.NDArray[np.
                 "ids are a list of int64"
             )
     return row_order
-
-
-def _shortened(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -47,11 +47,11 @@ def migration(diff: PlanDiff) -> Migration:
     """
     load: dict[Resource, float] = defaultdict(float)
     speed: dict[Resource, float] = {}
-    old, new = _Machine.of(diff.old.topology), _Machine.of(diff.new.topology)
     for move in diff.moves:
         if move.target is None or not move.moved_bytes:
             continue
-        for resource, bytes_per_s in _path(_End.of(old, move.source), _End.of(new, move.target)):
+        ends = _End.of(diff.old.topology, move.source), _End.of(diff.new.topology, move.target)
+        for resource, bytes_per_s in _path(*ends):
             load[resource] += move.moved_bytes
             speed[resource] = bytes_per_s
     times = {resource: load[resource] / speed[resource] for resource in load}
@@ -62,30 +62,18 @@ def migration(diff: PlanDiff) -> Migration:
 
 
 @dataclass(frozen=True, slots=True)
-class _Machine:
-    """A topology, and the bandwidth of each link by the device it belongs to and its kind."""
-
-    topology: Topology
-    links: dict[tuple[str, str], float]
-
-    @classmethod
-    def of(cls, topology: Topology) -> "_Machine":
-        return cls(topology, {(link.a, link.kind): link.bytes_per_s for link in topology.links})
-
-
-@dataclass(frozen=True, slots=True)
 class _End:
     """One end of a move: the GPU whose HBM it is, or None for its host's DRAM."""
 
-    machine: _Machine
+    topology: Topology
     host: str
     gpu: str | None
 
     @classmethod
-    def of(cls, machine: _Machine, home: Home) -> "_End":
-        gpu = machine.topology.gpus_by_id.get(home.device)
+    def of(cls, topology: Topology, home: Home) -> "_End":
+        gpu = topology.gpus_by_id.get(home.device)
         host = home.device if gpu is None else gpu.host
-        return cls(machine, host, home.device if gpu and home.memory == "hbm" else None)
+        return cls(topology, host, home.device if gpu and home.memory == "hbm" else None)
 
 
 def _path(source: _End, target: _End) -> Iterator[tuple[Resource, float]]:
@@ -93,16 +81,18 @@ def _path(source: _End, target: _End) -> Iterator[tuple[Resource, float]]:
     same_host = source.host == target.host
     peers = same_host and source.gpu is not None and target.gpu is not None
     for end, way in ((source, "out"), (target, "in")):
-        topology, links = end.machine.topology, end.machine.links
         if end.gpu is None:
-            yield (end.host, "dram"), topology.hosts_by_id[end.host].dram_bytes_per_s
+            yield (end.host, "dram"), end.topology.hosts_by_id[end.host].dram_bytes_per_s
         else:
-            kind = "nvlink" if peers and (end.gpu, "nvlink") in links else "pcie"
-            yield (end.gpu, f"{kind} {way}"), links[end.gpu, kind]
+            nvlink = end.topology.link_of(end.gpu, "nvlink") if peers else None
+            link = nvlink or end.topology.link_of(end.gpu, "pcie")
+            assert link is not None, "a topology links each GPU to its host"
+            yield (end.gpu, f"{link.kind} {way}"), link.bytes_per_s
         if not same_host:
-            if (end.host, "network") not in links:
+            network = end.topology.link_of(end.host, "network")
+            if network is None:
                 raise TopologyError(
                     f"rows move from {source.host} to {target.host}, but {end.host} of "
-                    f"{topology.name!r} has no network link; add one to the topology"
+                    f"{end.topology.name!r} has no network link; add one to the topology"
                 )
-            yield (end.host, f"network {way}"), links[end.host, "network"]
+            yield (end.host, f"network {way}"), network.bytes_per_s

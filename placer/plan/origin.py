@@ -55,7 +55,7 @@ def profile_of(
         ids became rows in another way; or if it is needed and not there.
     """
     if profile is not None:
-        return _with_tables_of(plan, Profile.load(profile), other_data)
+        return _of_plan(plan, Profile.load(profile), other_data)
     name = plan.provenance.profile
     folder = file.resolve().parent / name
     # Nothing is fetched from an address that a file names: others may have written the file.
@@ -71,7 +71,7 @@ def profile_of(
             f"{needed_for} needs the profile that {file} was made from, and {name!r} {why}; "
             f"give --profile{f' {name}' if is_elsewhere else ''}"
         ) from error
-    return _with_tables_of(plan, recorded, other_data)
+    return _of_plan(plan, recorded, other_data)
 
 
 def open_log_of(
@@ -155,17 +155,10 @@ def check_ids(plan: Plan, ids_sha256: Mapping[str, str], whose: str) -> None:
         )
 
 
-def _with_tables_of(plan: Plan, profile: Profile, other_data: bool) -> Profile:
-    """A profile of the plan's tables alone, in its order, with its dims, types and optimizers."""
-    check_tables(plan, profile, other_data, has_all=True)
-    by_name = {one.name: one for one in with_tables_as_in(plan, profile, other_data=True)}
-    return replace(profile, tables=tuple(by_name[table.name] for table in plan.tables))
-
-
-def check_tables(
+def with_tables_as_in(
     plan: Plan, profile: Profile, other_data: bool = False, *, has_all: bool = False
-) -> None:
-    """Check that a profile is of a plan's tables.
+) -> Profile:
+    """A profile whose tables have the dims, types and optimizers that they have in a plan.
 
     Parameters
     ----------
@@ -203,17 +196,6 @@ def check_tables(
         )
     if not other_data:
         check_ids(plan, profile.ids_sha256, "the profile")
-
-
-def with_tables_as_in(plan: Plan, profile: Profile, other_data: bool = False) -> Profile:
-    """A profile whose tables have the dims, types and optimizers that they have in a plan.
-
-    Raises
-    ------
-    PlanMismatchError
-        See `check_tables`.
-    """
-    check_tables(plan, profile, other_data)
     tables = []
     for known in profile:
         was = plan.tables_by_name.get(known.name)
@@ -222,6 +204,12 @@ def with_tables_as_in(plan: Plan, profile: Profile, other_data: bool = False) ->
             known = replace(known, table=own)
         tables.append(known)
     return replace(profile, tables=tuple(tables))
+
+
+def _of_plan(plan: Plan, profile: Profile, other_data: bool) -> Profile:
+    """A profile of the plan's tables alone, in its order."""
+    known = with_tables_as_in(plan, profile, other_data, has_all=True)
+    return replace(known, tables=tuple(known[table.name] for table in plan.tables))
 
 
 def load_sealed(file: Path) -> Plan:

@@ -24,7 +24,6 @@ from placer.plan.buffers import (
 )
 from placer.plan.memory import ROW_CACHE_ENTRY_BYTES, device_memory
 from placer.plan.plan import Plan
-from placer.plan.shard import Shard
 from placer.profile.profile import Profile
 
 DeviceKind = Literal["cuda", "cpu"]
@@ -185,7 +184,8 @@ def peak_memory(
         )
     loads = _loads(plan, profile)
     own = _own_output_bytes(plan) if len(plan.topology.gpus) > 1 else 0.0
-    uses, reserved = device_memory(plan), _reserved_bytes(plan)
+    uses = device_memory(plan)
+    reserved = plan.dense.reserved_bytes if isinstance(plan.dense, DenseLayers) else 0
     result = []
     for gpu in plan.topology.gpus:
         use, load = uses[gpu.id], loads[gpu.id]
@@ -215,12 +215,12 @@ def largest_batch(
     """
 
     def fits(samples: int) -> bool:
-        larger = replace(plan, batch_size=samples)
-        room = capacity_bytes
-        if room is None:
-            reserved = _reserved_bytes(plan)
-            room = {gpu.id: gpu.memory_bytes + reserved for gpu in plan.topology.gpus}
-        peaks = peak_memory(larger, profile, device_kind=device_kind, capacity_bytes=room)
+        peaks = peak_memory(
+            replace(plan, batch_size=samples),
+            profile,
+            device_kind=device_kind,
+            capacity_bytes=capacity_bytes,
+        )
         return all(peak.free_bytes >= 0 for peak in peaks)
 
     if not fits(1):
@@ -235,17 +235,14 @@ def largest_batch(
     return most
 
 
-def _reserved_bytes(plan: Plan) -> int:
-    return plan.dense.reserved_bytes if isinstance(plan.dense, DenseLayers) else 0
-
-
 def _loads(plan: Plan, profile: Profile) -> dict[str, _Load]:
     """What each GPU serves in a step."""
     loads = {gpu.id: _Load() for gpu in plan.topology.gpus}
     returned: set[tuple[object, ...]] = set()
     for shard in plan.shards:
         table = plan.tables_by_name[shard.table]
-        samples = _samples(plan, shard)
+        # Of a step, whose lookups each server of the shard handles.
+        samples = plan.batch_size * (1 if len(shard.devices) > 1 else len(plan.topology.gpus))
         share = slice_lookup_share(profile[table.name], shard.rows)
         lookups = samples * table.lookups_per_sample * share
         for device in shard.devices:
@@ -266,11 +263,6 @@ def _loads(plan: Plan, profile: Profile) -> dict[str, _Load]:
             load.vectors += vectors
             load.output_bytes += vectors * shard.width * _FLOAT_BYTES
     return loads
-
-
-def _samples(plan: Plan, shard: Shard) -> int:
-    """Samples of a step whose lookups each server of a shard handles."""
-    return plan.batch_size * (1 if len(shard.devices) > 1 else len(plan.topology.gpus))
 
 
 def _own_output_bytes(plan: Plan) -> float:

@@ -23,7 +23,6 @@ CHUNK_SAMPLES = 16384
 # Samples of one block are kept or left out together: small enough that a sample of a small
 # log is near the share that was asked for, large enough to be read in one go.
 SAMPLE_BLOCK = 256
-_SMALL_ROWS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +49,27 @@ class TableOptions:
                 for feature, count in features.items()
             ),
         )
+
+    def profiles(
+        self,
+        counts: Mapping[str, RowCounts],
+        features: Mapping[str, dict[str, FeatureCounts]],
+        samples: int,
+    ) -> list[TableProfile]:
+        """Profiles of tables, from counts of their rows and features over `samples` samples.
+
+        Raises
+        ------
+        DataError
+            If an option is for a feature or a table that is not there.
+        """
+        self.check([name for own in features.values() for name in own], counts)
+        return [
+            TableProfile.counted(
+                self.table(name, own.rows, features[name], samples), own, features[name]
+            )
+            for name, own in counts.items()
+        ]
 
     def _dim_of(self, table: str) -> int:
         dim = self.dim
@@ -102,7 +122,7 @@ class AccessCounter:
         self.samples = 0
         self._feature_tables = dict(feature_tables)
         self._features = dict.fromkeys(feature_tables, FeatureCounts())
-        self._counts = dense_counts(tables)
+        self._counts = {name: DenseCounts(rows) for name, rows in tables.items()}
         self._locality = LocalityCounter(tables, feature_tables)
 
     def add(self, samples: int, features: Mapping[str, Bags]) -> None:
@@ -129,14 +149,7 @@ class AccessCounter:
             self._counts[self._feature_tables[name]].check(bags.ids, name)
         for name, bags in features.items():
             self._counts[self._feature_tables[name]].add(bags.ids)
-            self._features[name] += FeatureCounts(
-                lookups=bags.ids.size,
-                bags=(
-                    samples
-                    if bags.offsets is None
-                    else int(np.count_nonzero(np.diff(bags.offsets)))
-                ),
-            )
+            self._features[name] += FeatureCounts(bags.ids.size, bags.filled)
         self.samples += samples
         self._locality.add(samples, features)
 
@@ -149,49 +162,29 @@ class AccessCounter:
 
         Counting can go on afterwards.
         """
-        options = options or TableOptions()
-        options.check(self._features, self._counts)
-        tables = []
-        by_table: dict[str, dict[str, FeatureCounts]] = {name: {} for name in self._counts}
-        for feature, own in self._features.items():
-            by_table[self._feature_tables[feature]][feature] = own
+        counts = {name: RowCounts.from_dense(one.values) for name, one in self._counts.items()}
+        features: dict[str, dict[str, FeatureCounts]] = {name: {} for name in counts}
+        for feature, counted in self._features.items():
+            features[self._feature_tables[feature]][feature] = counted
         localities = self._locality.localities()
-        for name, dense in self._counts.items():
-            features = by_table[name]
-            table = options.table(name, dense.rows, features, self.samples)
-            counts = RowCounts.from_dense(dense.values)
-            counted = TableProfile.counted(table, counts, features)
-            tables.append(replace(counted, locality=localities[name]))
-        return Profile(tables=tuple(tables), samples=self.samples, **fields)
-
-
-def dense_counts(tables: Mapping[str, int]) -> dict[str, "DenseCounts"]:
-    """Counts of each table; small tables lie beside each other.
-
-    Memory from some megabytes on comes in large pages, of which the first use costs less.
-    """
-    shared = _zeros(sum(rows for rows in tables.values() if rows <= _SMALL_ROWS))
-    counts = {}
-    for name, rows in tables.items():
-        own, shared = (shared[:rows], shared[rows:]) if rows <= _SMALL_ROWS else (None, shared)
-        counts[name] = DenseCounts(rows, own)
-    return counts
+        profiles = (options or TableOptions()).profiles(counts, features, self.samples)
+        tables = tuple(replace(one, locality=localities[one.name]) for one in profiles)
+        return Profile(tables=tables, samples=self.samples, **fields)
 
 
 class DenseCounts:
-    """One count per row: uint32 until one could overflow, uint64 from then on.
+    """One count per row: uint32 until one could overflow, uint64 from then on."""
 
-    Parameters
-    ----------
-    rows : int
-    zeros : uint32, shape (rows,), optional
-        Memory for the counts.
-    """
-
-    def __init__(self, rows: int, zeros: npt.NDArray[np.uint32] | None = None) -> None:
+    def __init__(self, rows: int) -> None:
         self.rows = rows
         self.values: npt.NDArray[np.uint32] | npt.NDArray[np.uint64]
-        self.values = _zeros(rows) if zeros is None else zeros
+        try:
+            self.values = np.zeros(rows, dtype=np.uint32)
+        except MemoryError as error:
+            raise DataError(
+                f"counts of {rows:,} rows take {4 * rows:,} bytes, more than there is; give fewer "
+                "rows"
+            ) from error
         # Lookups that can be added before any count could exceed 32 bits.
         self._headroom = np.iinfo(np.uint32).max
 
@@ -225,15 +218,6 @@ class DenseCounts:
         if lookups > self._headroom:
             self.values = self.values.astype(np.uint64)
             self._headroom = int(np.iinfo(np.int64).max) - int(self.values.max())
-
-
-def _zeros(rows: int) -> npt.NDArray[np.uint32]:
-    try:
-        return np.zeros(rows, dtype=np.uint32)
-    except MemoryError as error:
-        raise DataError(
-            f"counts of {rows:,} rows take {4 * rows:,} bytes, more than there is; give fewer rows"
-        ) from error
 
 
 def profile_log(

@@ -15,7 +15,7 @@ from placer.errors import DataError
 from placer.profile.count import TableOptions
 from placer.profile.counts import RowCounts
 from placer.profile.profile import Profile
-from placer.profile.table_profile import FeatureCounts, TableProfile
+from placer.profile.table_profile import FeatureCounts
 from placer.tables import DType, OptimizerName, Pooling
 
 _Path = str | os.PathLike[str]
@@ -74,21 +74,15 @@ def profile_counts(
             name: {name: FeatureCounts(counts.total, min(samples, counts.total))}
             for name, counts in counted.items()
         }
+    for feature, measured in (one for own in by_table.values() for one in own.items()):
+        if measured.bags > samples:
+            raise DataError(
+                f"feature {feature!r} has {measured.bags} bags that are not empty, "
+                f"more than there are samples: {samples}"
+            )
     options = TableOptions(dim, dtype, optimizer, pooling)
-    options.check([feature for own in by_table.values() for feature in own], counted)
-    tables = []
-    for name, counts in counted.items():
-        for feature, measured in by_table[name].items():
-            if measured.bags > samples:
-                raise DataError(
-                    f"feature {feature!r} has {measured.bags} bags that are not empty, "
-                    f"more than there are samples: {samples}"
-                )
-        table = options.table(name, counts.rows, by_table[name], samples)
-        tables.append(TableProfile.counted(table, counts, by_table[name]))
-    return Profile(
-        tables=tuple(tables), samples=samples, sampling=sampling, source=", ".join(map(str, files))
-    )
+    tables = tuple(options.profiles(counted, by_table, samples))
+    return Profile(tables, samples, sampling, ", ".join(map(str, files)))
 
 
 def _read_counts(files: Sequence[str], rows: Mapping[str, int]) -> dict[str, RowCounts]:

@@ -1,5 +1,8 @@
 """`placer profile` and `placer workloads`: what a log says of each table."""
 
+from collections.abc import Mapping
+
+from placer.growing.working_set import SHARES, WorkingSet
 from placer.profile.profile import Profile
 from placer.profile.table_profile import TableProfile
 from placer.report import section as form
@@ -12,7 +15,13 @@ _MANY_TIMES, _MANY_ROWS = 10, 1000
 """Rows for each one that is read, and rows, from which on a table is wasteful."""
 
 
-def profile_report(profile: Profile, batch_size: int = 8192, *, fit: bool = True) -> Report:
+def profile_report(
+    profile: Profile,
+    batch_size: int = 8192,
+    *,
+    fit: bool = True,
+    ids_in_use: Mapping[str, WorkingSet] | None = None,
+) -> Report:
     """Report one row per table: its size, how it is read, and how skewed that is.
 
     Parameters
@@ -23,6 +32,8 @@ def profile_report(profile: Profile, batch_size: int = 8192, *, fit: bool = True
     fit : bool
         Whether to fit Zipf's law to the counts of the tables that are shown. Published workloads
         state their exponent anyway.
+    ids_in_use : mapping of table name to WorkingSet, optional
+        What windows of the log read.
     """
     tables = list(profile)
     shown = None if len(tables) <= MOST_TABLES else MOST_TABLES
@@ -75,6 +86,7 @@ def profile_report(profile: Profile, batch_size: int = 8192, *, fit: bool = True
                 shown=shown,
                 order="largest first",
             ),
+            *(() if ids_in_use is None else (_ids_in_use(ids_in_use),)),
         ),
         facts={
             "source": profile.source,
@@ -149,6 +161,44 @@ def _table_row(profile: TableProfile, batch_size: int, fit: bool) -> Row:
         "zipf_exponent": _exponent(profile, fit),
         "zipf_fitted": profile.zipf_exponent is None and fit,
     }
+
+
+def _ids_in_use(working_sets: Mapping[str, WorkingSet]) -> Section:
+    """Report how many ids windows read, and what share of lookups fewer rows would serve."""
+    rows: list[Row] = []
+    for name, found in working_sets.items():
+        later = found.unknown_of_windows[1:]
+        rates: Row = {
+            f"{rate.eviction}_hit_rate_{share:.0%}": rate.hit_rate
+            for share, rate in zip(SHARES * 2, found.hit_rates, strict=True)
+        }
+        rows.append(
+            {
+                "table": name,
+                "ids": found.distinct,
+                "ids_of_window": sum(found.distinct_of_windows) / len(found.distinct_of_windows),
+                "new_share": sum(later) / len(later) if later else None,
+                **rates,
+            }
+        )
+    return Section(
+        "ids_in_use",
+        "Ids in use (new: share of a window's lookups; hits: share served by so many of the rows)",
+        (
+            Column("table", "table"),
+            Column("ids", "ids", form.count),
+            Column("ids_of_window", "a window", form.count),
+            Column("new_share", "new", form.share),
+            *(
+                Column(
+                    f"{eviction}_hit_rate_{share:.0%}", f"{words} {share:.0%}", form.share, spare
+                )
+                for eviction, words, spare in (("lfu", "hits", False), ("lru", "LRU", True))
+                for share in SHARES
+            ),
+        ),
+        tuple(rows),
+    )
 
 
 def _exponent(profile: TableProfile, fit: bool) -> float | None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Literal, get_args
+from typing import Literal, Self, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +18,24 @@ replicated rows follow, and their summed gradients; Σ g² of column-sliced rows
 EXCHANGE_KINDS: tuple[ExchangeKind, ...] = get_args(ExchangeKind)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PartCounts:
+@dataclass(frozen=True, eq=False)
+class _Counts:
+    """Arrays of counts of one shape."""
+
+    @classmethod
+    def zeros(cls, *shape: int) -> Self:
+        """All counts zero."""
+        return cls(*(np.zeros(shape, dtype=np.int64) for _ in fields(cls)))
+
+    def __add__(self, other: Self) -> Self:
+        """Sums of both counts."""
+        return type(self)(
+            *(getattr(self, field.name) + getattr(other, field.name) for field in fields(self))
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class PartCounts(_Counts):
     """Counts of one step, or of many; int64 arrays of shape (parts,).
 
     Attributes
@@ -53,20 +69,9 @@ class PartCounts:
     update_rows: Int
     update_hit_rows: Int
 
-    @classmethod
-    def zeros(cls, parts: int) -> "PartCounts":
-        """All counts zero."""
-        return cls(*(np.zeros(parts, dtype=np.int64) for _ in fields(cls)))
 
-    def __add__(self, other: "PartCounts") -> "PartCounts":
-        """Sums of both counts."""
-        return PartCounts(
-            *(getattr(self, field.name) + getattr(other, field.name) for field in fields(self))
-        )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Served:
+@dataclass(frozen=True, eq=False)
+class Served(_Counts):
     """What processes return for each table; int64 arrays of shape (tables, processes).
 
     Attributes
@@ -88,10 +93,10 @@ class Served:
     returned_bytes: Int
     pooled_bytes: Int
 
-    @classmethod
-    def zeros(cls, tables: int, processes: int) -> "Served":
-        """All counts zero."""
-        return cls(*(np.zeros((tables, processes), dtype=np.int64) for _ in fields(cls)))
+
+def nothing_sent(processes: int) -> dict[ExchangeKind, Int]:
+    """Zeros of every kind."""
+    return {kind: np.zeros((processes, processes), np.int64) for kind in EXCHANGE_KINDS}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -144,8 +149,7 @@ class Totals:
     def zeros(cls, parts: int, row_caches: int, processes: int) -> "Totals":
         """All zero, as before the first step."""
         none = np.zeros(row_caches, dtype=np.int64)
-        sent = {kind: np.zeros((processes, processes), np.int64) for kind in EXCHANGE_KINDS}
-        return cls(0, 0, PartCounts.zeros(parts), none, none, sent)
+        return cls(0, 0, PartCounts.zeros(parts), none, none, nothing_sent(processes))
 
     def __add__(self, step: StepCounts) -> "Totals":
         """The same with one step more."""

@@ -79,7 +79,7 @@ class _Rows:
     def __init__(self, profile: TableProfile, batch_size: int) -> None:
         cdf = profile.cdf
         self._shares, self._ranks = cdf.shares, cdf.ranks
-        self._empty = not cdf.rows or cdf.shares[-1] == 0
+        self.is_empty = not cdf.rows or cdf.shares[-1] == 0
         self._order = None if profile.counts is None else Ranks.of(profile.counts.hottest())
         self._widths = np.diff(cdf.ranks)
         self._heights = np.diff(cdf.shares)
@@ -91,8 +91,6 @@ class _Rows:
 
     def draw(self, rng: np.random.Generator, size: int) -> Int:
         """Ids of `size` lookups."""
-        if self._empty:
-            return np.zeros(0, dtype=np.int64)
         if self._fresh == 1:
             return self._rows_at(self._quantiles(rng, size))
         fresh = max(min(size, 1), round(self._fresh * size))
@@ -115,11 +113,6 @@ class _Rows:
         offset = (within * self._widths[segment]).astype(np.int64)
         ranks: Int = self._ranks[segment] + np.minimum(offset, self._widths[segment] - 1)
         return ranks if self._order is None else self._order.ids(ranks)
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether no lookup reads the table."""
-        return bool(self._empty)
 
 
 def _even_share(profile: TableProfile, lookups: float) -> float:

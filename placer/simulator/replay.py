@@ -17,10 +17,10 @@ from placer.data.log import Bags, Chunk
 from placer.errors import PlacerError, PlanMismatchError
 from placer.executor.names import Policy
 from placer.plan.plan import Plan
-from placer.simulator.counts import Int, PartCounts, Served, StepCounts
+from placer.simulator.counts import Int, PartCounts, Served, StepCounts, nothing_sent
 from placer.simulator.parts import arrange
 from placer.simulator.row_caches import ArenaRowCache
-from placer.simulator.sent_bytes import ReplicaExchange, TableExchange, nothing_sent
+from placer.simulator.sent_bytes import ReplicaExchange, TableExchange
 from placer.simulator.table_reads import PartRead, TableRead, TableReader
 
 _THREADS = 2

@@ -14,7 +14,7 @@ import numpy as np
 from placer.data.log import Bags
 from placer.executor.distributed.placement.channels import channel_pooling
 from placer.executor.distributed.placement.division import ColumnSlice, Target
-from placer.simulator.counts import EXCHANGE_KINDS, ExchangeKind, Int, Served
+from placer.simulator.counts import ExchangeKind, Int, Served
 from placer.simulator.distinct_rows import Slices, distinct_counts
 from placer.simulator.parts import Arrangement
 from placer.simulator.table_reads import AnyInt, Distinct, TableRead, TableReader
@@ -199,11 +199,6 @@ class ReplicaExchange:
                 sent["replicas"][here] += out
                 number = self._numbers[target.table.name]
                 served.returned_bytes[number, members] += out.sum(1) - out.diagonal()
-
-
-def nothing_sent(processes: int) -> dict[ExchangeKind, Int]:
-    """Zeros of every kind."""
-    return {kind: np.zeros((processes, processes), np.int64) for kind in EXCHANGE_KINDS}
 
 
 def _dealt(rows: AnyInt, holders: int) -> Int:

@@ -99,11 +99,14 @@ class TableReader:
         self._parts = [at for at, part in enumerate(arrangement.parts) if part.table == number]
         listed = plan.order_of(self.table.name).kind == "profile"
         self.order = Ranks.in_plan(plan, self.table.name) if listed else None
-        self._alone = self._groups(None)
-        self._replicated = {
-            module: self._groups(module)
-            for module in sorted({arrangement.parts[at].module for at in self._parts})
-            if arrangement.modules[module].replicated
+        # By the module of replicated parts; None: all others.
+        held = {
+            part.module if part.replicated else None
+            for part in map(arrangement.parts.__getitem__, self._parts)
+        }
+        self._groups = {
+            module: self._groups_of(module)
+            for module in sorted(held, key=lambda one: -1 if one is None else one)
         }
 
     def read(self, bags: Sequence[Bags], samples: int) -> TableRead:
@@ -122,55 +125,48 @@ class TableReader:
         for one, feature in zip(bags, self.table.features, strict=True):
             self._check(one.ids, feature.name)
         reads: list[PartRead] = []
-        every = None
-        if self._alone:
-            every = self._distinct([one.ids for one in bags])
-            reads += self._with_vectors(
-                self._alone, self._parts_of(self._alone, every), [one.ids for one in bags], samples
-            )
-        by_module = {}
-        for module, groups in self._replicated.items():
-            ids = [
-                one.ids[starts[at, source] : starts[at, source + 1]]
-                for at, one in enumerate(bags)
-                for source in self._arrangement.modules[module].sources
-            ]
-            by_module[module] = self._distinct(ids)
-            sources = self._arrangement.modules[module].sources
-            own = sum(ends[source + 1] - ends[source] for source in sources)
-            read = self._parts_of(groups, by_module[module])
-            # The ids stand feature by feature, source by source.
-            by_feature = [
-                np.concatenate([ids[0][:0], *ids[at * len(sources) : (at + 1) * len(sources)]])
-                for at in range(len(bags))
-            ]
-            reads += self._with_vectors(groups, read, by_feature, own)
+        distinct: dict[int | None, Distinct] = {}
+        for module, groups in self._groups.items():
+            own, ids = samples, [one.ids for one in bags]
+            if module is not None:
+                sources = self._arrangement.modules[module].sources
+                own = sum(ends[source + 1] - ends[source] for source in sources)
+                ids = [
+                    np.concatenate(
+                        [all_ids[:0], *(all_ids[edges[s] : edges[s + 1]] for s in sources)]
+                    )
+                    for all_ids, edges in zip(ids, starts, strict=True)
+                ]
+            distinct[module] = self._distinct(ids)
+            reads += self._with_vectors(groups, self._parts_of(groups, distinct[module]), ids, own)
+        every = distinct.pop(None, None)
+        by_module = {module: one for module, one in distinct.items() if module is not None}
         return TableRead(reads, np.diff(starts, axis=1), every, by_module)
 
     def updates(self, read: TableRead) -> list[PartRead]:
         """Rows of replicated parts that any holder's samples read: each holder updates them."""
         updates: list[PartRead] = []
         holders: dict[tuple[int, ...], list[int]] = defaultdict(list)
-        for module in self._replicated:
+        for module in read.by_module:
             holders[self._arrangement.modules[module].holders].append(module)
         for members in holders.values():
             rows = np.concatenate([read.by_module[module].ranks for module in members])
             ranks = distinct_counts(rows, self.table.rows)[0]
             union = Distinct(ranks, ranks, np.ones(ranks.size, dtype=np.int64))
             for module in members:
-                updates += self._parts_of(self._replicated[module], union)
+                updates += self._parts_of(self._groups[module], union)
         return updates
 
     def ranks(self, ids: AnyInt) -> AnyInt:
         """Ranks of ids, in their order."""
         return ids if self.order is None else self.order.ranks(ids.astype(np.int64))
 
-    def _groups(self, module: int | None) -> list[_Group]:
+    def _groups_of(self, module: int | None) -> list[_Group]:
         """The parts of a module, or of all that are not replicated, by their columns."""
         by_cols: dict[tuple[int, int], list[int]] = defaultdict(list)
         for at in self._parts:
             part = self._arrangement.parts[at]
-            if part.module == module if module is not None else not part.replicated:
+            if module == (part.module if part.replicated else None):
                 by_cols[part.cols].append(at)
         shared: dict[tuple[tuple[int, int, int], ...], Slices] = {}
         groups = []

@@ -1,6 +1,7 @@
 """Tables for inference: loaded by a plan, read, and never changed."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ from placer.plan.plan import Plan
 from placer.storage.checkpoint.applied_tables import GROUP
 from placer.storage.checkpoint.dcp_reader import read_tensors
 from placer.storage.checkpoint.table_blocks import NamedTables, load_stored
-from placer.storage.shards.loading import load_shards
-from placer.storage.shards.shard_folder import MANIFEST
+from placer.storage.run_state import WEIGHTS
+from placer.storage.shards.shard_folder import MANIFEST, open_shards
+from placer.storage.shards.shard_rows import checkpoint_of_shards
+from placer.storage.tensor_rows import AnyTensor, TensorRows
 
 
 class ReadOnlyTables(nn.Module):
@@ -72,8 +75,6 @@ def load_read_only(plan: Plan, folder: str | os.PathLike[str], **options: Any) -
     ------
     CheckpointError
         If the folder is missing or damaged, or has not the plan's tables.
-    PlanMismatchError
-        If the tables of a folder of shards are others.
 
     Examples
     --------
@@ -93,13 +94,15 @@ def load_read_only(plan: Plan, folder: str | os.PathLike[str], **options: Any) -
     True
     """
     embeddings = PlacedEmbeddings(plan, optimizer="sgd", lr=0.0, **options)
-    if (Path(folder) / MANIFEST).exists():
-        load_shards(embeddings, folder, optimizer_state=False)
-        return ReadOnlyTables(embeddings)
     order = embeddings.id_order()
     named = NamedTables(order, {(GROUP, f"{t.table.name}.{t.name}"): t for t in order.tensors()})
-    stored = read_tensors(Path(folder))
+    stored: Mapping[str, AnyTensor]
+    if (Path(folder) / MANIFEST).exists():
+        held = checkpoint_of_shards(open_shards(folder)).tensors[WEIGHTS]
+        stored = {f"{GROUP}.{name}": rows for name, rows in held.items()}
+    else:
+        stored = read_tensors(Path(folder))
     known = {".".join(name) for name in named.tensors} & stored.keys()
-    weights = {name: stored[name] for name in known}
+    weights = {name: TensorRows.of(stored[name]) for name in known}
     load_stored(f"{folder} does not fit the plan", [named], weights)
     return ReadOnlyTables(embeddings)

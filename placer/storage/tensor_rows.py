@@ -62,11 +62,6 @@ class TensorRows:
         return self.shape[0] if self.shape else 1
 
     @property
-    def size_bytes(self) -> int:
-        """Bytes of all rows."""
-        return math.prod(self.shape) * self.dtype.itemsize
-
-    @property
     def row_bytes(self) -> int:
         """Bytes of a row."""
         return math.prod(self.shape[1:]) * self.dtype.itemsize

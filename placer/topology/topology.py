@@ -48,7 +48,7 @@ class Topology(TopologyFields):
         self._check_devices()
         self._check_links({*ids, "network"})
         for gpu in self.gpus:
-            if self._link(gpu.id, "pcie") is None:
+            if self.link_of(gpu.id, "pcie") is None:
                 raise TopologyError(
                     f"{gpu.id} has no pcie link to {gpu.host}; without one it cannot read DRAM"
                 )
@@ -128,7 +128,8 @@ class Topology(TopologyFields):
     def _links_by_end(self) -> dict[tuple[str, str], Link]:
         return {(end, link.kind): link for link in self.links for end in (link.a, link.b)}
 
-    def _link(self, device: str, kind: LinkKind) -> Link | None:
+    def link_of(self, device: str, kind: LinkKind) -> Link | None:
+        """The link of a kind that begins at a device, if there is one."""
         return self._links_by_end.get((device, kind))
 
     @cached_property
@@ -185,7 +186,7 @@ class Topology(TopologyFields):
 
     def host_link_bytes_per_s(self, gpu: str) -> float:
         """Return the bandwidth between a GPU and its host's memory, each way."""
-        link = self._link(gpu, "pcie")
+        link = self.link_of(gpu, "pcie")
         assert link is not None, "checked when the topology was made"
         return link.bytes_per_s
 
@@ -194,7 +195,7 @@ class Topology(TopologyFields):
 
         Without NVLink, peers talk over PCIe.
         """
-        link = self._link(gpu, "nvlink") or self._link(gpu, "pcie")
+        link = self.link_of(gpu, "nvlink") or self.link_of(gpu, "pcie")
         assert link is not None, "checked when the topology was made"
         return link.bytes_per_s
 
@@ -209,7 +210,7 @@ class Topology(TopologyFields):
 
     def _gpus_in_rack(self, host: str) -> int:
         """Count the GPUs that are reached without the network: of the host's rack, or the host."""
-        link = self._link(host, "rack")
+        link = self.link_of(host, "rack")
         return len(self.gpus_of(host)) if link is None else self._rack_sizes[link.b]
 
     def rack_bytes_per_s(self, gpu: str) -> float:
@@ -222,7 +223,7 @@ class Topology(TopologyFields):
 
     def _host_share(self, gpu: str, kind: LinkKind) -> float:
         host = self.gpus_by_id[gpu].host
-        link = self._link(host, kind)
+        link = self.link_of(host, kind)
         return 0.0 if link is None else link.bytes_per_s / len(self.gpus_of(host))
 
     def allreduce_s(self, summed_bytes: float) -> float:
@@ -237,11 +238,11 @@ class Topology(TopologyFields):
         for host, gpus in self._gpus_by_host.items():
             if len(gpus) > 1:
                 slowest = max(slowest, *(1 / self.peer_bytes_per_s(gpu.id) for gpu in gpus))
-            rack, in_rack = self._link(host, "rack"), self._gpus_in_rack(host)
+            rack, in_rack = self.link_of(host, "rack"), self._gpus_in_rack(host)
             if rack is not None and len(gpus) < in_rack:
                 slowest = max(slowest, 1 / rack.bytes_per_s)
             if in_rack < total:
-                network = self._link(host, "network")
+                network = self.link_of(host, "network")
                 if network is None:
                     raise self._without_network(gpus[0].id)
                 slowest = max(slowest, 1 / network.bytes_per_s)

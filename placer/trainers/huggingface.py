@@ -1,6 +1,5 @@
 """Hugging Face's `Trainer`, which saves, resumes, accumulates and clips placed tables too."""
 
-import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -70,10 +69,8 @@ class PlacerTrainer(Trainer):
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the model, and its tables in a folder beside it; all ranks must call it."""
         super().save_model(output_dir, _internal_call)
-        save_tables(self._folder_in(output_dir or self.args.output_dir), self.applied, replace=True)
-
-    def _folder_in(self, checkpoint: str | os.PathLike[str]) -> Path:
-        return Path(checkpoint) / FOLDER
+        folder = Path(output_dir or self.args.output_dir) / FOLDER
+        save_tables(folder, self.applied, replace=True)
 
     def _load_from_checkpoint(
         self, resume_from_checkpoint: str, model: nn.Module | None = None
@@ -86,7 +83,7 @@ class PlacerTrainer(Trainer):
         self._load_tables(self.state.best_model_checkpoint)
 
     def _load_tables(self, checkpoint: str) -> None:
-        folder = self._folder_in(checkpoint)
+        folder = Path(checkpoint) / FOLDER
         if not folder.is_dir():
             raise CheckpointError(
                 f"{checkpoint} has no folder {FOLDER}: it was not saved by a PlacerTrainer, and "

@@ -104,8 +104,11 @@ class PlacerCallback(lightning.Callback):
             return
         name = f"step-{trainer.global_step:012d}-{_common_number(applied):08x}"
         save_tables(self.folder / name, applied)
-        if trainer.is_global_zero:
-            self._remove_old()
+        if trainer.is_global_zero and self.keep is not None:
+            # Two saves of one step differ in their random numbers alone: the files' times order.
+            folders = sorted(self.folder.glob("step-*"), key=lambda path: path.stat().st_mtime_ns)
+            for old in folders[: -self.keep]:
+                shutil.rmtree(old)
         checkpoint[KEY] = {"folder": str(self.folder.absolute() / name)}
 
     def on_load_checkpoint(
@@ -131,19 +134,10 @@ class PlacerCallback(lightning.Callback):
         if "tables" in saved:
             applied.load_state_dict(saved["tables"])
         else:
-            load_tables(self._found(Path(saved["folder"])), applied)
-
-    def _found(self, folder: Path) -> Path:
-        """Where a folder is now: where it was written, or in this callback's own."""
-        moved = folder if self.folder is None else self.folder / folder.name
-        return folder if folder.is_dir() else moved
-
-    def _remove_old(self) -> None:
-        if self.folder is not None and self.keep is not None:
-            # Two saves of one step differ in their random numbers alone: the files' times order.
-            saved = sorted(self.folder.glob("step-*"), key=lambda path: path.stat().st_mtime_ns)
-            for old in saved[: -self.keep]:
-                shutil.rmtree(old)
+            folder = Path(saved["folder"])
+            if not folder.is_dir() and self.folder is not None:  # It was moved with the others.
+                folder = self.folder / folder.name
+            load_tables(folder, applied)
 
 
 def _common_number(applied: AppliedPlan) -> int:

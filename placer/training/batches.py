@@ -1,11 +1,11 @@
 """Batches of exactly one size from a log's chunks, whatever the chunks' sizes are."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 
 import numpy as np
 import numpy.typing as npt
 
-from placer.data.log import Bags, Chunk, Log
+from placer.data.log import Bags, Chunk, Log, joined
 from placer.errors import DataError
 
 READ_SAMPLES = 65536
@@ -21,11 +21,12 @@ def batches(log: Log, batch_size: int, skip: int = 0) -> Generator[Chunk]:
     per_read = batch_size * max(1, READ_SAMPLES // batch_size)
     rest: Chunk | None = None
     for chunk in log.chunks(per_read, skip=skip):
-        joined = chunk if rest is None else concatenate([rest, chunk])
-        whole = joined.samples - joined.samples % batch_size
+        known = chunk if rest is None else joined([rest, chunk])
+        read = known.samples
+        whole = read - read % batch_size
         for start in range(0, whole, batch_size):
-            yield slice_chunk(joined, start, start + batch_size)
-        rest = slice_chunk(joined, whole, joined.samples) if whole < joined.samples else None
+            yield slice_chunk(known, start, start + batch_size)
+        rest = slice_chunk(known, whole, read) if whole < read else None
     if rest is not None:
         yield rest
 
@@ -60,18 +61,6 @@ def no_label_error(samples: int) -> DataError:
     )
 
 
-def concatenate(chunks: Sequence[Chunk]) -> Chunk:
-    """The samples of chunks of one log, one after the other."""
-    first = chunks[0]
-    labels = [chunk.labels for chunk in chunks if chunk.labels is not None]
-    return Chunk(
-        sum(chunk.samples for chunk in chunks),
-        {name: _join_bags([chunk.features[name] for chunk in chunks]) for name in first.features},
-        np.concatenate([chunk.dense for chunk in chunks]),
-        np.concatenate(labels) if labels else None,
-    )
-
-
 def _slice_bags(bags: Bags, start: int, stop: int) -> Bags:
     if bags.offsets is None:
         weights = None if bags.weights is None else bags.weights[start:stop]
@@ -91,22 +80,3 @@ def _select_bags(bags: Bags, kept: npt.NDArray[np.bool_]) -> Bags:
         np.concatenate([[0], np.cumsum(lengths[kept])]),
         None if bags.weights is None else bags.weights[lookups],
     )
-
-
-def _join_bags(parts: Sequence[Bags]) -> Bags:
-    ids = np.concatenate([bags.ids for bags in parts])
-    weights = None
-    if any(bags.weights is not None for bags in parts):
-        weights = np.concatenate(
-            [
-                np.ones(bags.ids.size, np.float32) if bags.weights is None else bags.weights
-                for bags in parts
-            ]
-        )
-    if all(bags.offsets is None for bags in parts):
-        return Bags(ids, None, weights)
-    lengths = [
-        np.ones(bags.ids.size, np.int64) if bags.offsets is None else np.diff(bags.offsets)
-        for bags in parts
-    ]
-    return Bags(ids, np.concatenate([[0], np.cumsum(np.concatenate(lengths))]), weights)

@@ -95,7 +95,6 @@ def save(
     folder: Path,
     checkpoint: Checkpoint,
     keep: int = 2,
-    ranks: Ranks = ALONE,
     tables: Sequence[NamedTables] = (),
 ) -> Path:
     """Write a checkpoint into `folder` and remove all but the newest `keep`.
@@ -117,19 +116,17 @@ def save(
         If a rank is lost; there is no checkpoint then, or a complete one.
     """
     hidden = HiddenFolder(folder / f"step-{checkpoint.position.step:012d}")
-    first = ranks.rank == 0
+    first = not tables or tables[0].tables.rank == 0
 
     def begin() -> None:
-        _tidy(folder)
+        tidy(folder)
         hidden.begin()
 
     def publish(files: Mapping[str, FileRecord]) -> None:
-        if first:
-            with _reporting(f"cannot write checkpoint {hidden.target}"):
-                _write_manifest(hidden.partial, checkpoint, files)
-                hidden.publish()
-                _tidy(folder)
-                _remove_all_but(folder, keep)
+        _write_manifest(hidden.partial, checkpoint, files)
+        hidden.publish()
+        tidy(folder)
+        _remove_all_but(folder, keep)
 
     tensors: dict[Name, AnyTensor] = {
         (group, key): tensor
@@ -137,28 +134,16 @@ def save(
         for key, tensor in held.items()
     }
     try:
-        own = write_folder(hidden, tables, tensors, begin=begin)
-        files = _of_all_ranks(own, ranks)
-        ranks.together(lambda: publish(files))
+        write_folder(hidden, tables, tensors, begin, publish)
     finally:
         hidden.discard()
         if first and folder.is_dir():
             with contextlib.suppress(OSError):
-                _tidy(folder)
+                tidy(folder)
     return hidden.target
 
 
-def _of_all_ranks(own: Mapping[str, FileRecord], ranks: Ranks) -> dict[str, FileRecord]:
-    """The records of the files that all processes wrote."""
-    records = ranks.texts(json.dumps({name: asdict(file) for name, file in own.items()}))
-    return {
-        name: FileRecord(**file)
-        for text in records
-        for name, file in sorted(json.loads(text).items())
-    }
-
-
-def _tidy(folder: Path) -> None:
+def tidy(folder: Path) -> None:
     """Remove what interrupted writes left, and restore what they had set aside."""
     for partial in folder.glob(".step-*.partial"):
         if not is_locked(partial):
@@ -228,11 +213,15 @@ def load(path: Path) -> Checkpoint:
 
 def _loaded(path: Path) -> Checkpoint:
     opened = open_checkpoint(path)
-    with _reporting(f"cannot read checkpoint {path}"):
+    try:
         tensors = {
             group: {name: TensorRows.of(tensor).whole() for name, tensor in held.items()}
             for group, held in opened.tensors.items()
         }
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot read checkpoint {path}: {error.strerror or error}"
+        ) from error
     return Checkpoint(opened.position, opened.settings, tensors, opened.data)
 
 
@@ -388,12 +377,3 @@ def _manifest_of(path: Path) -> _Manifest:
 def _by_step(folder: Path) -> list[Path]:
     """Folders that look like checkpoints, by rising step."""
     return sorted(path for path in folder.glob("step-*") if _NAME.fullmatch(path.name))
-
-
-@contextlib.contextmanager
-def _reporting(what: str) -> Iterator[None]:
-    """Turn errors of the disk into one clear error."""
-    try:
-        yield
-    except OSError as error:
-        raise CheckpointError(f"{what}: {error.strerror or error}") from error

@@ -27,6 +27,7 @@ from placer.training.metric_logs import MetricLog
 from placer.training.metrics import HeldOut
 from placer.training.reading import labels_of, own_part
 from placer.training.run import Progress, Run
+from placer.training.tables import hit_rates
 from placer.training.trace import TraceSummary
 from placer.training.trainer import Trainer, step_work_s, usable_device
 
@@ -161,7 +162,7 @@ def train(
             config = replace(config, batch_size=size, device=device)
         if checkpoints is not None:  # No other run may write there.
             folder = Path(checkpoints.folder)
-            ranks.together(lambda: held.enter_context(one_run(folder)) if first else None)
+            ranks.together(lambda: _hold(folder, held) if first else None)
         other = config.other_data
         ranks.together(lambda: _check(plan, log, eval_log, checkpoints, resume, other))
         metrics = metrics if first else ()
@@ -175,13 +176,13 @@ def train(
             with using_threads(threads), deferred_interrupt() as interrupt:
                 summary = run.train(interrupt, on_progress, trace if first else None)
                 run.save()
-                hit_rates = run.hit_rates()
+                rates = hit_rates(run.embeddings, ranks)
             interrupted = ranks.any(interrupt.requested)
             held_out = HeldOut()
             if not interrupted:
                 with using_threads(threads):
                     held_out = evaluate(run.trainer, log, config, eval_log, ranks)
-            run.close()
+            run.embeddings.close()
         figures = {"auc": held_out.auc(), "log_loss": held_out.log_loss()}
         known = {name: value for name, value in figures.items() if value is not None}
         for each in metrics if known else ():
@@ -197,13 +198,19 @@ def train(
             read_s=run.read_s,
             interrupted=interrupted,
             checkpoint=run.saved,
-            hit_rates=hit_rates,
+            hit_rates=rates,
             trace=summary,
             planned_step_s=_planned_step_s(plan, config, ranks.world),
             planned_on=None
             if config.device != "cpu" or plan.topology.emulated
             else plan.topology.name,
         )
+
+
+def _hold(folder: Path, held: contextlib.ExitStack) -> None:
+    """Hold a folder of checkpoints, and remove what a killed run left there."""
+    held.enter_context(one_run(folder))
+    checkpoint.tidy(folder)
 
 
 def _planned_step_s(plan: Plan, config: TrainConfig, world: int) -> float | None:

@@ -74,11 +74,6 @@ class ParityResult:
         return max(self.loss_differences, default=0.0)
 
     @property
-    def final_loss_difference(self) -> float:
-        """The last of `loss_differences`; 0 without a step."""
-        return self.loss_differences[-1] if self.steps else 0.0
-
-    @property
     def equal(self) -> bool:
         """Whether all losses are equal to float tolerance; not if one is not a number."""
         return all(difference <= LOSS_TOLERANCE for difference in self.loss_differences)

@@ -15,9 +15,6 @@ from placer.training.batches import batches, labelled, slice_chunk
 from placer.training.config import TrainConfig
 from placer.training.distributed import ALONE, Ranks
 
-Tensors = tuple[BagBatch, Tensor, Tensor]
-"""Lookups, numeric columns (samples, columns) and labels (samples,), the last two float32."""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reading:
@@ -67,7 +64,9 @@ def readings(
             yield None, Reading(chunk.samples, usable.samples, _NOTHING, _NOTHING)
             continue
         labels_of(usable)
-        lookups, dense, labels = tensors_of(own_part(usable, ranks), features)
+        own = own_part(usable, ranks)
+        lookups, dense = BagBatch.from_chunk(own, features), dense_of(own)
+        labels = torch.tensor(labels_of(own))
         if pins:
             lookups, dense, labels = lookups.pin_memory(), dense.pin_memory(), labels.pin_memory()
         yield lookups, Reading(chunk.samples, usable.samples, dense, labels)
@@ -80,18 +79,6 @@ def readings(
 def own_part(chunk: Chunk, ranks: Ranks) -> Chunk:
     """A rank's samples of a batch; all of them where it is alone."""
     return chunk if ranks.world == 1 else slice_chunk(chunk, *ranks.part_of(chunk.samples))
-
-
-def tensors_of(chunk: Chunk, features: Sequence[str]) -> Tensors:
-    """A batch to train on, on the CPU.
-
-    Raises
-    ------
-    DataError
-        If it has no labels, or one that is not within 0 to 1.
-    """
-    lookups = BagBatch.from_chunk(chunk, features)
-    return lookups, dense_of(chunk), torch.tensor(labels_of(chunk))
 
 
 def dense_of(chunk: Chunk) -> Tensor:

@@ -17,7 +17,6 @@ from placer.errors import PlacerError
 from placer.executor import BagBatch, PlacedEmbeddings, look_ahead
 from placer.executor.distributed import ShardedEmbeddings
 from placer.executor.embeddings import Embeddings
-from placer.executor.local.hit_rates import HitRates
 from placer.executor.optimizers.rounding import rounding_of
 from placer.interrupt import Interrupt
 from placer.plan.plan import Plan
@@ -30,7 +29,7 @@ from placer.training.config import CheckpointPolicy, TraceRequest, TrainConfig
 from placer.training.distributed import ALONE, Ranks
 from placer.training.metric_logs import MetricLog
 from placer.training.reading import Reading, readings
-from placer.training.tables import hit_rates, load_tables, named_tables, update_counts
+from placer.training.tables import load_tables, named_tables, update_counts
 from placer.training.trace import Tracer, TraceSummary, waiting_for_log
 from placer.training.trainer import AnyBatch, Trainer
 
@@ -88,14 +87,14 @@ class Run:
         self._log, self._config, self._policy, self._ranks = log, config, policy, ranks
         self._metrics = metrics
         kind = PlacedEmbeddings if ranks.world == 1 else ShardedEmbeddings
-        self._embeddings: Embeddings = kind(
+        self.embeddings: Embeddings = kind(
             plan,
             **config.embedding_options(),
             rounding=rounding_of(plan.tables, config.rounding),
         )
-        self._embeddings.count_by_table()
+        self.embeddings.count_by_table()
         self.trainer = Trainer(
-            self._embeddings, plan, len(log.dense_names), config, world=ranks.world
+            self.embeddings, plan, len(log.dense_names), config, world=ranks.world
         )
         self._settings = run_settings(plan, log, config)
         self._data = run_data(log)
@@ -128,14 +127,6 @@ class Run:
         self._collect_losses(on_progress)
         return tracer.summary
 
-    def hit_rates(self) -> HitRates | None:
-        """Hit rates of this run so far, over all ranks; None where all rows are read in place."""
-        return hit_rates(self._embeddings, self._ranks)
-
-    def close(self) -> None:
-        """Close the connections to other ranks."""
-        self._embeddings.close()
-
     def save(self) -> None:
         """Write a checkpoint, if checkpoints are on and the last one is not of this position."""
         if self._policy is None or self.position == self._saved_position:
@@ -144,16 +135,14 @@ class Run:
         random_state = {"cpu": torch.get_rng_state()}
         if self.trainer.device.type == "cuda":
             random_state["cuda"] = torch.cuda.get_rng_state()
-        named = named_tables(self._embeddings)
+        named = named_tables(self.embeddings)
         tensors: dict[str, Mapping[str, AnyTensor]] = {
             "dense": self.trainer.dense_state(),
             STATES: update_counts(named),
             "random": random_state,
         }
         saved = Checkpoint(self.position, self._settings, tensors, self._data)
-        self.saved = checkpoint.save(
-            Path(self._policy.folder), saved, self._policy.keep, self._ranks, [named]
-        )
+        self.saved = checkpoint.save(Path(self._policy.folder), saved, self._policy.keep, [named])
         self._saved_position = self.position
 
     def restore(self, path: Path) -> None:
@@ -174,7 +163,7 @@ class Run:
         if not self._config.other_data:
             checkpoint.check_data(saved.data, self._data)
         self.trainer.load_dense_state(_whole(saved.tensors["dense"]))
-        load_tables(self._embeddings, saved.tensors)
+        load_tables(self.embeddings, saved.tensors)
         random_state = _whole(saved.tensors["random"])
         torch.set_rng_state(random_state["cpu"])
         if self.trainer.device.type == "cuda" and "cuda" in random_state:
@@ -189,7 +178,10 @@ class Run:
         """The rest of the current pass over the log; whether it came to the log's end."""
         config, policy = self._config, self._policy
         with closing(self._batches(interrupt)) as stream:
-            while not self._stops(interrupt) and self._may_step():
+            # Many ranks agree on where they stop, a batch or two later.
+            while (config.max_steps is None or self.position.step < config.max_steps) and not (
+                interrupt.requested if self._ranks.world == 1 else self._ranks.stopping
+            ):
                 started = time.perf_counter()
                 item = next(stream, None)
                 trained = item is not None and self._take(*item)
@@ -198,7 +190,8 @@ class Run:
                 self.train_s += time.perf_counter() - started
                 if item is None:
                     self._length = self.position.samples
-                    self._check_labels_seen()
+                    if self.unlabelled_samples and not self._labels_seen and not self.position.step:
+                        raise no_label_error(self.unlabelled_samples)
                     return True
                 if trained:
                     tracer.step()
@@ -207,17 +200,13 @@ class Run:
                     self.save()
         return False
 
-    def _stops(self, interrupt: Interrupt) -> bool:
-        """Whether to stop here: many ranks agree on where they do, a batch or two later."""
-        return interrupt.requested if self._ranks.world == 1 else self._ranks.stopping
-
     def _batches(self, interrupt: Interrupt) -> Generator[tuple[AnyBatch | None, Reading]]:
         """The rest of the current pass, as far as steps are left, one batch ahead."""
         config, position = self._config, self.position
         limit = None if config.max_steps is None else config.max_steps - position.step
 
         def read() -> Generator[tuple[BagBatch | None, Reading]]:
-            names = self._embeddings.feature_names
+            names = self.embeddings.feature_names
             skip = position.samples
             return readings(self._log, names, config, skip=skip, limit=limit, ranks=self._ranks)
 
@@ -225,13 +214,15 @@ class Run:
             stream: Generator[tuple[BagBatch | None, Reading]],
         ) -> Generator[tuple[BagBatch | None, Reading]]:
             timed = self._timed(stream)
-            return self._ranks.in_step(timed, _samples_of, lambda: interrupt.requested)
+            return self._ranks.in_step(
+                timed, lambda item: item[1].samples, lambda: interrupt.requested
+            )
 
         if not self._looks_ahead:
             return agreed(read())
         # A log is read in chunks of many batches: while one trains, the thread reads the next.
         depth = max(2, READ_SAMPLES // config.batch_size)
-        return look_ahead(agreed(in_background(read, depth)), self._embeddings)
+        return look_ahead(agreed(in_background(read, depth)), self.embeddings)
 
     def _timed(
         self, stream: Generator[tuple[BagBatch | None, Reading]]
@@ -247,10 +238,6 @@ class Run:
                     return
                 yield item
 
-    def _may_step(self) -> bool:
-        limit = self._config.max_steps
-        return limit is None or self.position.step < limit
-
     def _take(self, lookups: AnyBatch | None, reading: Reading) -> bool:
         """Move past a batch and train on it where it has lookups; whether it was trained on."""
         self.unlabelled_samples += reading.samples - reading.labelled
@@ -265,11 +252,6 @@ class Run:
             position.step + trained, position.epoch, position.samples + reading.samples
         )
         return trained
-
-    def _check_labels_seen(self) -> None:
-        """Raise at the log's end if no sample had a label: the run has trained on nothing."""
-        if self.unlabelled_samples and not self._labels_seen and not self.position.step:
-            raise no_label_error(self.unlabelled_samples)
 
     def _collect_losses(self, on_progress: OnProgress) -> None:
         """Read the losses since the last time; seldom, because a GPU has to finish for it."""
@@ -315,10 +297,6 @@ def steps_of(config: TrainConfig, samples: int) -> int:
     """
     batches = -(-samples // config.batch_size)
     return batches - (batches // config.holdout_every if config.holdout_every else 0)
-
-
-def _samples_of(item: tuple[BagBatch | None, Reading]) -> int:
-    return item[1].samples
 
 
 def _whole(tensors: Mapping[str, AnyTensor]) -> dict[str, Tensor]:

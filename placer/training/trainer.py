@@ -5,7 +5,7 @@ import inspect
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, cast
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from placer.data.log import Chunk
 from placer.errors import PlacerError, ProblemError
-from placer.executor import BagBatch, PreparedBatch
+from placer.executor import BagBatch, Embeddings, PreparedBatch, UnplacedEmbeddings
 from placer.executor.distributed import ShardedBatch
 from placer.executor.distributed.lost_ranks import rank_lost
 from placer.plan.plan import Plan
@@ -29,25 +29,12 @@ AnyBatch = BagBatch | PreparedBatch | ShardedBatch
 """Lookups as they were read, or looked for ahead."""
 
 
-class Embeddings(Protocol):
-    """What placed, sharded and unplaced embeddings have in common."""
-
-    @property
-    def feature_names(self) -> tuple[str, ...]:
-        """Features, in the order that batches must follow."""
-        ...
-
-    def __call__(self, batch: Any, /) -> Mapping[str, Tensor]:
-        """Pooled rows by feature, shape (samples, dim), of a batch, or of what they prepared."""
-        ...
-
-
 class Trainer:
     """Takes steps and makes predictions with one set of embeddings.
 
     Parameters
     ----------
-    embeddings : Embeddings
+    embeddings : Embeddings or UnplacedEmbeddings
     plan : Plan
         Says which features there are and how wide their tables are.
     dense_columns : int
@@ -69,7 +56,7 @@ class Trainer:
 
     def __init__(
         self,
-        embeddings: Embeddings,
+        embeddings: Embeddings | UnplacedEmbeddings,
         plan: Plan,
         dense_columns: int,
         config: TrainConfig,

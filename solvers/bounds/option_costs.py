@@ -12,7 +12,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from solvers.bounds.least_cost import least
+from solvers.bounds.least_cost import distinct_shards, least
 from solvers.model.instance import Instance, ShardingOption, TableShard
 
 Float = npt.NDArray[np.float64]
@@ -126,14 +126,11 @@ class OptionPricer:
         shards = instance.shards(table, option)
         if not shards:
             return replica_s, replica_s, priced
-        least_of_shards = [self._best(shard) for shard in _representatives(shards)]
-        longest_s = replica_s + max(time_s for time_s, _ in least_of_shards)
-        priced = priced + np.sum([p for _, p in least_of_shards], axis=0)
-        # Thin slices differ only in which of the hottest ranks they hold; the last one has
-        # the least work and stands for those that were not looked at.
-        if rest := len(shards) - len(least_of_shards):
-            priced = priced + rest * least_of_shards[-1][1]
-        return longest_s, replica_s, priced
+        longest_s = 0.0
+        for shard, count in distinct_shards(shards):
+            time_s, priced_s = self._best(shard)
+            longest_s, priced = max(longest_s, time_s), priced + count * priced_s
+        return replica_s + longest_s, replica_s, priced
 
     def _best(self, shard: TableShard) -> tuple[float, Float]:
         """Least time, and least time + price × bytes at each price, on the best kind of GPU."""
@@ -174,8 +171,3 @@ def _joined(
 ) -> OptionCosts:
     longest_s, replica_s, priced_s = (np.array(each) for each in zip(*costs, strict=True))
     return OptionCosts(options, longest_s, replica_s, priced_s, stood_for)
-
-
-def _representatives(shards: list[TableShard]) -> list[TableShard]:
-    """The first shards, which hold the hottest ranks, and the last."""
-    return shards if len(shards) <= 5 else [*shards[:4], shards[-1]]

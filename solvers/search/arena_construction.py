@@ -65,7 +65,7 @@ def assignments_by_arena(instance: Instance, bound: LagrangianBound) -> Iterator
     1
     """
     whole = _arenas_of_whole(instance)
-    if min(instance.gpus, len(whole)) == 1 or launches_share(instance, bound) < _LEAST_SHARE:
+    if min(instance.gpus, len(whole)) == 1 or _launches_share(instance, bound) < _LEAST_SHARE:
         return
     price = bound.price_s_per_byte
     candidates = _candidates(instance)
@@ -81,7 +81,7 @@ def assignments_by_arena(instance: Instance, bound: LagrangianBound) -> Iterator
             yield assignment
 
 
-def launches_share(instance: Instance, bound: LagrangianBound) -> float:
+def _launches_share(instance: Instance, bound: LagrangianBound) -> float:
     """What launches of all arenas take of a GPU, as a share of the bound of a step."""
     launch_s = max(instance.launches_weighed_s(gpu) for gpu in instance.kinds)
     step_s = bound.step_time_s + instance.fixed_s

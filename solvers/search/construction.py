@@ -13,7 +13,7 @@ from solvers.model.assignment import Assignment
 from solvers.model.instance import Block, Instance, ShardingOption, TableShard
 from solvers.model.knapsack import BYTES, DRAM_BYTES, GPU_S, PHASES, Float
 
-_Balanced = Literal["phases", "hosts", "buffers", "rows"]
+_Balanced = Literal["phases", "buffers", "rows"]
 
 Homes = Mapping[Arena, npt.NDArray[np.bool_]]
 """GPUs that serve each arena, shape (GPUs,), if one of them may; other arenas go anywhere."""
@@ -22,7 +22,6 @@ _ANYWHERE: Homes = MappingProxyType({})
 
 _ATTEMPTS: tuple[tuple[float, _Balanced, bool], ...] = (
     (0.5, "phases", False),
-    (0.5, "hosts", False),
     (1.0, "phases", False),
     (1.0, "buffers", False),
     (0.25, "rows", False),
@@ -140,11 +139,10 @@ def packed(
 ) -> Assignment | None:
     """Tables sharded in these ways, or more finely, on GPUs; None if no GPU has room.
 
-    Shards with buffers of at most half a GPU's HBM pack best. Where so many do not fit,
-    hosts are balanced by the rows that they and their GPUs hold, as well as GPUs by time;
-    then shards may be as large as a GPU; then buffers are balanced; then, for hosts short of
-    memory, tables get small shards and all their rows balanced; at last, for
-    GPUs short of memory, cold rows are read as needs the fewest buffers.
+    Shards with buffers of at most half a GPU's HBM pack best. Where so many do not fit, shards may
+    be as large as a GPU; then buffers are balanced; then, for hosts short of memory, tables get
+    small shards and all their rows balanced; at last, for GPUs short of memory, cold rows are read
+    as needs the fewest buffers.
     """
     for largest_share, balanced, frugal in _ATTEMPTS:
         if frugal:
@@ -210,26 +208,17 @@ class _Loads:
             for block in blocks
         }
         self.buffers = {block: float(both[BYTES, 0]) for block, both in ends.items()}
-        self.rows = {b: float((both[DRAM_BYTES] + both[BYTES])[0]) for b, both in ends.items()}
         time_s = {block: float(cost[0, GPU_S]) for block, cost in self.costs.items()}
         self.sizes = {
             "phases": time_s,
-            "hosts": time_s,
             "buffers": self.buffers,
             "rows": {block: float(both[BYTES, 1]) for block, both in ends.items()},
         }[balanced]
         base = np.array(instance.replicated(tuple(replicas)).costs)
-        self.load = base[self.kinds, GPU_S]
         self.capacity = instance.hbm_bytes - base[self.kinds, BYTES]
         self.hbm, self.least = self.capacity.copy(), np.zeros(instance.gpus)
         self.taken = np.zeros(instance.gpus)
         self.dram, self.hosts = instance.dram_bytes.copy(), np.array(instance.host_of_gpu)
-        # What a host and its GPUs can hold in all, and how much of that rows will take.
-        self.room = self.dram + np.bincount(self.hosts, self.capacity, self.dram.size)
-        self.held = np.zeros(self.dram.size)
-        self.full = max(1e-9, sum(self.rows.values()) / float(self.room.sum()))
-        evenly_s = float(self.load.mean()) + sum(self.sizes.values()) / instance.gpus
-        self.evenly_s = max(1e-12, evenly_s)
         self.holders: dict[int, list[int]] = {}
         # What the first shard of each arena adds to a GPU's time.
         launch_s = [instance.launches_weighed_s(gpu) for gpu in instance.kinds]
@@ -239,7 +228,6 @@ class _Loads:
         self.arenas: dict[Arena, npt.NDArray[np.bool_]] = {}
         for arena in instance.arenas(replicas):
             self.arenas[arena] = np.ones(instance.gpus, dtype=bool)
-            self.load += self.launch_s
             self.phase_s = self.phase_s + self.launches_s
         whole_s = np.sum([costs[0, PHASES] for costs in self.costs.values()], axis=0)
         # What packing measures phases by: the mean GPU's time in the end.
@@ -255,9 +243,7 @@ class _Loads:
         allowed = self.instance.open_gpus(block) & (
             self.least + self.buffers[block] <= self.capacity
         )
-        if self.balanced == "hosts":
-            allowed &= (self.held + self.rows[block] <= self.room)[self.hosts]
-        elif self.balanced != "rows":  # Else cold rows are counted when HBM has been filled.
+        if self.balanced != "rows":  # Else cold rows are counted when HBM has been filled.
             allowed &= cost[:, DRAM_BYTES] <= self.dram[self.hosts]
         for shard in block:
             allowed[self.holders.get(shard.table, [])] = False
@@ -270,10 +256,9 @@ class _Loads:
         for present in arenas:
             short_s += np.where(present, 0.0, self.launch_s)
             phase_s = phase_s + np.where(present[:, None], 0.0, self.launches_s)
+        score = self.taken - self.capacity
         if self.balanced == "phases":
             score = self._delay(phase_s) + _NORM * short_s
-        else:
-            score = self._fullness(block, cost, short_s)
         score = np.where(allowed, score, np.inf)
         gpu = int(np.argmin(score))
         if not np.isfinite(score[gpu]):
@@ -284,13 +269,11 @@ class _Loads:
             self.pairs.append((shard, gpu))
             if shard.option.shard_count > 1:
                 self.holders.setdefault(shard.table, []).append(gpu)
-        self.load[gpu] += cost[gpu, GPU_S] + short_s[gpu]
         self.phase_s[gpu] += phase_s[gpu]
         self.hbm[gpu] -= cost[gpu, BYTES]
         self.least[gpu] += self.buffers[block]
         self.taken[gpu] += self.sizes[block]
         self.dram[self.hosts[gpu]] -= cost[gpu, DRAM_BYTES]
-        self.held[self.hosts[gpu]] += self.rows[block]
         return True
 
     def _arena(self, arena: Arena) -> npt.NDArray[np.bool_]:
@@ -298,17 +281,6 @@ class _Loads:
         if arena not in self.arenas:
             self.arenas[arena] = np.zeros(self.instance.gpus, dtype=bool)
         return self.arenas[arena]
-
-    def _fullness(self, block: Block, cost: Float, short_s: Float) -> Float:
-        """How full each GPU would be with a block, in what GPUs are balanced by."""
-        if self.balanced in ("buffers", "rows"):
-            taken: Float = self.taken - self.capacity
-            return taken
-        # The time when the GPU would be done: GPUs need not be alike.
-        done_s = self.load + short_s + cost[:, GPU_S]
-        share = (self.held + self.rows[block]) / self.room / self.full
-        fullest: Float = np.maximum(done_s / self.evenly_s, share[self.hosts])
-        return fullest
 
     def _delay(self, added_s: Float) -> Float:
         """What phases that grow by `added_s`, shape (GPUs, phases), add to the sum of powers."""

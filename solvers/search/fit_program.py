@@ -26,13 +26,15 @@ from typing import Any
 
 import numpy as np
 
-from solvers.bounds.claims import Options, every_option
 from solvers.model.assignment import Assignment
 from solvers.model.instance import Instance, ShardingOption, TableShard
 from solvers.model.knapsack import BYTES, DRAM_BYTES, Float
 from solvers.result import Limits
 from solvers.search.cp_sat import run_cp_sat
 from solvers.search.curve_lines import Line, pieces_of, with_every_row
+
+Options = Sequence[Sequence[ShardingOption]]
+"""By table, the sharding options that it may take."""
 
 _ROUNDING_BYTES = 1e-6
 
@@ -77,7 +79,7 @@ class _Point:
 
 def fit(instance: Instance, limits: Limits, time_limit_s: float) -> FitAnswer:
     """Find any assignment that fits, or prove that there is none, and what is short then."""
-    every = every_option(instance)
+    every = [instance.options_of(table) for table in range(instance.tables)]
     few = [[option for option in of if _is_even(option)] or of for of in every]
     deadline = time.monotonic() + time_limit_s
 

@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from solvers.bounds.claims import Claim, every_option
 from solvers.bounds.feasibility import nothing_fits, usable_options
 from solvers.bounds.lagrangian import LagrangianBound, lagrangian_bound
 from solvers.model.assignment import Assignment
@@ -47,8 +46,6 @@ class Search:
         Seconds that the Lagrangian bound took.
     first : Assignment or None
         That for the bound's own step time, which weighing chains began with.
-    starts : list of Assignment
-        Other first assignments that are nearly as good as the best one was.
     others_s : float
         A lower limit of plans that the search leaves out.
     repeated : int
@@ -68,7 +65,6 @@ class Search:
     stage: str = ""
     bounded_in_s: float = 0.0
     first: Assignment | None = None
-    starts: list[Assignment] = field(default_factory=list)
     others_s: float = np.inf
     repeated: int = 0
 
@@ -102,15 +98,9 @@ class Search:
         """The largest step time that is proven to be a lower limit of all plans."""
         return min(self.bound_s, self.others_s)
 
-    @property
-    def claim(self) -> Claim:
-        """What is proven of all plans of this search's instance."""
-        return Claim(self.bound_s, every_option(self.instance))
-
-    def prove(self, claim: Claim) -> None:
-        """Lift the bound to a claim, if that covers all that is searched."""
-        if claim.step_time_s > self.bound_s and claim.covers(self.instance):
-            self.bound_s = claim.step_time_s
+    def prove(self, bound_s: float) -> None:
+        """Lift the bound to a step time that no plan of this search is below."""
+        self.bound_s = max(self.bound_s, bound_s)
 
     @property
     def seed(self) -> int:

@@ -17,8 +17,7 @@ from solvers.search.moves import improve
 from solvers.strategies._search import Search
 
 TARGETS = (1.0, 1.01, 1.03, 1.08, 1.2, 0.85, 0.7, 1.5, 2.5)
-"""Step times, as shares of the bound, for which the cost greedy chooses sharding options: others
-than the first only where nothing fits. On 17 of 17 problems they led to no better plan."""
+"""Step times, as shares of the bound, for which the cost greedy chooses sharding options."""
 
 LONGEST_SHARES = (1.0, 2.0, 0.75, 0.5)
 """Most that a shard may take of a phase, as shares of the mean GPU's time in it."""
@@ -32,12 +31,13 @@ _PROMISING = 1.2
 """Times the best assignment's objective that a first one may have: improving gains less than that
 without sharding anything anew."""
 
-_IMPROVED = 3
-"""Constructions that are improved: the best one after that was among these on 17 of 17 problems."""
+_IMPROVED = 5
+"""Constructions that are improved: the best one after that was among the first 3 on 17 of 17
+problems, and later on a tiny one."""
 
-_NEARLY, _PLACES_OF_STARTS = 1.1, 1_000_000
-"""Times the fastest plan's step of those that annealing begins with too, and tables × GPUs up to
-which they are kept."""
+MANY_PLACES = 10_000
+"""Tables × GPUs from which only the first target is tried, if anything fits then: on 856 × 128 the
+others take as long as the bound, and on 17 of 17 problems they led to no better plan."""
 
 _BRANCHED_PLACES = 2000
 """Tables × GPUs up to which branch and bound is worth its time."""
@@ -48,8 +48,9 @@ _RELAXED_TABLES = 200
 _DELAYED_BOUNDS = 1.2
 """Times the first bound that one with delays takes."""
 
-_RELAXED_S, _RELAXED_S_PER_POINT = 0.5, 1e-6
-"""Seconds that the first relaxation takes at least, and for each point of all curves."""
+_LEAST_S, _LEAST_S_PER_POINT = 0.5, 1.5e-6
+"""Seconds that have to be left for a first proof, at least and for each point of all curves: the
+program and its first relaxation take about 1e-6 for each."""
 
 
 def construct(search: Search, share: float = 1.0, *, resharded: bool = True) -> Assignment | None:
@@ -78,8 +79,6 @@ def construct(search: Search, share: float = 1.0, *, resharded: bool = True) -> 
     made.sort(key=lambda one: one.step_time_s)
     if not made or made[0].step_time_s <= enough_s:
         return made[0] if made else None
-    if len(made) > 1 and search.instance.tables * search.instance.gpus <= _PLACES_OF_STARTS:
-        search.starts = [one for one in made if one.step_time_s <= _NEARLY * made[0].step_time_s]
     best = min(made, key=lambda one: one.key_s).copy()
     if resharded:
         improve(best, clock)
@@ -98,7 +97,7 @@ def _constructed(search: Search, clock: Clock) -> list[Assignment]:
 
 
 def _packed(search: Search) -> Iterator[Assignment | None]:
-    """Pack several choices of sharding options, until any fits."""
+    """Pack several choices of sharding options, the usual one first."""
     instance, bound = search.instance, search.lagrangian
     price = bound.price_s_per_byte
     seen: set[tuple[ShardingOption, ...]] = set()
@@ -124,21 +123,19 @@ def _packed(search: Search) -> Iterator[Assignment | None]:
             for assignment in assignments_by_arena(instance, bound):
                 fits = True
                 yield assignment
-        if fits:
+        if fits and instance.tables * instance.gpus > MANY_PLACES:
             return
 
 
 def anneal(search: Search, share: float) -> Assignment | None:
-    """Anneal the best assignment, and at first others that are nearly as good."""
+    """Anneal the best assignment."""
     # Here, as loading the compiler takes longer than a small greedy's search.
     from solvers.search import annealing
 
     if search.best is None:
         return None
-    others = [one for one in search.starts if one.step_time_s != search.best.step_time_s]
-    starts, search.starts = [search.best, *others], []
     return annealing.anneal(
-        starts,
+        search.best,
         target_s=search.target_s,
         seed=search.another_seed(),
         clock=search.clock.part(share),
@@ -161,7 +158,8 @@ def prove(search: Search, share: float) -> Assignment | None:
     if not is_whole and (search.branched is not None or instance.tables > _RELAXED_TABLES):
         return None
     is_begun = search.branched is not None or clock.repeats
-    if not is_begun and clock.left_s < max(_RELAXED_S, _RELAXED_S_PER_POINT * points_of(instance)):
+    least_s = max(_LEAST_S, _LEAST_S_PER_POINT * points_of(instance))
+    if not is_begun and search.clock.left_s < least_s:
         return None
     found = branch_and_bound(
         search.best,
@@ -176,7 +174,7 @@ def prove(search: Search, share: float) -> Assignment | None:
         return None
     search.branched = found
     search.stats |= {"branching_bound_s": found.bound_s, "linear_programs": found.programs}
-    search.prove(found.claim)
+    search.prove(found.proven_s)
     return found.best
 
 
@@ -206,4 +204,4 @@ def _count_delays(search: Search) -> None:
         known = search.lagrangian
         dram_s = max(0.0, known.dram_s + instance.fixed_s - other.fixed_s)
         search.delayed = Search.start(other, search.clock, replace(known, dram_s=dram_s))
-        search.prove(search.delayed.claim)
+        search.prove(search.delayed.bound_s)

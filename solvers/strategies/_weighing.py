@@ -45,7 +45,7 @@ def weighed(search: Search) -> Search:
     waits_for_host = first.step_time_s > _HOST_WAITS * float(times_s.max())
     if not longest and not waits_for_host:
         return search
-    best, best_s, claims = search, first.step_time_s, [search.claim]
+    best, best_s, bound_s = search, first.step_time_s, search.bound_s
     tried: Sequence[float] = _HOST_SHARES
     if not waits_for_host:  # Shares near that of what the chain takes.
         ratio = float(times_s[longest] / times_s[0]) if times_s[0] else np.inf
@@ -71,13 +71,12 @@ def weighed(search: Search) -> Search:
             # GPU: bounds are still those of the chains.
             other = replace(other, delayed=search)
         else:
-            claims.append(other.claim)
+            bound_s = max(bound_s, other.bound_s)
         found = construct(other.instance, other.lagrangian, other.lagrangian.step_time_s)
         other.first = found
         if found is not None and found.step_time_s < _NOTABLE * best_s:
             best, best_s = other, found.step_time_s
-    for claim in claims:
-        best.prove(claim)
+    best.prove(bound_s)
     return best
 
 

@@ -1,64 +1,34 @@
-"""Beam search over column slices, greedy grid search over GPUs: NeuroShard's strategy.
+"""Beam search over column slices, with a greedy assignment: NeuroShard's strategy.
 
 Zha et al. 2023, "Pre-train and Search: Efficient Embedding Table Sharding with Pre-trained
-Neural Cost Models" (arXiv:2305.01868), algorithms 1 and 2, with our cost model in the place of
-their neural ones:
-
-* Outer loop: a beam of the K best ways to divide tables by columns. Each step halves one shard
-  of each of them, tried for the N most costly and the N largest shards; L steps.
-* Inner loop: shards sorted by the cost that each has by itself, the most costly first, go to
-  the GPU whose cost is then least, among those with memory left and with columns left below a
-  limit: M limits, evenly from 1 to 1.5 times the mean columns of a GPU, are all tried. The
-  limit keeps communication balanced. (Where it leaves a shard no GPU, there is none.)
-
-GPUs of the paper have nothing but HBM. Here, a shard needs no more than its buffers there;
-what it costs on a GPU is its time plus the bound's price of the HBM that it would then fill,
-and the cost of a finished assignment is its step time with every GPU's HBM filled anew. Shards
-of one table go to different GPUs, as everywhere in our search space, which is also why only
-those halvings are made that it has.
+Neural Cost Models" (arXiv:2305.01868), algorithms 1 and 2, with our cost model instead of their
+neural ones. docs/strategies.md describes both loops and what differs from the paper.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from operator import attrgetter
+from typing import NamedTuple
 
 import numpy as np
 
 from cost_models.sharding_options import COLUMN_MULTIPLE
 from solvers.bounds.lagrangian import LagrangianBound
 from solvers.model.assignment import Assignment
-from solvers.model.clock import Clock
 from solvers.model.instance import Block, Instance, ShardingOption, TableShard
 from solvers.model.knapsack import BYTES, DRAM_BYTES, GPU_S, OF_GPU, Float, phases_at
 from solvers.strategies._base import Strategy
+from solvers.strategies._packing import Needs, pack
 from solvers.strategies._search import Search
 
 Options = tuple[tuple[int, ShardingOption], ...]
-"""The tables that are sharded, with their sharding options, in order."""
+"""The tables that are divided, with their sharding options, in order."""
 
+_WIDTH, _CANDIDATES, _STEPS = 3, 10, 10
+_COLUMN_LIMITS = np.append(np.linspace(1.0, 1.5, 11), np.inf)
+"""K, N, L and the grid of the paper's experiments; the last entry is for shards without a GPU."""
 
-@dataclass(frozen=True, slots=True)
-class BeamParams:
-    """Knobs of `Beam`; the defaults of the first four are those of the paper's experiments.
-
-    Attributes
-    ----------
-    width : int
-        K, the states (sharding options of all tables) that a step keeps.
-    candidates : int
-        N, the most costly and the largest shards that are halved.
-    steps : int
-        L, unless something finds no place.
-    column_limits : tuple of float
-        M limits of a GPU's columns, as shares of the mean.
-    finalists : int
-        Assignments whose HBM is filled exactly at the end, for the best of them.
-    """
-
-    width: int = 3
-    candidates: int = 10
-    steps: int = 10
-    column_limits: tuple[float, ...] = tuple(np.linspace(1.0, 1.5, 11).tolist())
-    finalists: int = 8
+_FINALISTS = 8
+"""States whose GPUs' HBM is filled exactly at the end; the fastest of them is the plan."""
 
 
 class Beam(Strategy):
@@ -71,240 +41,138 @@ class Beam(Strategy):
         "tables by rows too"
     )
 
-    def __init__(self, params: BeamParams = BeamParams()) -> None:
-        self.params = params
-
     def assignments(self, search: Search) -> Iterable[Assignment]:
         """Halve shards, assign, keep the best few."""
-        beam = _BeamSearch(search.instance, search.lagrangian, self.params)
-        beam.run(search.clock)
-        search.stats |= {"beam_steps": beam.steps, "assignments": beam.rated}
-        return beam.assignments()
+        greedy = _Greedy(search.instance, search.lagrangian)
+        beam, steps = [greedy.assign(())], 0
+        states: dict[Options, _State] = {(): beam[0]}
+        # A shard without a GPU needs further halving, whatever the number of steps.
+        while (steps < _STEPS or beam[0].unplaced_bytes) and not search.clock.spent:
+            search.clock.step()
+            steps += 1
+            fresh: dict[Options, _State] = {}
+            for options in [options for state in beam for options in greedy.halvings(state)]:
+                if options not in states and not (fresh and search.clock.left_s < 0):
+                    fresh[options] = states[options] = greedy.assign(options)
+            if not fresh:
+                break
+            beam = sorted(fresh.values(), key=_State.key)[:_WIDTH]
+        search.stats |= {"beam_steps": steps, "assignments": len(_COLUMN_LIMITS) * len(states)}
+        filled = []
+        for state in sorted(states.values(), key=_State.key)[:_FINALISTS]:
+            if not state.unplaced_bytes:
+                pairs = [(shard, gpu) for block, gpu in state.gpu_of.items() for shard in block]
+                filled.append(Assignment.of(search.instance, pairs))
+        return sorted(filter(None, filled), key=attrgetter("step_time_s"))
 
 
-@dataclass(frozen=True, slots=True)
-class _Item:
-    """What is placed as one: a shard, or tables that stay together.
+class _State(NamedTuple):
+    """Sharding options, the GPU of each block (−1: none has room), and the step time."""
 
-    Attributes
-    ----------
-    cost : float64, shape (GPUs,)
-        Time plus price times HBM bytes; infinite where it may not be.
-    priced : float64, shape (kinds of GPUs, 2 + phases, prices)
-        HBM bytes and GPU seconds, all and by phase.
-    least_bytes, dram_bytes, size_bytes, columns : float
-        HBM of the buffers alone; DRAM of the rows that are not worth HBM; all rows; columns.
-    """
-
-    block: Block
-    cost: Float
-    priced: Float
-    least_bytes: float
-    dram_bytes: float
-    size_bytes: float
-    columns: int
-
-    @classmethod
-    def of(cls, instance: Instance, block: Block, price: float) -> "_Item":
-        """Look at a block."""
-        values = np.array(
-            [sum(instance.priced_costs(p, gpu) for p in block) for gpu in instance.kinds]
-        )
-        here = values[..., instance.price_index(price)]
-        cost = (here[:, GPU_S] + price * here[:, BYTES])[np.array(instance.kind_of_gpu)]
-        return cls(
-            block,
-            np.where(instance.open_gpus(block), cost, np.inf),
-            values[:, OF_GPU],
-            float(values[0, BYTES, 0]),
-            float(here[0, DRAM_BYTES]),
-            float(values[0, BYTES, -1] + values[0, DRAM_BYTES, -1]),
-            sum(last - first for first, last in map(instance.columns, block)),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _Rated:
-    """An assignment with its approximate step time and the shards that found no GPU.
-
-    Ordered by bytes without a place, then time.
-    """
-
+    options: Options
+    gpu_of: dict[Block, int]
     unplaced_bytes: float
     step_time_s: float
-    options: Options
-    items: list[_Item]
-    gpus: list[int]
 
-    @property
     def key(self) -> tuple[float, float]:
         return self.unplaced_bytes, self.step_time_s
 
 
-class _BeamSearch:
-    """The beam, with the costs of all shards seen so far."""
+class _Costs(NamedTuple):
+    """All costs of a block by kind of GPU, what it needs of each GPU, and the bytes of its rows."""
 
-    def __init__(self, instance: Instance, bound: LagrangianBound, params: BeamParams) -> None:
-        self.instance, self.params, self.price = instance, params, bound.price_s_per_byte
-        self.items: dict[Block, _Item] = {}
-        self.finalists: list[_Rated] = []
-        self.steps = 0
-        self.rated = 0
+    values: Float
+    needs: Needs
+    size_bytes: float
+
+    @property
+    def least(self) -> float:
+        return float(self.needs.cost.min())
+
+
+class _Greedy:
+    """Assigns the shards of a state to GPUs, and divides them further."""
+
+    def __init__(self, instance: Instance, bound: LagrangianBound) -> None:
+        self.instance, self.price = instance, bound.price_s_per_byte
+        self._costs: dict[Block, _Costs] = {}
         whole = [_whole_option(instance, bound, table) for table in range(instance.tables)]
-        shards = [TableShard(table, option) for table, option in enumerate(whole)]
-        self.base = [self._item(block) for block in instance.blocks(shards)]
-        dims = sum(item.columns for item in self.base)
-        self.limits = np.append(params.column_limits, np.inf) * dims / instance.gpus
+        self.base = instance.blocks(TableShard(t, option) for t, option in enumerate(whole))
+        columns = sum(self.of(block).needs.room[0, 1] for block in self.base)
+        self.limits = (_COLUMN_LIMITS * columns / instance.gpus + 1e-6).tolist()
 
-    def run(self, clock: Clock) -> None:
-        """Search until the beam's steps are done, no shard can be halved, or the clock is spent."""
-        beam = [self._assign(())]
-        done: set[Options] = {()}
-        # As long as something finds no place, cutting goes on: it is not for speed.
-        while self.steps < self.params.steps or beam[0].unplaced_bytes:
-            if clock.spent:
-                return
-            clock.step()
-            self.steps += 1
-            wanted = dict.fromkeys(options for rated in beam for options in self._halvings(rated))
-            fresh = [options for options in wanted if options not in done]
-            done.update(fresh)
-            next_states: list[_Rated] = []
-            for options in fresh:
-                if next_states and clock.left_s < 0:
-                    break
-                next_states.append(self._assign(options))
-            if not next_states:
-                return
-            beam = sorted(next_states, key=lambda rated: rated.key)[: self.params.width]
+    def of(self, block: Block) -> _Costs:
+        """The costs of a block. What it adds to a load is its time plus the price of its HBM."""
+        if block not in self._costs:
+            instance = self.instance
+            own = [sum(instance.priced_costs(s, gpu) for s in block) for gpu in instance.kinds]
+            values = np.array(own)
+            here = values[instance.kind_of_gpu, :, instance.price_index(self.price)]
+            cost = here[:, GPU_S] + self.price * here[:, BYTES]
+            columns = sum(last - first for first, last in map(instance.columns, block))
+            room = np.full((instance.gpus, 2), (values[0, BYTES, 0], columns))
+            dram_bytes = np.full(instance.gpus, here[0, DRAM_BYTES])
+            size_bytes = float(values[0, [BYTES, DRAM_BYTES], -1].sum())
+            self._costs[block] = _Costs(values, Needs(cost, room, dram_bytes), size_bytes)
+        return self._costs[block]
 
-    def _item(self, block: Block) -> _Item:
-        if block not in self.items:
-            self.items[block] = _Item.of(self.instance, block, self.price)
-        return self.items[block]
-
-    def assignments(self) -> Iterable[Assignment]:
-        """The best assignments with their HBM filled exactly, fastest first."""
-        assignments = []
-        for rated in self.finalists:
-            pairs = [
-                (shard, gpu)
-                for item, gpu in zip(rated.items, rated.gpus, strict=True)
-                for shard in item.block
-            ]
-            assignment = Assignment.of(self.instance, pairs)
-            if assignment is not None:
-                assignments.append(assignment)
-        return sorted(assignments, key=lambda assignment: assignment.step_time_s)
-
-    def _halvings(self, rated: _Rated) -> Iterable[Options]:
-        """The options with one shard more halved: of the most costly and the largest shards."""
-        now, most = dict(rated.options), self.params.candidates
-        tried = sorted(rated.items, key=lambda item: -item.cost.min())[:most]
-        tried += sorted(rated.items, key=lambda item: -item.size_bytes)[:most]
-        tried += [i for i, gpu in zip(rated.items, rated.gpus, strict=True) if gpu < 0][:most]
-        for block in dict.fromkeys(item.block for item in tried):
-            if len(block) > 1:
-                continue  # Tables that stay together stay whole.
-            (shard,) = block
-            halved = _halved(self.instance, shard)
-            if halved is not None:
-                yield tuple(sorted({**now, shard.table: halved}.items()))
-
-    def _assign(self, options: Options) -> _Rated:
-        """The best assignment of a state over the limits."""
-        changed = dict(options)
-        items = [item for item in self.base if item.block[0].table not in changed]
+    def assign(self, options: Options) -> _State:
+        """The best assignment of a state over the column limits."""
+        divided = dict(options)
+        blocks = [block for block in self.base if block[0].table not in divided]
         for table, option in options:
-            items += [self._item((shard,)) for shard in self.instance.shards(table, option)]
-        items.sort(key=lambda item: -item.cost.min())
-        rated = [self._within(options, items, limit) for limit in self.limits.tolist()]
-        self.rated += len(rated)
-        within = min(rated[:-1], key=lambda one: one.key)
-        best = min(rated, key=lambda one: one.key) if within.unplaced_bytes else within
-        if not best.unplaced_bytes and np.isfinite(best.step_time_s):
-            several = sorted([*self.finalists, best], key=lambda one: one.key)
-            self.finalists = several[: self.params.finalists]
-        return best
+            blocks += [(shard,) for shard in self.instance.shards(table, option)]
+        blocks.sort(key=lambda block: -self.of(block).least)
+        states = [self._within(options, blocks, limit) for limit in self.limits]
+        best = min(states[:-1], key=_State.key)
+        return min(states, key=_State.key) if best.unplaced_bytes else best
 
-    def _within(self, options: Options, items: list[_Item], most_columns: float) -> _Rated:
-        """Put items on the GPUs where they cost least, each of at most so many columns."""
+    def _within(self, options: Options, blocks: list[Block], most_columns: float) -> _State:
+        """Put blocks on the GPUs where they cost least, each of at most so many columns."""
         instance, hbm = self.instance, self.instance.hbm_bytes
-        hosts = np.array(instance.host_of_gpu)
         # A GPU with more HBM is done sooner: what its HBM is worth counts as time it has already.
         load = self.price * (hbm.max() - hbm)
-        taken, columns, unworthy, size = np.zeros((4, instance.gpus))
-        cold = np.zeros(len(instance.dram_bytes))
+        room = np.stack((hbm, np.full_like(hbm, most_columns)), axis=1)
+        gpu_of = pack(instance, {block: self.of(block).needs for block in blocks}, load, room)
+        unplaced = sum(self.of(block).size_bytes + 1.0 for block in blocks if gpu_of[block] < 0)
         sums = np.zeros((1, instance.gpus, instance.rows_of_costs - 3, instance.prices.size))
-        held: dict[int, list[int]] = {}
-        gpus, unplaced = [], 0.0
-        for item in items:
-            # Cold rows of a GPU: those that are not worth HBM, or those for which it has none.
-            colder = np.maximum(unworthy + item.dram_bytes, size + item.size_bytes - hbm)
-            colder -= np.maximum(unworthy, size - hbm)
-            after = load + item.cost
-            after[taken + item.least_bytes > hbm] = np.inf
-            after[columns + item.columns > most_columns + 1e-6] = np.inf
-            after[cold[hosts] + colder > instance.dram_bytes[hosts]] = np.inf
-            after[held.get(item.block[0].table, [])] = np.inf
-            gpu = int(after.argmin())
-            if not np.isfinite(after[gpu]):
-                gpus.append(-1)
-                unplaced += item.size_bytes + 1.0
-                continue
-            gpus.append(gpu)
-            load[gpu] = after[gpu]
-            taken[gpu] += item.least_bytes
-            columns[gpu] += item.columns
-            cold[hosts[gpu]] += colder[gpu]
-            unworthy[gpu] += item.dram_bytes
-            size[gpu] += item.size_bytes
-            held.setdefault(item.block[0].table, []).append(gpu)
-            sums[0, gpu] += item.priced[instance.kind_of_gpu[gpu]]
-        time_s = instance.objective.step_time_s(phases_at(sums, hbm))
-        return _Rated(unplaced, float(time_s[0]), options, items, gpus)
+        for block, gpu in gpu_of.items():
+            if gpu >= 0:
+                sums[0, gpu] += self.of(block).values[instance.kind_of_gpu[gpu], OF_GPU]
+        (time_s,) = instance.objective.step_time_s(phases_at(sums, hbm))
+        return _State(options, gpu_of, unplaced, float(time_s))
+
+    def halvings(self, state: _State) -> Iterable[Options]:
+        """The options with one more shard halved: of the most costly and the largest shards."""
+        tried = sorted(state.gpu_of, key=lambda block: -self.of(block).least)[:_CANDIDATES]
+        tried += sorted(state.gpu_of, key=lambda block: -self.of(block).size_bytes)[:_CANDIDATES]
+        tried += [block for block, gpu in state.gpu_of.items() if gpu < 0][:_CANDIDATES]
+        for shard, *others in dict.fromkeys(tried):
+            halved = None if others else self._halved(shard)  # Tables kept together stay whole.
+            if halved is not None:
+                yield tuple(sorted({**dict(state.options), shard.table: halved}.items()))
+
+    def _halved(self, shard: TableShard) -> ShardingOption | None:
+        """The table's option with that shard halved, else the one with the fewest more shards."""
+        first, last = self.instance.columns(shard)
+        now = [*(shard.option.column_widths or (last - first,))]
+        half = -(-(last - first) // (2 * COLUMN_MULTIPLE)) * COLUMN_MULTIPLE
+        at = now.index(last - first)
+        halved = sorted([*now[:at], half, last - first - half, *now[at + 1 :]], reverse=True)
+
+        def key(option: ShardingOption) -> tuple[object, ...]:
+            widths = option.column_widths
+            return [*widths] != halved, len(widths), option.cold != shard.option.cold, option
+
+        options = self.instance.options_of(shard.table)
+        sliced = [o for o in options if o.row_slices == 1 and not o.replicated_rows]
+        return min((o for o in sliced if len(o.column_widths) > len(now)), key=key, default=None)
 
 
 def _whole_option(instance: Instance, bound: LagrangianBound, table: int) -> ShardingOption:
     """The whole table, its cold rows read in the way that is cheapest at the bound's price."""
-    whole = [
-        work
-        for work in bound.cheapest[table]
-        if work.option.shard_count == 1
-        and not work.option.replicated_rows
-        and np.isfinite(work.longest_s)
-    ]
-    if not whole:  # It is larger than any GPU: a later step divides it.
-        return next(
-            c for c in instance.options_of(table) if c.shard_count == 1 and not c.replicated_rows
-        )
-    return min(whole, key=lambda work: (work.priced_s, work.option)).option
-
-
-def _halved(instance: Instance, shard: TableShard) -> ShardingOption | None:
-    """The table's sharding option with that shard halved; None if the search space has none.
-
-    Where the space has so many column slices only if they are even, all column slices as wide as
-    that one are halved; where it has no halves at all, the next finer column slices stand for them.
-    """
-    first, last = instance.columns(shard)
-    width = last - first
-    column_widths = shard.option.column_widths or (width,)
-    sliced = [
-        c
-        for c in instance.options_of(shard.table)
-        if c.column_widths and c.row_slices == 1 and not c.replicated_rows
-    ]
-    sliced.sort(key=lambda option: (option.cold != shard.option.cold, option))
-    option_of_widths = {option.column_widths: option for option in reversed(sliced)}
-    for half in (width // 2, -(-width // (2 * COLUMN_MULTIPLE)) * COLUMN_MULTIPLE):
-        halves = (half, width - half)
-        rest = list(column_widths)
-        rest.remove(width)
-        every = [part for w in column_widths for part in (halves if w == width else (w,))]
-        for wanted in ([*rest, *halves], every):
-            key = tuple(sorted(wanted, reverse=True))
-            if min(halves) > 0 and key in option_of_widths:
-                return option_of_widths[key]
-    finer = [option for option in sliced if len(option.column_widths) > len(column_widths)]
-    return min(finer, key=lambda option: len(option.column_widths), default=None)
+    costs = {own.option: own.priced_s for own in bound.cheapest[table] if own.longest_s < np.inf}
+    options = instance.options_of(table)
+    whole = [o for o in options if o.shard_count == 1 and not o.replicated_rows]
+    # Where no GPU has room for it, a later step divides it.
+    return min(whole, key=lambda option: (costs.get(option, np.inf), option))

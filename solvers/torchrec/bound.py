@@ -57,6 +57,14 @@ class Pool:
             costs if np.isinf(longest_s) else np.where(self.longest_s <= longest_s, costs, np.inf)
         )
 
+    def costs_of(
+        self, tables: Sequence[Sequence[Group]], prices: Float, longest_s: float = np.inf
+    ) -> list[list[Float]]:
+        """The same for each candidate of each group of each table."""
+        ends = np.cumsum([len(group.sources) for groups in tables for group in groups])
+        every = iter(np.split(self.priced(prices, longest_s), ends))
+        return [[next(every) for _ in groups] for groups in tables]
+
     def used(self, costs: Float) -> Float:
         """Bytes of the cheapest candidate of each table, shape (tiers,)."""
         return np.asarray(self.tier_bytes[self.cheapest(costs)].sum(axis=0))
@@ -101,8 +109,8 @@ def prices_of(pool: Pool, share: float = 1.0, longest_s: float = np.inf) -> Floa
     return prices
 
 
-def lower_limit_s(pool: Pool) -> tuple[float, Float]:
-    """A limit that no plan is below, and the prices that prove it.
+def lower_limit_s(pool: Pool) -> float:
+    """A limit that no plan is below.
 
     The memory of all ranks is taken as one, and their work as shared evenly. A plan of time T has
     no shard longer than T, so the limit is where T is the bound of plans without longer shards.
@@ -120,4 +128,4 @@ def lower_limit_s(pool: Pool) -> tuple[float, Float]:
             low = middle
         else:
             high = middle
-    return low, prices_of(pool, 1.0, high)
+    return low

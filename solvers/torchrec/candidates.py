@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from torchrec.distributed.planner.constants import UVM_CACHING_RATIO
 from torchrec.distributed.planner.types import PartitionByType
 from torchrec.distributed.planner.types import Shard as TorchRecShard
 from torchrec.distributed.planner.types import ShardingOption as TorchRecOption
@@ -21,6 +22,8 @@ from cost_models.torchrec.estimates import Many
 
 Float = npt.NDArray[np.float64]
 Int = npt.NDArray[np.int64]
+Candidates = tuple[Float, Float, list[tuple[TorchRecOption, float | None]]]
+"""Times, bytes and sources of some candidates."""
 
 LOAD_FACTORS = np.unique(
     np.round(np.concatenate((np.geomspace(0.002, 0.1, 10), np.linspace(0.1, 0.99, 20))), 4)
@@ -100,25 +103,32 @@ def candidates_of(
     memory : float64, shape (ranks, tiers)
         Bytes of each rank.
     """
-    tables: dict[str, list[TorchRecOption]] = {}
+    tables: dict[str, list[TorchRecOption]] = {option.fqn: [] for option in options}
     for option in options:
-        tables.setdefault(option.fqn, []).append(option)
+        tables[option.fqn].append(option)
     distinct = [one for own in tables.values() for one in _without_doubles(own, local_ranks)]
-    factors = _estimated_factors([o for o in distinct if has_free_load_factor(o)], estimate)
-    found: dict[str, list[Group]] = {name: [] for name in tables}
-    shapes: dict[tuple[Any, ...], list[Group]] = defaultdict(list)
+    estimated = _with_factors([o for o in distinct if has_free_load_factor(o)], estimate)
+    shapes: dict[tuple[Any, ...], list[Candidates]] = defaultdict(list)
     for option in distinct:
         placed = _units_of(option, ranks, local_ranks)
-        if placed is None:
-            continue
-        estimated = factors.get(id(option))
-        group = _group(option, estimated, *placed)
-        shapes[option.fqn, *placed].append(group)
-    for (name, *_), groups in shapes.items():
-        joined = _joined(groups)
-        kept = _fitting(joined, memory) & _undominated(joined)
-        if kept.any():
-            found[name].append(joined.only(kept))
+        if placed is not None:
+            shapes[option.fqn, *placed].append(_candidates(option, estimated.get(id(option))))
+    found: dict[str, list[Group]] = {name: [] for name in tables}
+    for (name, span, units, same_host, distinct_ranks), several in shapes.items():
+        seconds, tier_bytes = (
+            np.concatenate(own) for own in zip(*(own[:2] for own in several), strict=True)
+        )
+        group = Group(
+            span,
+            same_host,
+            distinct_ranks,
+            seconds.reshape(-1, units, span),
+            tier_bytes.reshape(-1, units, span, len(TIERS)),
+            [source for *_, sources in several for source in sources],
+        )
+        fitting = group.only(_fitting(group, memory))
+        if fitting.sources:
+            found[name].append(fitting.only(_undominated(fitting)))
     return found
 
 
@@ -166,17 +176,16 @@ def _without_doubles(options: Iterable[TorchRecOption], local_ranks: int) -> lis
     return kept
 
 
-def _estimated_factors(
+def _with_factors(
     options: list[TorchRecOption], estimate: Callable[[list[TorchRecOption]], None]
-) -> dict[int, list[tuple[float, TorchRecOption]] | TorchRecOption]:
+) -> dict[int, TorchRecOption]:
     """Options with many load factors, by the `id` of those without.
 
-    TorchRec's own estimators answer for all factors at once. Others are asked one by one.
+    TorchRec's own estimators answer for all factors at once. A user's estimator that cannot is
+    asked for the one that TorchRec takes.
     """
-    if not options:
-        return {}
     many = [_of_shards_of_each_size(option) for option in options]
-    # One of each sharding type is asked in the usual way too.
+    # One option of each sharding type is asked for one factor too.
     first = {option.sharding_type: at for at, option in reversed([*enumerate(options)])}
     single = {at: with_load_factor(options[at], float(LOAD_FACTORS[-1])) for at in first.values()}
     try:
@@ -185,20 +194,14 @@ def _estimated_factors(
         agrees = all(
             np.allclose(own[-1:], theirs)
             for at, one in single.items()
-            for own, theirs in zip(
-                _arrays(many[at], LOAD_FACTORS.size, one), _arrays(one, 1), strict=True
-            )
+            for own, theirs in zip(_arrays(one, many[at]), _arrays(one, one), strict=True)
         )
     except Exception:  # Whatever the user's own estimator makes of arrays.
         agrees = False
-    if agrees:
-        return dict(zip(map(id, options), many, strict=True))
-    answers: dict[int, list[tuple[float, TorchRecOption]] | TorchRecOption] = {}
-    for option in options:
-        ones = [(float(f), with_load_factor(option, float(f))) for f in LOAD_FACTORS[::3]]
-        estimate([one for _, one in ones])
-        answers[id(option)] = ones
-    return answers
+    if not agrees:
+        many = [with_load_factor(option, UVM_CACHING_RATIO) for option in options]
+        estimate(many)
+    return dict(zip(map(id, options), many, strict=True))
 
 
 def _of_shards_of_each_size(option: TorchRecOption) -> TorchRecOption:
@@ -227,65 +230,32 @@ def _units_of(
     return 1, shards, by == PartitionByType.HOST.value, distinct
 
 
-def _group(
-    option: TorchRecOption,
-    estimated: Any,
-    span: int,
-    units: int,
-    same_host: bool,
-    distinct: bool,
-) -> Group:
-    """The candidates of one option."""
-    if estimated is None:
-        sources: list[tuple[TorchRecOption, float | None]] = [(option, None)]
-        seconds, tier_bytes = _arrays(option, 1)
-    elif isinstance(estimated, list):
-        sources = [(option, factor) for factor, _ in estimated]
-        arrays = [_arrays(one, 1) for _, one in estimated]
-        seconds = np.concatenate([own for own, _ in arrays])
-        tier_bytes = np.concatenate([own for _, own in arrays])
-    else:
-        sources = [(option, float(factor)) for factor in LOAD_FACTORS]
-        seconds, tier_bytes = _arrays(estimated, LOAD_FACTORS.size, option)
-    count = len(sources)
-    return Group(
-        span,
-        same_host,
-        distinct,
-        seconds.reshape(count, units, span),
-        tier_bytes.reshape(count, units, span, len(TIERS)),
-        sources,
-    )
+def _candidates(option: TorchRecOption, estimated: TorchRecOption | None) -> Candidates:
+    """The candidates of an option: one, or one for each load factor that was estimated."""
+    seconds, tier_bytes = _arrays(option, estimated or option)
+    factors: list[float | None] = [None]
+    if estimated is not None:
+        factors = np.atleast_1d(np.asarray(estimated.cache_params.load_factor)).tolist()
+    return seconds, tier_bytes, [(option, factor) for factor in factors]
 
 
-def _arrays(
-    estimated: TorchRecOption, count: int, option: TorchRecOption | None = None
-) -> tuple[Float, Float]:
-    """Times, shape (count, shards), and bytes, (count, shards, tiers), of an option's shards.
+def _arrays(option: TorchRecOption, estimated: TorchRecOption) -> tuple[Float, Float]:
+    """Times, shape (factors, shards), and bytes, (factors, shards, tiers), of an option's shards.
 
     They are those of the shards of `estimated` of the same size.
     """
-    shards = (option or estimated).shards
-    seconds = np.empty((count, len(shards)))
-    tier_bytes = np.empty((count, len(shards), len(TIERS)))
-    by_size = {tuple(shard.size): shard for shard in estimated.shards}
-    for number, shard in enumerate(shards):
-        own = by_size[tuple(shard.size)] if option is not None else shard
-        seconds[:, number] = own.perf.total
+    alike = estimated.shards
+    if estimated is not option:
+        by_size = {tuple(shard.size): shard for shard in estimated.shards}
+        alike = [by_size[tuple(shard.size)] for shard in option.shards]
+    count = np.size(estimated.cache_params.load_factor) if estimated.cache_params else 1
+    seconds = np.empty((count, len(alike)))
+    tier_bytes = np.empty((count, len(alike), len(TIERS)))
+    for number, shard in enumerate(alike):
+        seconds[:, number] = shard.perf.total
         for tier, name in enumerate(TIERS):
-            tier_bytes[:, number, tier] = getattr(own.storage, name)
+            tier_bytes[:, number, tier] = getattr(shard.storage, name)
     return seconds, tier_bytes
-
-
-def _joined(groups: list[Group]) -> Group:
-    if len(groups) == 1:
-        return groups[0]
-    return replace(
-        groups[0],
-        seconds=np.concatenate([group.seconds for group in groups]),
-        tier_bytes=np.concatenate([group.tier_bytes for group in groups]),
-        sources=[source for group in groups for source in group.sources],
-    )
 
 
 def _fitting(group: Group, memory: Float) -> npt.NDArray[np.bool_]:

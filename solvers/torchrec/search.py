@@ -4,25 +4,38 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from solvers.torchrec.bound import Pool, lower_limit_s, prices_of
 from solvers.torchrec.candidates import Float, Group
-from solvers.torchrec.descent import bundle_places, descend
-from solvers.torchrec.placement import Place, Space, State, place_of
+from solvers.torchrec.placement import Space, State
+
+_SHARES = (1.0, 0.98, 0.94, 0.85, 0.6, 0.3)
+"""Of the memory, at whose prices the starting plans are made."""
 
 _GOOD_START = 5
 """No other start is made from a plan whose gap is within so many times the one asked for."""
 
-_ROUNDS_OF_TABLES = 4000
-"""Rounds of patience, divided by tables."""
+_PRICES = (0.0, 0.3, 1.0, 3.0)
+"""Of memory in a round, in the bound's prices: at 0 the first tables take all that is fast."""
 
-_ROUNDS_APART = 10
+_SLACK = 0.1
+"""Rounds go on from plans that are up to so much slower than the best one."""
+
+_TRIED = 4
+"""Tables of a rank, those with the most time there, that are placed in another way."""
+
+_GAIN = 1e-9
+"""Relative gain below which a move is none."""
+
+_ROUNDS_APART = 30
 """After so many rounds the search goes on from the best plan."""
 
-_MOST_ROUNDS = 200
-"""The most that this adds."""
+_PATIENCE, _PATIENCE_OF_TABLES, _LEAST_GAIN = 100, 10_000, 5e-4
+"""Rounds (and so many, divided by tables) that must gain that share of the time, or the search
+ends: few tables take little time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,21 +50,12 @@ class Effort:
     seed : int
     max_steps : int or None
         Rounds of taking tables away and placing them anew.
-    shares : tuple of float
-        Of the memory, for which the starting plans are made.
-    least_gain : float
-        Relative gain that `patience` rounds must have, or the search ends.
-    patience : int
-        Such rounds: so many, and more where tables are few.
     """
 
     time_limit_s: float = 20.0
     gap: float = 1e-3
     seed: int = 0
     max_steps: int | None = None
-    shares: tuple[float, ...] = (1.0, 0.98, 0.94, 0.85, 0.6, 0.3)
-    least_gain: float = 5e-4
-    patience: int = 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,7 +74,6 @@ def search(
     memory: Float,
     local_ranks: int,
     effort: Effort,
-    starts: Sequence[dict[int, Place]] = (),
 ) -> Found:
     """Place all tables so that the slowest rank is fast.
 
@@ -81,8 +84,6 @@ def search(
     bundles : sequence of tuple of int
         All tables, those together that must be on one host.
     memory : float64, shape (ranks, tiers)
-    starts : sequence of dict
-        Places of all tables, of plans that are known.
     """
     began = time.perf_counter()
 
@@ -94,158 +95,166 @@ def search(
     tables = [[replace(g, tier_bytes=g.tier_bytes[..., tiers]) for g in own] for own in tables]
     memory = memory[:, tiers]
     pool = Pool.of(tables, memory)
-    limit_s, _ = lower_limit_s(pool)
+    limit_s = lower_limit_s(pool)
     space = Space(tables, list(bundles), memory, local_ranks, max(limit_s, 1e-12))
     best: State | None = None
-    for state in _started(space, pool, limit_s, effort, starts, over):
-        descend(state, over)
-        state.recount()
+    for state in _started(space, pool, over):
+        _descend(state, over, 3)
+        state = State(space, state.places)  # Without the rounding of many changes.
         if state.fits and (best is None or state.step_s < best.step_s):
             best = state
         if over() or (best is not None and best.step_s <= limit_s * (1 + _GOOD_START * effort.gap)):
             break
     if best is None:
         return Found(None, limit_s, 0, "time" if over() else "")
-    return _improve(best, limit_s, effort, over)
+    return _improve(best, pool, effort, over)
 
 
-def _started(
-    space: Space,
-    pool: Pool,
-    limit_s: float,
-    effort: Effort,
-    starts: Sequence[dict[int, Place]],
-    over: Callable[[], bool],
-) -> Iterator[State]:
-    """States to start from: known plans, and plans made at prices of memory."""
-    for places in starts:
-        known = State(space)
-        for table, place in places.items():
-            known.put(table, place)
-        if known.fits:
-            yield known
-    for share in effort.shares:
+def _started(space: Space, pool: Pool, over: Callable[[], bool]) -> Iterator[State]:
+    """States to start from, made at prices of memory."""
+    for share in _SHARES:
         for longer in (1.0, 1.1, math.inf):
             if over():
                 return
-            longest_s = limit_s * longer
-            state = constructed(space, pool, prices_of(pool, share, longest_s), longest_s)
+            longest_s = space.limit_s * longer
+            state = _constructed(space, pool, prices_of(pool, share, longest_s), longest_s)
             if state is not None:
                 yield state
                 break
 
 
-def constructed(space: Space, pool: Pool, prices: Float, longest_s: float) -> State | None:
+def _constructed(space: Space, pool: Pool, prices: Float, longest_s: float) -> State | None:
     """Tables placed one by one, each by its cheapest candidate that fits; None if one has none.
 
     Tables on all ranks come first, then those of hosts, then the rest, the longest first.
     """
-    costs = pool.priced(prices, longest_s)
-    cheapest = (pool.cheapest(costs) - pool.starts).tolist()
-    chosen = [_in_groups(own, number) for own, number in zip(space.tables, cheapest, strict=True)]
-    counts = [len(group.sources) for groups in space.tables for group in groups]
-    every = iter(np.split(costs, np.cumsum(counts)))
-    penalty = [[next(every) for _ in groups] for groups in space.tables]
+    costs_of = pool.costs_of(space.tables, prices, longest_s)
     memory = np.maximum(1.0, space.memory.mean(axis=0))
 
     def order(bundle: tuple[int, ...]) -> tuple[int, float]:
         span, size = 0, 0.0
         for table in bundle:
-            number, candidate = chosen[table]
-            group = space.tables[table][number]
+            number = int(np.argmin([own.min() for own in costs_of[table]]))
+            group, candidate = space.tables[table][number], costs_of[table][number].argmin()
             span = max(span, group.span)
             size += float(group.seconds[candidate].max()) / space.limit_s
             size += float((group.tier_bytes[candidate] / memory).max())
         return -span, -size
 
     state = State(space)
-    for bundle in sorted(space.bundles, key=order):
-        if len(bundle) > 1:
-            together = bundle_places(state, bundle, {t: penalty[t] for t in bundle})
-            if together is None:
-                return None
-            for table, own in together[1].items():
-                state.put(table, own)
-            continue
-        (table,) = bundle
-        place = place_of(space, table, *chosen[table], state.loads)
-        if place is None:
-            best = state.best_place(table, penalty=penalty[table]) or state.best_place(table)
-            if best is None:
-                return None
-            place = best[1]
-        state.put(table, place)
-    return state
+    placed = (
+        state.place(bundle, costs_of) or state.place(bundle)
+        for bundle in sorted(space.bundles, key=order)
+    )
+    return state if all(placed) else None
 
 
-def _in_groups(groups: Sequence[Group], number: int) -> tuple[int, int]:
-    """The group, and the number there, of a candidate of a table."""
-    for at, group in enumerate(groups):
-        if number < len(group.sources):
-            return at, number
-        number -= len(group.sources)
-    raise IndexError(number)
-
-
-def _improve(best: State, limit_s: float, effort: Effort, over: Callable[[], bool]) -> Found:
+def _improve(best: State, pool: Pool, effort: Effort, over: Callable[[], bool]) -> Found:
     """Take a few tables away, place them anew and descend, as long as that gains."""
-    draw = np.random.default_rng(effort.seed)
-    patience = effort.patience + min(_MOST_ROUNDS, _ROUNDS_OF_TABLES // len(best.space.tables))
+    draw, limit_s, tables = (
+        np.random.default_rng(effort.seed),
+        best.space.limit_s,
+        best.space.tables,
+    )
+    patience = _PATIENCE + _PATIENCE_OF_TABLES // max(10, len(tables))
+    prices = [scale * prices_of(pool, 1.0, limit_s) for scale in _PRICES]
+    # Either the ranks' times decide, or the sum of all work alone.
+    ways: list[dict[str, Any]] = [{"prices": own} for own in prices]
+    ways += [{"costs": pool.costs_of(tables, own)} for own in prices]
     current, idle, steps, mark_s = best.copy(), 0, 0, best.step_s
     while True:
-        if best.step_s <= limit_s * (1 + effort.gap):
-            return Found(best, limit_s, steps, "gap")
-        if effort.max_steps is not None and steps >= effort.max_steps:
-            return Found(best, limit_s, steps, "steps")
-        if over():
-            return Found(best, limit_s, steps, "time")
-        if idle >= patience:
-            return Found(best, limit_s, steps, "")
+        ended = {
+            "gap": best.step_s <= limit_s * (1 + effort.gap),
+            "steps": effort.max_steps is not None and steps >= effort.max_steps,
+            "time": over(),
+            "": idle >= patience,
+        }
+        for reason, has_ended in ended.items():
+            if has_ended:
+                return Found(best, limit_s, steps, reason)
         steps, idle = steps + 1, idle + 1
-        trial = _kicked(current, draw)
-        if trial is None:
+        trial = current.copy()
+        if not _kick(trial, draw, ways[int(draw.integers(len(ways)))]):
             continue
-        descend(trial, over, patience=1)
-        if trial.norm <= current.norm:
+        _descend(trial, over, 1)
+        if trial.norm <= current.norm or trial.step_s <= best.step_s * (1 + _SLACK * draw.random()):
             current = trial
         if trial.step_s < best.step_s:
-            trial.recount()
-            if trial.fits:
-                best = trial.copy()
-        if best.step_s < mark_s * (1 - effort.least_gain):
+            exact = State(best.space, trial.places)
+            best = exact if exact.fits else best
+        if best.step_s < mark_s * (1 - _LEAST_GAIN):
             mark_s, idle = best.step_s, 0
         if steps % _ROUNDS_APART == 0:
             current = best.copy()
 
 
-def _kicked(state: State, draw: np.random.Generator) -> State | None:
-    """A copy with a few tables of the slowest rank and of others placed anew, at random."""
-    trial = state.copy()
+def _kick(state: State, draw: np.random.Generator, way: dict[str, Any]) -> bool:
+    """Place a few tables of the slowest rank and of others anew, in any order; whether they fit."""
     bundles = state.space.bundles
-    bundle_of = {table: bundle for bundle in bundles for table in bundle}
-    slowest = int(trial.loads.seconds.argmax())
-    near = trial.on_rank(slowest)
-    picked = {bundle_of[near[int(draw.integers(len(near)))]]} if near else set()
+    near = [*state.seconds_on(int(state.seconds.argmax()))]
+    table = near[int(draw.integers(len(near)))]
+    picked = {state.space.bundle_of[table]}
     for _ in range(int(draw.integers(1, 4))):
         picked.add(bundles[int(draw.integers(len(bundles)))])
-    for bundle in picked:
-        for table in bundle:
-            trial.take(table)
     order = sorted(picked)
-    draw.shuffle(order)
     for bundle in order:
-        if len(bundle) > 1:
-            together = bundle_places(trial, bundle)
-            if together is None:
-                return None
-            for table, place in together[1].items():
-                trial.put(table, place)
-            continue
-        best = trial.best_place(bundle[0])
-        if best is None:
-            return None
-        trial.put(bundle[0], best[1])
-    return trial
+        for table in bundle:
+            state.take(table)
+    draw.shuffle(order)
+    return all(state.place(bundle, **way) for bundle in order)
 
 
-__all__ = ["Effort", "Found", "search"]
+def _descend(state: State, over: Callable[[], bool], patience: int) -> None:
+    """Relieve the slowest ranks, so many of them, until that gains nothing or time is over."""
+    while not over():
+        slowest = np.argsort(-state.seconds, kind="stable")[:patience].tolist()
+        if not any(_exchange(state, rank) or _place_anew(state, rank) for rank in slowest):
+            return
+
+
+def _place_anew(state: State, rank: int) -> bool:
+    """Place a table of a rank, with those that must be with it, in a better way."""
+    enough, share = state.norm * (1 - _GAIN), state.seconds_on(rank)
+    bundle_of = state.space.bundle_of
+    for table in sorted(share, key=lambda table: -share[table])[:_TRIED]:
+        trial = state.copy()
+        for own in bundle_of[table]:
+            trial.take(own)
+        if trial.place(bundle_of[table]) and trial.norm < enough:
+            state.become(trial)
+            return True
+    return False
+
+
+def _exchange(state: State, rank: int) -> bool:
+    """Move a shard of a rank to another rank, or let it change places with one from there."""
+    loose = [
+        (table, unit, slot, group.seconds[candidate, unit, 0], group.tier_bytes[candidate, unit, 0])
+        for table, (number, candidate, slots) in state.places.items()
+        if (group := state.space.tables[table][number]).is_loose
+        and state.space.bundle_of[table] == (table,)
+        for unit, slot in enumerate(slots)
+    ]
+    mine, others = ([own for own in loose if (own[2] == rank) == here] for here in (True, False))
+    # Nothing comes back from an empty place on another rank.
+    ranks, nothing = len(state.seconds), np.zeros(state.free.shape[1])
+    others += [(-1, 0, other, 0.0, nothing) for other in range(ranks) if other != rank]
+    if not mine or not others:
+        return False
+    norm, load, free = state.space.norm, state.seconds, state.free
+    homes = np.array([own[2] for own in others])
+    more_s = np.array([own[3] for own in others]) - np.array([own[3] for own in mine])[:, None]
+    more = np.array([own[4] for own in others]) - np.array([own[4] for own in mine])[:, None]
+    norms = norm((load[rank] + more_s)[..., None]) + norm((load[homes] - more_s)[..., None])
+    alone = norm(load[:, None])
+    gains = alone[rank] + alone[homes] - norms
+    gains[(more > free[rank]).any(axis=2) | (-more > free[homes]).any(axis=2)] = 0.0
+    row, column = np.unravel_index(int(gains.argmax()), gains.shape)
+    if not gains[row, column] > _GAIN * state.norm:
+        return False
+    for (table, unit, *_), to_rank in ((mine[row], homes[column]), (others[column], rank)):
+        if table >= 0:
+            slots = [*state.places[table].slots]
+            slots[unit] = int(to_rank)
+            state.put(table, state.take(table)._replace(slots=tuple(slots)))
+    return True

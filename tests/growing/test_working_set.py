@@ -1,5 +1,6 @@
 """The working set of a log beside counts by hand, and beside maps that really serve it."""
 
+import json
 from collections import OrderedDict
 from itertools import chain
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from cli_cases import Workbench, invoke
 
 from placer.data import open_log
 from placer.data.encoded import EncodedLog
@@ -78,6 +80,29 @@ def test_small_steps_have_the_hit_rate_of_a_plain_lru_cache() -> None:
                 cache.popitem(last=False)
     # Rows of the last step stay where a plain cache may let them go.
     assert rate.hit_rate == pytest.approx(hits / lookups, abs=0.01)
+
+
+def test_the_command_shows_what_the_function_finds(workbench: Workbench) -> None:
+    answer = invoke("profile", workbench.log, "--window", "100", "--format", "json")
+    assert answer.exit_code == 0, answer.output
+    shown = json.loads(answer.stdout)["ids_in_use"]
+    found = working_sets(open_log(workbench.log), 100)
+    assert [row["table"] for row in shown] == list(found)
+    for row in shown:
+        table = found[row["table"]]
+        assert row["ids"] == table.distinct
+        assert row["ids_of_window"] == pytest.approx(np.mean(table.distinct_of_windows))
+        assert row["new_share"] == pytest.approx(np.mean(table.unknown_of_windows[1:]))
+        rates = [rate.hit_rate for rate in table.hit_rates]
+        names = [f"{how}_hit_rate_{share}%" for how in ("lfu", "lru") for share in (1, 3, 10, 30)]
+        assert [row[name] for name in names] == rates
+    table = invoke("profile", workbench.log, "--window", "100")
+    assert "Ids in use" in table.stdout
+    counts = invoke(
+        "profile", workbench.log, "--log-format", "counts", "--samples", "9", "--window", "9"
+    )
+    assert counts.exit_code == 2
+    assert "--window" in counts.output
 
 
 def test_a_window_without_samples_is_refused() -> None:

@@ -51,7 +51,7 @@ def _exchange(kind: str) -> tuple[type, str, str | None]:
     return Communicator, "exchange", kind
 
 
-PHASES: dict[str, tuple[type, str, str | None]] = {
+PHASES: dict[str, tuple[Any, str, str | None]] = {
     "ids": _exchange("ids"),
     "lookup": (Served, "look_up", None),
     "pooled rows": _exchange("outputs"),
@@ -59,7 +59,7 @@ PHASES: dict[str, tuple[type, str, str | None]] = {
     "update": (Served, "update", None),
     "writing": (HashedFile, "write", None),
     "rows of a checkpoint": (DistributedIdOrder, "fetch", None),
-    "agreeing on files": (Communicator, "gather", None),
+    "agreeing on files": (dist, "all_gather_object", None),
     "publishing": (HiddenFolder, "publish", None),
     "published": (HiddenFolder, "publish", None),
 }
@@ -141,11 +141,8 @@ def rank_trains(rank: int, folder: Path, phase: str, fault: str) -> int:
         def counted(*arguments: Any, **options: Any) -> Any:
             nonlocal saves
             saves += 1
-            if phase != "agreeing on files":
-                struck.arm_checkpoint(saves)
-            result = write(*arguments, **options)
             struck.arm_checkpoint(saves)
-            return result
+            return write(*arguments, **options)
 
         checkpoint.write_folder = counted
         progress = lambda now: struck.arm(now.step)  # noqa: E731

@@ -88,7 +88,10 @@ def apply_plan(
     """
     # 1. Check the plan, and match its tables with the model's modules. Nothing changes yet.
     _check_is_plain(model)
-    plan = plan if optimizer is None else _with_optimizer(plan, optimizer)
+    if optimizer is not None:
+        if optimizer not in OPTIMIZERS:
+            raise PlanMismatchError(f"optimizer {optimizer!r} is none of {OPTIMIZERS}")
+        plan = replace(plan, tables=tuple(replace(t, optimizer=optimizer) for t in plan.tables))
     check_plan(plan)
     matched = match_tables(model, plan.tables, names or {}, strict)
     # 2. Move each table's weight to the memories that the plan names.
@@ -97,7 +100,12 @@ def apply_plan(
     said |= {"backend": backend, "cache_policy": cache_policy, "rounding": rounding}
     placed = _place(model, plan, matched, said)
     # 3. Replace the modules by stand-ins, which look rows up in the placed tables.
-    _swap(model, _stand_ins(matched, placed))
+    stand_ins: dict[int, nn.Module] = {
+        id(module): stand_in(module, placed[name])
+        for name, partner in matched.items()
+        for module in partner.modules
+    }
+    _swap(model, stand_ins)
     # 4. Leave only the dense parameters to the optimizers.
     _take_out_of(optimizers, matched)
     _warn_without_dense_parameters(model)
@@ -168,13 +176,6 @@ def _check_is_plain(model: nn.Module) -> None:
             f"the model is wrapped in {wrapped[0]}, which holds its parameters; apply the plan "
             "before that"
         )
-
-
-def _with_optimizer(plan: Plan, optimizer: OptimizerName) -> Plan:
-    """The plan, all tables of which are trained by one optimizer."""
-    if optimizer not in OPTIMIZERS:
-        raise PlanMismatchError(f"optimizer {optimizer!r} is none of {OPTIMIZERS}")
-    return replace(plan, tables=tuple(replace(table, optimizer=optimizer) for table in plan.tables))
 
 
 def _place(
@@ -257,16 +258,6 @@ def _refill(weight: Tensor, table: PlacedTable) -> None:
         table.guard.remove()
     weight.grad = None
     weight.data = table.weight().to(table.device)
-
-
-def _stand_ins(
-    matched: Mapping[str, ModelTable], placed: Mapping[str, PlacedTable]
-) -> dict[int, nn.Module]:
-    return {
-        id(module): stand_in(module, placed[name])
-        for name, partner in matched.items()
-        for module in partner.modules
-    }
 
 
 def _swap(model: nn.Module, replacements: Mapping[int, nn.Module]) -> None:

@@ -230,7 +230,10 @@ class SharedTables:
             size, weighted = call.batch.batch_size, call.batch.weights is not None
             number = self._numbers[call.table.name]
             own += [number, call.trains, *constants, call.table.updates, size, weighted]
-        said = [_in_rows(theirs, _SAID) for theirs in self.whole.said(own)]
+        said = [
+            [theirs[start : start + _SAID] for start in range(0, len(theirs), _SAID)]
+            for theirs in self.whole.said(own)
+        ]
         times = Counter(call.table.name for call in calls)
         groups: dict[tuple[object, ...], list[Call]] = defaultdict(list)
         seen: Counter[str] = Counter()
@@ -333,10 +336,6 @@ def _apply(step: Step, made: Sequence[tuple[Tensor, Tensor | None]]) -> None:
     torch.autograd.backward([out for out, _ in made], [gradient for _, gradient in made])
     for call in step.calls:
         call.let_go()
-
-
-def _in_rows(values: Sequence[int], width: int) -> list[Sequence[int]]:
-    return [values[start : start + width] for start in range(0, len(values), width)]
 
 
 def refuse_unshared(name: str, world: int) -> None:

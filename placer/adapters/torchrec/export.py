@@ -1,6 +1,6 @@
 """From a plan to TorchRec's `ShardingPlan`, checked against the model before it is made."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from placer.adapters.torchrec.parts import Part, Staged, parts_of
@@ -106,26 +106,13 @@ def document(
     verify(plan)
     tables: dict[str, Any] = {}
     remapped: dict[str, Any] = {}
-    every = {table.name: parts_of(plan, table, staged_as=staged_as) for table in plan.tables}
-    _require_rows([part for parts in every.values() for part in parts], {}, prefetch=False)
-    for parts in every.values():
-        for part in parts:
-            _require_exact(part, state_by_column_slice=state_by_column_slice)
-            own: dict[str, Any] = {
-                "sharding_type": part.sharding.kind,
-                "compute_kernel": part.sharding.kernel,
-                "ranks": [block.rank for block in part.sharding.blocks],
-            }
-            if part.sharding.kind != "data_parallel":
-                own["shards"] = [
-                    {"shard_offsets": offset, "shard_sizes": size, "placement": placement}
-                    for offset, size, placement in _shards(plan, part, device)
-                ]
-            if part.sharding.load_factor is not None:
-                own["cache_params"] = {"load_factor": part.sharding.load_factor}
-            tables[part.name] = own
-            if part.remapped:
-                remapped[part.name] = {"table": part.source, "ranks": [part.start, part.stop]}
+    parts = [part for table in plan.tables for part in parts_of(plan, table, staged_as=staged_as)]
+    _require_rows(parts, {}, prefetch=False)
+    for part in parts:
+        _require_exact(part, state_by_column_slice=state_by_column_slice)
+        tables[part.name] = _written(plan, part, device)
+        if part.remapped:
+            remapped[part.name] = {"table": part.source, "ranks": [part.start, part.stop]}
     return {"plan": {module: tables}, "remapped": remapped}
 
 
@@ -241,7 +228,7 @@ def _require_exact(part: Part, *, state_by_column_slice: bool) -> None:
         )
 
 
-def _require_rows(parts: Iterable[Part], path_of: Mapping[str, str], prefetch: bool) -> None:
+def _require_rows(parts: Sequence[Part], path_of: Mapping[str, str], prefetch: bool) -> None:
     """Raise if a rank has no rows of a table, and serves no other table with it.
 
     TorchRec's kernels serve tables together that have a module, a sharding type, a kernel, an
@@ -257,9 +244,8 @@ def _require_rows(parts: Iterable[Part], path_of: Mapping[str, str], prefetch: b
         alike = own.dtype, own.optimizer, frozenset(pooling)
         return path, sharding.kind, sharding.kernel, alike, width
 
-    known = list(parts)
-    served = {(group(p), block.rank) for p in known for block in p.sharding.blocks if block.rows}
-    for part in known:
+    served = {(group(p), block.rank) for p in parts for block in p.sharding.blocks if block.rows}
+    for part in parts:
         for block in part.sharding.blocks:
             if part.table.rows and not block.rows and (group(part), block.rank) not in served:
                 raise PlanMismatchError(
@@ -277,46 +263,41 @@ def _parameter_sharding(plan: Plan, part: Part, device: str, prefetch: bool) -> 
         ShardMetadata,
     )
 
+    own = _written(plan, part, device)
+    if "shards" in own:
+        shards = [ShardMetadata(**shard) for shard in own.pop("shards")]
+        own["sharding_spec"] = EnumerableShardingSpec(shards)
+    if "cache_params" in own:
+        own["cache_params"] = CacheParams(**own["cache_params"], prefetch_pipeline=prefetch)
+    return ParameterSharding(**own)
+
+
+def _written(plan: Plan, part: Part, device: str) -> dict[str, Any]:
+    """A table's `ParameterSharding` as JSON."""
     sharding = part.sharding
-    spec = None
+    own: dict[str, Any] = {
+        "sharding_type": sharding.kind,
+        "compute_kernel": sharding.kernel,
+        "ranks": [block.rank for block in sharding.blocks],
+    }
     if sharding.kind != "data_parallel":
-        spec = EnumerableShardingSpec(
-            [
-                ShardMetadata(shard_offsets=offset, shard_sizes=size, placement=placement)
-                for offset, size, placement in _shards(plan, part, device)
-            ]
-        )
-    cache = None
-    if sharding.load_factor is not None:
-        cache = CacheParams(load_factor=sharding.load_factor, prefetch_pipeline=prefetch)
-    return ParameterSharding(
-        sharding_type=sharding.kind,
-        compute_kernel=sharding.kernel,
-        ranks=[block.rank for block in sharding.blocks],
-        sharding_spec=spec,
-        cache_params=cache,
-    )
-
-
-def _shards(plan: Plan, part: Part, device: str) -> list[tuple[list[int], list[int], str]]:
-    """Offset, size and placement of each shard of a table, as TorchRec writes them."""
-    shards = []
-    for block in part.sharding.blocks:
-        host = plan.topology.gpus[block.rank].host
-        local = [gpu.id for gpu in plan.topology.gpus_of(host)]
-        where = device
-        if device != "cpu":
-            where = f"{device}:{local.index(plan.topology.gpus[block.rank].id)}"
+        own["shards"] = []
+    for block in sharding.blocks if "shards" in own else ():
+        gpu = plan.topology.gpus[block.rank]
+        local = [other.id for other in plan.topology.gpus_of(gpu.host)]
+        where = device if device == "cpu" else f"{device}:{local.index(gpu.id)}"
         # A table of no rows is one of one row to TorchRec.
         rows = block.rows if part.table.rows else 1
-        shards.append(
-            (
-                [block.first_row, block.first_column],
-                [rows, block.width],
-                f"rank:{block.rank}/{where}",
-            )
+        own["shards"].append(
+            {
+                "shard_offsets": [block.first_row, block.first_column],
+                "shard_sizes": [rows, block.width],
+                "placement": f"rank:{block.rank}/{where}",
+            }
         )
-    return shards
+    if sharding.load_factor is not None:
+        own["cache_params"] = {"load_factor": sharding.load_factor}
+    return own
 
 
 def _device_type(env: Any) -> str:

@@ -35,14 +35,12 @@ class TableOfModel:
     ----------
     path : str
         The module's path in the model, empty if it is the model.
-    module : EmbeddingBagCollection or EmbeddingCollection
     config : EmbeddingBagConfig or EmbeddingConfig
     weight : Parameter
     pooled : bool
     """
 
     path: str
-    module: Any
     config: Any
     weight: Any
     pooled: bool
@@ -107,9 +105,8 @@ def tables_of(model: nn.Module) -> dict[str, TableOfModel]:
                     f"two tables of the model are called {config.name!r}, in "
                     f"{tables[config.name].path!r} and {path!r}; plans know tables by their names"
                 )
-            tables[config.name] = TableOfModel(
-                path, module, config, weights[config.name].weight, pooled
-            )
+            weight = weights[config.name].weight
+            tables[config.name] = TableOfModel(path, config, weight, pooled)
     return tables
 
 

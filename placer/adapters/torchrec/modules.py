@@ -4,8 +4,8 @@ Importing this needs torchrec.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -51,18 +51,17 @@ class IdToRank(nn.Module):
         return torch.where(listed, self.rank_of_ascending[at], ids + (count - below))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Reading:
-    """How a feature reads a split table: its names in the parts, and where its result goes."""
+class _Reading(NamedTuple):
+    """How a feature reads a table: the parts, none if it is whole, and where the results are."""
 
     feature: str
-    source: str
-    names: tuple[str, ...]
+    table: str
+    parts: tuple[Part, ...]
+    outputs: list[str]
     mean: bool
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Chosen:
+class _Chosen(NamedTuple):
     """The lookups of a split feature: which part each reads."""
 
     lengths: Tensor
@@ -120,36 +119,28 @@ class SplitCollection(nn.Module):
         self.to_rank = nn.ModuleDict({name: IdToRank(own) for name, own in ranks.items()})
         self._names = [n for own in get_embedding_names_by_table(configs) for n in own]
         self._widths = [c.embedding_dim for c in configs for _ in c.feature_names]
-        self._readings: list[_Reading | str] = []
         split: list[Any] = []
         for config in configs:
-            split += self._split_config(collection, config, weighted)
+            if config.name in self.parts:
+                mean = self.pooled and config.pooling == PoolingType.MEAN
+                _require_splittable(collection, config.name, mean and weighted)
+                split += [_part_config(config, p, self.pooled) for p in self.parts[config.name]]
+            else:
+                split.append(replace(config))
         device = next(collection.parameters()).device
         if self.pooled:
             self.placed_tables = EmbeddingBagCollection(split, weighted, device)
         else:
             self.placed_tables = EmbeddingCollection(split, device)
-        plain = list(get_embedding_names_by_table(split))
-        self._name_of = {
-            (config.name, feature): name
-            for config, names in zip(split, plain, strict=True)
-            for feature, name in zip(config.feature_names, names, strict=True)
-        }
-        self._sources = [config.name for config in configs for _ in config.feature_names]
-
-    def _split_config(self, collection: Any, config: Any, weighted: bool) -> list[Any]:
-        """The configurations of a table's parts; notes how its features are read."""
-        own = self.parts.get(config.name)
-        if own is None:
-            self._readings += config.feature_names
-            return [replace(config)]
-        mean = self.pooled and config.pooling == PoolingType.MEAN
-        _require_splittable(collection, config.name, mean and weighted)
-        self._readings += [
-            _Reading(feature, config.name, tuple(_feature_of(feature, part) for part in own), mean)
-            for feature in config.feature_names
-        ]
-        return [_part_config(config, part, self.pooled) for part in own]
+        names = zip(split, get_embedding_names_by_table(split), strict=True)
+        names_of = {config.name: own for config, own in names}
+        self._readings = []
+        for config in configs:
+            own = self.parts.get(config.name, ())
+            mean = bool(own) and self.pooled and config.pooling == PoolingType.MEAN
+            outputs = zip(*(names_of[p.name] for p in own or (config,)), strict=True)
+            for feature, of_parts in zip(config.feature_names, outputs, strict=True):
+                self._readings.append(_Reading(feature, config.name, own, [*of_parts], mean))
 
     def forward(self, features: KeyedJaggedTensor) -> Any:
         """What the original collection returns of these features."""
@@ -169,28 +160,27 @@ class SplitCollection(nn.Module):
         columns: dict[str, tuple[Tensor, Tensor, Tensor | None]] = {}
         chosen: dict[tuple[str, str], _Chosen] = {}
         for reading in self._readings:
-            if isinstance(reading, str):
-                own = inputs[reading]
-                columns[reading] = own.values(), own.lengths(), own.weights_or_none()
-                continue
             own = inputs[reading.feature]
             ids, lengths, weights = own.values(), own.lengths(), own.weights_or_none()
-            ranks = self.to_rank[reading.source](ids)
+            if not reading.parts:
+                columns[reading.feature] = ids, lengths, weights
+                continue
+            ranks = self.to_rank[reading.table](ids)
             bag = torch.repeat_interleave(
                 torch.arange(lengths.numel(), device=lengths.device), lengths
             )
             masks = []
-            for part, name in zip(self.parts[reading.source], reading.names, strict=True):
+            for part in reading.parts:
                 mask = (ranks >= part.start) & (ranks < part.stop)
                 own_lengths = torch.zeros_like(lengths)
                 own_lengths.index_add_(0, bag, mask.to(lengths.dtype))
-                columns[name] = (
+                columns[_feature_of(reading.feature, part)] = (
                     (ranks[mask] - part.start).to(ids.dtype),
                     own_lengths,
                     None if weights is None else weights[mask],
                 )
                 masks.append(mask)
-            chosen[reading.source, reading.feature] = _Chosen(lengths, masks)
+            chosen[reading.table, reading.feature] = _Chosen(lengths, masks)
         weights_of = [weights for _, _, weights in columns.values() if weights is not None]
         return (
             KeyedJaggedTensor(
@@ -206,14 +196,10 @@ class SplitCollection(nn.Module):
         self, outputs: Mapping[str, Tensor], chosen: Mapping[tuple[str, str], _Chosen]
     ) -> KeyedTensor:
         columns = []
-        for reading, source in zip(self._readings, self._sources, strict=True):
-            if isinstance(reading, str):
-                columns.append(outputs[self._name_of[source, reading]])
-                continue
-            results = self._results(reading, outputs)
-            total = torch.stack(results).sum(0) if len(results) > 1 else results[0]
+        for reading in self._readings:
+            total = torch.stack([outputs[name] for name in reading.outputs]).sum(0)
             if reading.mean:
-                lengths = chosen[source, reading.feature].lengths.clamp(min=1)
+                lengths = chosen[reading.table, reading.feature].lengths.clamp(min=1)
                 total = total / lengths.unsqueeze(1).to(total.dtype)
             columns.append(total)
         return KeyedTensor(
@@ -224,21 +210,16 @@ class SplitCollection(nn.Module):
         self, outputs: Mapping[str, JaggedTensor], chosen: Mapping[tuple[str, str], _Chosen]
     ) -> dict[str, JaggedTensor]:
         rows = {}
-        for name, reading, source in zip(self._names, self._readings, self._sources, strict=True):
-            if isinstance(reading, str):
-                rows[name] = outputs[self._name_of[source, reading]]
+        for name, reading in zip(self._names, self._readings, strict=True):
+            results = [outputs[output] for output in reading.outputs]
+            if not reading.parts:
+                (rows[name],) = results
                 continue
-            own = chosen[source, reading.feature]
+            own = chosen[reading.table, reading.feature]
             order = torch.cat([mask.nonzero().squeeze(1) for mask in own.masks])
-            values = torch.cat([part.values() for part in self._results(reading, outputs)])
+            values = torch.cat([part.values() for part in results])
             rows[name] = JaggedTensor(values=values[order.argsort()], lengths=own.lengths)
         return rows
-
-    def _results(self, reading: _Reading, outputs: Mapping[str, Any]) -> list[Any]:
-        return [
-            outputs[self._name_of[part.name, name]]
-            for part, name in zip(self.parts[reading.source], reading.names, strict=True)
-        ]
 
 
 def _require_splittable(collection: Any, name: str, weighted_mean: bool) -> None:

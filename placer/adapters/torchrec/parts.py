@@ -50,9 +50,7 @@ class Part:
         return self.name != self.source
 
 
-def parts_of(
-    plan: Plan, table: Table, *, staged_as: Staged | None = None, split: bool = True
-) -> tuple[Part, ...]:
+def parts_of(plan: Plan, table: Table, *, staged_as: Staged | None = None) -> tuple[Part, ...]:
     """The tables that TorchRec needs for a table of a plan.
 
     Parameters
@@ -60,8 +58,6 @@ def parts_of(
     staged_as : {"uva", "cached"}, optional
         How TorchRec reads rows that the plan stages, which it cannot: in place, or through a
         cache of the plan's staging rows. By default such plans are refused.
-    split : bool
-        Whether a table may become two.
 
     Raises
     ------
@@ -81,7 +77,7 @@ def parts_of(
     try:
         sharding = sharding_of(plan.topology, table, shards)
     except PlanMismatchError as refusal:
-        edge = _edge(plan, table, shards) if split else None
+        edge = _edge(plan, table, shards)
         if edge is None:
             if any(shard.lookup == "staged" for shard in shards):
                 hint = "or say staged_as='uva' or 'cached' to have staged rows read so"

@@ -69,11 +69,6 @@ def even_blocks(rows: int, ways: int) -> list[tuple[int, int]]:
     return [(min(rows, size * way), min(rows, size * (way + 1))) for way in range(ways)]
 
 
-def host_ranks(topology: Topology, host: str) -> list[int]:
-    """Ranks of the GPUs of a host."""
-    return [rank for rank, gpu in enumerate(topology.gpus) if gpu.host == host]
-
-
 def sharding_of(topology: Topology, table: Table, shards: Sequence[Shard]) -> Sharding:
     """The shards of `table` as TorchRec would name them.
 
@@ -144,23 +139,41 @@ def _blocks(
         Block(shard.row_count, shard.width, shard.rows[0], shard.cols[0], rank)
         for shard, rank in parts
     )
-    rows_divided = any(block.rows < table.rows for block in blocks)
+    # The first block of each column slice.
+    slices = {block.first_column: block for block in sorted(blocks, reverse=True, key=_position)}
+    firsts = [slices[column] for column in sorted(slices)]
     columns_divided = any(block.width < table.dim for block in blocks)
-    if rows_divided and columns_divided:
-        return "grid_shard", _grid(topology, table, blocks, refuse)
     if columns_divided:
-        _require_even_columns(table, blocks, refuse)
-        return "column_wise", blocks
-    if not rows_divided:
-        return "table_wise", blocks
-    for kind, ranks in _row_groups(topology, table, parts[0][1]):
-        edges = even_blocks(table.rows, len(ranks))
-        expected = [
-            Block(stop - start, table.dim, start, 0, rank)
-            for (start, stop), rank in zip(edges, ranks, strict=True)
+        width = firsts[0].width
+        starts = list(range(0, table.dim, width))
+        if {block.width for block in firsts} != {width} or [*sorted(slices)] != starts:
+            widths = ", ".join(str(block.width) for block in firsts)
+            raise refuse(f"column slices of {widths} of its {table.dim} columns are not even")
+    if all(block.rows == table.rows for block in blocks):
+        return "column_wise" if columns_divided else "table_wise", blocks
+    known: dict[ShardingType, list[Block]] = {}
+    if not columns_divided:
+        known["row_wise"] = _row_blocks(table, firsts[0], list(range(len(topology.gpus))))
+    if all(feature.pooling != "none" for feature in table.features):
+        kind: ShardingType = "grid_shard" if columns_divided else "table_row_wise"
+        hosts = [topology.gpus[first.rank].host for first in firsts]
+        known[kind] = [
+            block
+            for first, host in zip(firsts, hosts, strict=True)
+            for block in _row_blocks(
+                table, first, [rank for rank, gpu in enumerate(topology.gpus) if gpu.host == host]
+            )
         ]
-        if list(blocks) == [block for block in expected if block.rows]:
+    for kind, expected in known.items():
+        if sorted(blocks) == sorted(block for block in expected if block.rows):
             return kind, tuple(expected)
+    if columns_divided and not known:
+        raise refuse("it is sharded by rows and by columns at once, but its lookups are not pooled")
+    if columns_divided:
+        raise refuse(
+            "it is sharded by rows and by columns; TorchRec has grids of even column slices, each "
+            "of which has blocks of ceil(rows / GPUs) rows, in order, on the GPUs of one host"
+        )
     counts = ", ".join(str(block.rows) for block in blocks[:8])
     raise refuse(
         f"row blocks of {counts} rows; TorchRec has blocks of ceil(rows / GPUs) rows, the i-th "
@@ -168,47 +181,13 @@ def _blocks(
     )
 
 
-def _require_even_columns(table: Table, columns: Sequence[Block], refuse: _Refuse) -> None:
-    width = columns[0].width
-    starts = [block.first_column for block in columns]
-    if {block.width for block in columns} != {width} or starts != list(range(0, table.dim, width)):
-        widths = ", ".join(str(block.width) for block in columns)
-        raise refuse(f"column slices of {widths} of its {table.dim} columns are not even")
+def _position(block: Block) -> tuple[int, int]:
+    return block.first_row, block.first_column
 
 
-def _grid(
-    topology: Topology, table: Table, blocks: Sequence[Block], refuse: _Refuse
-) -> tuple[Block, ...]:
-    """Even column slices, each in even row blocks over the GPUs of one host."""
-    if any(feature.pooling == "none" for feature in table.features):
-        raise refuse("it is sharded by rows and by columns at once, but its lookups are not pooled")
-    by_column: dict[int, list[Block]] = {}
-    for block in blocks:
-        by_column.setdefault(block.first_column, []).append(block)
-    _require_even_columns(table, [by_column[first][0] for first in sorted(by_column)], refuse)
-    expected: list[Block] = []
-    for first in sorted(by_column):
-        host = topology.gpus[by_column[first][0].rank].host
-        ranks = host_ranks(topology, host)
-        edges = even_blocks(table.rows, len(ranks))
-        expected += [
-            Block(stop - start, by_column[first][0].width, start, first, rank)
-            for (start, stop), rank in zip(edges, ranks, strict=True)
-        ]
-    if sorted(blocks) != sorted(block for block in expected if block.rows):
-        raise refuse(
-            "it is sharded by rows and by columns; TorchRec has grids of even column slices, each "
-            "of which has blocks of ceil(rows / GPUs) rows, in order, on the GPUs of one host"
-        )
-    return tuple(expected)
-
-
-def _row_groups(
-    topology: Topology, table: Table, first_rank: int
-) -> list[tuple[ShardingType, list[int]]]:
-    """Groups of ranks that may share a table's rows; `first_rank` has its first block."""
-    groups: list[tuple[ShardingType, list[int]]] = [("row_wise", list(range(len(topology.gpus))))]
-    if all(feature.pooling != "none" for feature in table.features):
-        host = topology.gpus[first_rank].host
-        groups.append(("table_row_wise", host_ranks(topology, host)))
-    return groups
+def _row_blocks(table: Table, first: Block, ranks: list[int]) -> list[Block]:
+    """TorchRec's blocks of the columns of `first` on these ranks."""
+    return [
+        first._replace(rows=stop - start, first_row=start, rank=rank)
+        for (start, stop), rank in zip(even_blocks(table.rows, len(ranks)), ranks, strict=True)
+    ]

@@ -1,8 +1,8 @@
 """Checkpoints of split and sharded models in the layout of the model that they were made from."""
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -40,28 +40,14 @@ def merge_state_dict(state_dict: Mapping[str, Any], module: Any) -> dict[str, "T
     whole = {key: _whole(value) for key, value in state_dict.items()}
     if any(value is None for value in whole.values()):
         return {}
-    orders = dict(_orders(module))
-    source_of = {part.name: name for name, (parts, _) in orders.items() for part in parts}
+    split = _split_tables(module)
     merged: dict[str, Tensor] = {}
     for key, value in whole.items():
-        match = _KEY.fullmatch(key)
-        if match is None:
-            merged[key] = value
-            continue
-        path, kind, table, what = match.groups()
-        source = source_of.get(table, table)
-        name = f"{path}{kind}.{source}.{what}"
-        if name in merged:
-            continue
-        if source == table and table not in source_of:
+        name, own = _whole_key(key, split)
+        if own is None:
             merged[name] = value
-            continue
-        parts, ranks = orders[source]
-        keys = {part: f"{path}placed_tables.{kind}.{part.name}.{what}" for part in parts}
-        for key in keys.values():
-            if key not in whole:
-                raise CheckpointError(f"the state lacks {key!r}, a part of table {source!r}")
-        merged[name] = _joined({part: whole[key] for part, key in keys.items()}, ranks)
+        elif name not in merged:
+            merged[name] = _joined(key, own, whole)
     return merged
 
 
@@ -75,29 +61,7 @@ def split_state_dict(state_dict: Mapping[str, Any], module: Any) -> dict[str, "T
     module : nn.Module
         The split model, sharded or not.
     """
-    import torch
-
-    state = dict(state_dict)
-    keys = module.state_dict().keys()
-    orders = dict(_orders(module))
-    source_of = {part.name: (part, ranks) for parts, ranks in orders.values() for part in parts}
-    split: dict[str, Tensor] = {}
-    for key in keys:
-        match = _KEY.fullmatch(key)
-        if match is None:
-            name = key
-        else:
-            path, kind, table, what = match.groups()
-            source = source_of[table][0].source if table in source_of else table
-            name = f"{path}{kind}.{source}.{what}"
-        if name not in state:
-            raise CheckpointError(f"the state lacks {name!r}")
-        value = state[name]
-        if match is not None and table in source_of:
-            part, ranks = source_of[table]
-            value = value[torch.from_numpy(_ids(part, ranks)).to(value.device)]
-        split[key] = value
-    return split
+    return _values_of(module.state_dict(), state_dict, module)
 
 
 def load_state_dict(module: Any, state_dict: Mapping[str, Any]) -> None:
@@ -116,12 +80,7 @@ def load_state_dict(module: Any, state_dict: Mapping[str, Any]) -> None:
     CheckpointError
         If something is missing, or of another shape.
     """
-    import torch
-
-    own = module.state_dict()
-    with torch.no_grad():
-        for key, value in split_state_dict(state_dict, module).items():
-            _fill(key, own[key], value)
+    _load(module.state_dict(), state_dict, module)
 
 
 def merge_optimizer_state_dict(
@@ -143,14 +102,9 @@ def merge_optimizer_state_dict(
     dict
         As TorchRec has it: ``{"state": {key of a weight: {"C3.momentum1": tensor}}}``.
     """
-    # As keys of weights beside them, parts are joined like the weights.
-    flat = {
-        f"{key}.{name.removeprefix(key.split('.')[-2] + '.')}": value
-        for key, slots in state_dict["state"].items()
-        for name, value in slots.items()
-    }
     merged: dict[str, dict[str, dict[str, Tensor]]] = {"state": {}}
-    for key, value in merge_state_dict(_gathered(flat), module).items():
+    state = _gathered(_flat(state_dict))
+    for key, value in merge_state_dict(state, module).items():
         weight, _, slot = key.rpartition(".")
         own = merged["state"].setdefault(weight, {})
         own[f"{weight.split('.')[-2]}.{slot}"] = value
@@ -171,28 +125,78 @@ def load_optimizer_state_dict(module: Any, state_dict: Mapping[str, Any]) -> Non
     CheckpointError
         If something is missing, or of another shape.
     """
+    _load(_flat(module.fused_optimizer.state_dict()), _flat(state_dict), module)
+
+
+class _Split(NamedTuple):
+    """A part of a split table, all parts of the table, and the order of its rows."""
+
+    part: Part
+    parts: tuple[Part, ...]
+    ranks: Ranks
+
+
+def _split_tables(module: Any) -> dict[str, _Split]:
+    """The tables that a model was split into, by name."""
+    from placer.adapters.torchrec.modules import SplitCollection
+
+    return {
+        part.name: _Split(part, parts, child.ranks[name])
+        for child in module.modules()
+        if isinstance(child, SplitCollection)
+        for name, parts in child.parts.items()
+        for part in parts
+    }
+
+
+def _whole_key(key: str, split: Mapping[str, _Split]) -> tuple[str, _Split | None]:
+    """What the model before `split_tables` calls a value, and which part of a table it is of."""
+    match = _KEY.fullmatch(key)
+    if match is None:
+        return key, None
+    path, kind, table, what = match.groups()
+    own = split.get(table)
+    return f"{path}{kind}.{own.part.source if own else table}.{what}", own
+
+
+def _flat(state_dict: Mapping[str, Any]) -> dict[str, Any]:
+    """The state of optimizers with keys as weights have them: ``….C3.momentum1``."""
+    return {
+        f"{key}.{name.removeprefix(key.split('.')[-2] + '.')}": value
+        for key, slots in state_dict["state"].items()
+        for name, value in slots.items()
+    }
+
+
+def _values_of(keys: Iterable[str], state: Mapping[str, Any], module: Any) -> dict[str, "Tensor"]:
+    """The values of the split model's keys, from the state of the one before `split_tables`."""
     import torch
 
-    orders = {
-        part.name: (part, ranks) for ps, ranks in dict(_orders(module)).values() for part in ps
-    }
+    split, values = _split_tables(module), {}
+    for key in keys:
+        name, own = _whole_key(key, split)
+        if name not in state:
+            raise CheckpointError(f"the state lacks {name!r}")
+        value = values[key] = state[name]
+        if own is not None:
+            values[key] = value[torch.from_numpy(_ids(own.part, own.ranks)).to(value.device)]
+    return values
+
+
+def _load(targets: Mapping[str, Any], state: Mapping[str, Any], module: Any) -> None:
+    """Copy whole tensors into what this rank has of them."""
+    import torch
+
     with torch.no_grad():
-        for key, slots in module.fused_optimizer.state_dict()["state"].items():
-            table = key.split(".")[-2]
-            match = _KEY.fullmatch(key)
-            source = orders[table][0].source if table in orders else table
-            weight = key
-            if match is not None:
-                weight = f"{match['path']}{match['kind']}.{source}.{match['what']}"
-            for name, own in slots.items():
-                known = state_dict["state"].get(weight, {})
-                whole = name.replace(f"{table}.", f"{source}.", 1)
-                if whole not in known:
-                    raise CheckpointError(f"the optimizer's state lacks {whole!r} of {weight!r}")
-                value = known[whole]
-                if table in orders:
-                    value = value[torch.from_numpy(_ids(*orders[table])).to(value.device)]
-                _fill(name, own, value)
+        for key, value in _values_of(targets, state, module).items():
+            target = targets[key]
+            if tuple(value.shape) != tuple(target.shape):
+                raise CheckpointError(
+                    f"{key!r} is {tuple(value.shape)} in the state but {tuple(target.shape)} in "
+                    "the model"
+                )
+            for tensor, offsets in _local(target):
+                tensor.copy_(value[_span(tensor, offsets)])
 
 
 def _ids(part: Part, ranks: Ranks) -> Any:
@@ -203,38 +207,25 @@ def _ids(part: Part, ranks: Ranks) -> Any:
     return np.concatenate((ranks.listed[part.start : part.stop], ranks.unlisted_ids(unlisted)))
 
 
-def _joined(tensors: Mapping[Part, "Tensor"], ranks: Ranks) -> "Tensor":
+def _joined(key: str, own: _Split, state: Mapping[str, Any]) -> "Tensor":
+    """A whole table from its parts, one of which has this key."""
     import torch
 
-    first = next(iter(tensors.values()))
-    rows = max(part.stop for part in tensors)
-    table = torch.empty((rows, *first.shape[1:]), dtype=first.dtype, device=first.device)
-    for part, tensor in tensors.items():
-        table[torch.from_numpy(_ids(part, ranks)).to(tensor.device)] = tensor
+    like: Tensor = state[key]
+    table = like.new_empty((max(part.stop for part in own.parts), *like.shape[1:]))
+    for part in own.parts:
+        name = key.replace(f".{own.part.name}.", f".{part.name}.")
+        if name not in state:
+            raise CheckpointError(f"the state lacks {name!r}, a part of table {part.source!r}")
+        table[torch.from_numpy(_ids(part, own.ranks)).to(table.device)] = state[name]
     return table
 
 
-def _fill(name: str, target: Any, value: "Tensor") -> None:
-    """Copy a whole tensor into what this rank has of it."""
-    if tuple(value.shape) != tuple(target.shape):
-        raise CheckpointError(
-            f"{name!r} is {tuple(value.shape)} in the state but {tuple(target.shape)} in the model"
-        )
-    for tensor, offsets in _local(target):
-        span = tuple(
-            slice(first, first + size) for first, size in zip(offsets, tensor.shape, strict=True)
-        )
-        tensor.copy_(value[span])
-
-
-def _orders(module: Any) -> Iterator[tuple[str, tuple[tuple[Part, ...], Ranks]]]:
-    """Parts and row order of each table that a model has split."""
-    from placer.adapters.torchrec.modules import SplitCollection
-
-    for child in module.modules():
-        if isinstance(child, SplitCollection):
-            for name, parts in child.parts.items():
-                yield name, (parts, child.ranks[name])
+def _span(tensor: "Tensor", offsets: Iterable[int]) -> tuple[slice, ...]:
+    """Where a shard with these offsets is in the whole tensor."""
+    return tuple(
+        slice(first, first + size) for first, size in zip(offsets, tensor.shape, strict=True)
+    )
 
 
 def _whole(value: Any) -> Any:
@@ -277,10 +268,7 @@ def _gathered(flat: Mapping[str, Any]) -> dict[str, "Tensor"]:
     for key, shape, offsets, tensor in (own for sent in received or () for own in sent):
         if key not in whole:
             whole[key] = torch.empty(shape, dtype=tensor.dtype)
-        span = tuple(
-            slice(first, first + size) for first, size in zip(offsets, tensor.shape, strict=True)
-        )
-        whole[key][span] = tensor
+        whole[key][_span(tensor, offsets)] = tensor
     return whole
 
 

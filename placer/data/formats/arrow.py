@@ -34,7 +34,7 @@ class IpcSource(ColumnSource):
 
     def _prepare(self) -> None:
         schemas = [flat(self._partitions.added_to(_schema(file))) for file in self.files]
-        self._infer(schemas[0], self._sample(schemas[0]) if self._is_inferred() else None)
+        self._infer(schemas[0], self._sample(schemas[0]) if self._is_inferred else None)
         for file, own in zip(self.files, schemas, strict=True):
             check_schema(file, own, self.columns)
 
@@ -46,7 +46,7 @@ class IpcSource(ColumnSource):
         for file in self.files:
             row = 0
             schema = _schema(file)
-            names = self._partitions.of_file(self.columns.names, schema)
+            names = self._partitions.of_file(self.columns.names, schema.names)
             for batch in _batches(file, outermost(names, schema)):
                 yield file, row, batch
                 row += batch.num_rows

@@ -2,7 +2,6 @@
 
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypedDict, Unpack
 
 import pyarrow as pa
 
@@ -31,29 +30,6 @@ Batches = Generator[tuple[str, int, pa.RecordBatch]]
 """Record batches, each with its file and the row of it at which the batch begins."""
 
 
-class ColumnOptions(TypedDict, total=False):
-    """What a caller says of a log's columns.
-
-    Keys
-    ----
-    sparse, dense : sequence of str, optional
-        Categorical and numeric columns; inferred where None, see `infer_columns`.
-    label : str, optional
-    ignore : sequence of str
-        Columns that the inference leaves out.
-    missing : {"zero", "empty"}
-    recorded : bool
-        Whether a profile says all this, so that no sample of the log has to be looked at.
-    """
-
-    sparse: Sequence[str] | None
-    dense: Sequence[str] | None
-    label: str | None
-    ignore: Sequence[str]
-    missing: Missing
-    recorded: bool
-
-
 class ColumnSource(Source):
     """Files of one schema, in order, whose samples Arrow holds; formats inherit from it.
 
@@ -62,8 +38,15 @@ class ColumnSource(Source):
     files : sequence of str
     layout : Layout, optional
         What is known of the files; the rest is found from the first.
-    **options
-        See `ColumnOptions`.
+    sparse, dense : sequence of str, optional
+        Categorical and numeric columns; inferred where None, see `infer_columns`.
+    label : str, optional
+    ignore : sequence of str
+        Columns that the inference leaves out.
+    missing : {"zero", "empty"}
+    recorded : bool
+        Whether a profile says all this, so that no sample of the log has to be looked at: else
+        even those of named columns are, to see whether they hold lists.
 
     Raises
     ------
@@ -76,12 +59,19 @@ class ColumnSource(Source):
         self,
         files: Sequence[str],
         layout: Layout | None = None,
-        **options: Unpack[ColumnOptions],
+        *,
+        sparse: Sequence[str] | None = None,
+        dense: Sequence[str] | None = None,
+        label: str | None = None,
+        ignore: Sequence[str] = (),
+        missing: Missing = "zero",
+        recorded: bool = False,
     ) -> None:
         self.files = tuple(files)
-        self.missing: Missing = options.get("missing", "zero")
+        self.missing: Missing = missing
         self._known = layout or Layout()
-        self._options = options
+        self._sparse, self._dense, self._label, self._ignore = sparse, dense, label, ignore
+        self._is_inferred = not recorded
         self._partitions = Partitions(self.files, self._known.types)
         self._prepare()
 
@@ -94,18 +84,14 @@ class ColumnSource(Source):
         batch = self._partitions.filled(batch, place.file, self.columns.names)
         return raw_batch(batch, place, self.columns, self.missing)
 
-    def _is_inferred(self) -> bool:
-        """Whether samples are looked at: even of named columns, to see whether they hold lists."""
-        return not self._options.get("recorded", False)
-
     def _infer(self, schema: pa.Schema, sample: pa.Table | None, *, as_text: bool = False) -> None:
         """Choose the columns of a schema, of which `sample` has some samples."""
-        ignore = with_fields(self._options.get("ignore", ()), schema.names)
+        ignore = with_fields(self._ignore, schema.names)
         columns = infer_columns(
             schema,
-            self._options.get("sparse"),
-            self._options.get("dense"),
-            self._options.get("label"),
+            self._sparse,
+            self._dense,
+            self._label,
             ignore,
             sample=sample,
             layout=self._known,
@@ -127,7 +113,7 @@ class ColumnSource(Source):
         """A note of a later file's columns that the first lacks, where nobody named columns."""
         known = set(first)
         further = [name for name in names if name not in known]
-        named = self._options.get("sparse") is not None and self._options.get("dense") is not None
+        named = self._sparse is not None and self._dense is not None
         if not further or named:
             return []
         return [

@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as csv
@@ -135,7 +134,7 @@ class DelimitedSource(ColumnSource):
                 )
                 break
             except pa.ArrowInvalid as error:
-                ragged = lone_return(block) or _ragged(block, len(names), layout)
+                ragged = lone_return(block) or _ragged(error, block, layout)
                 if ragged is not None:
                     raise ragged from error
                 self._note_floats(error, block, names)
@@ -148,7 +147,7 @@ class DelimitedSource(ColumnSource):
 
     def _own(self, names: Sequence[str]) -> list[str]:
         """The columns that are read from a file that has the named ones."""
-        return self._partitions.of_columns(self.columns.names, names)
+        return self._partitions.of_file(self.columns.names, names)
 
     def _types(self, names: Sequence[str]) -> dict[str, pa.DataType]:
         """What each column is read as."""
@@ -259,7 +258,7 @@ def _sample(file: str, start: bytes, layout: Layout) -> pa.Table:
         if numbers:
             texts = _table(start, names, layout, dict.fromkeys(numbers, pa.binary()), multiline)
     except pa.ArrowInvalid as error:
-        ragged = lone_return(block) or _ragged(block, len(names), layout)
+        ragged = lone_return(block) or _ragged(error, block, layout)
         reason = str(error).splitlines()[0]
         raise ragged or DataError(f"{shown(file)}, from line 1 on: {reason}") from error
     columns = dict(zip(names, guessed.columns, strict=True))
@@ -305,24 +304,17 @@ def _check_header_is_once(block: Block, fields: int) -> None:
         )
 
 
-def _ragged(block: Block, expected: int, layout: Layout) -> DataError | None:
-    """The first record of another number of fields, if there is one."""
-    data, separator = bytes(block.data), (layout.separator or ",").encode()
-    ends, _ = record_ends(data, bool(layout.quotes))
-    starts = np.concatenate([[0], ends])[: ends.size]  # None where a quote is not closed.
-    quoted = re.compile(rb'"(?:[^"]|"")*"')
-    for record, (start, end) in enumerate(zip(starts, ends, strict=True)):
-        line = data[start:end]
-        if layout.quotes and b'"' in line:
-            line = quoted.sub(b"", line)
-        count = line.count(separator) + 1
-        if count != expected:
-            between = _SHOWN.get(separator.decode(), repr(separator.decode()))
-            return DataError(
-                f"{block.place.of(record)}: {count} fields, expected {expected} separated by "
-                f"{between}; repair or remove the line"
-            )
-    return None
+def _ragged(error: pa.ArrowInvalid, block: Block, layout: Layout) -> DataError | None:
+    """What to say of a record of another number of fields, if that is the error."""
+    match = re.search(r"Row #(\d+): Expected (\d+) columns, got (\d+)", str(error))
+    if match is None:
+        return None
+    record, expected, count = map(int, match.groups())
+    between = _SHOWN.get(layout.separator or ",", repr(layout.separator))
+    return DataError(
+        f"{block.place.of(record - 1)}: {count} fields, expected {expected} separated by "
+        f"{between}; repair or remove the line"
+    )
 
 
 def _criteo_columns(known: Layout) -> Columns:

@@ -29,11 +29,11 @@ class JsonLinesSource(ColumnSource):
     """Files of JSON lines, in order; see `ColumnSource`."""
 
     def _prepare(self) -> None:
-        numbers, label = self._options.get("dense") or (), self._options.get("label")
+        numbers, label = self._dense or (), self._label
         table = self._first([*numbers, *([label] if label else [])])
         schema = flat(self._partitions.added_to(table.schema))
         self._infer(schema, self._sampled(table, self.files[0], schema), as_text=True)
-        names = self._partitions.of_file(self.columns.names, table.schema)
+        names = self._partitions.of_file(self.columns.names, table.column_names)
         types = {name: self._type(name, schema.field(name).type) for name in names}
         self._schema = pruned(table.schema, types)
 

@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate, groupby, islice
-from typing import Any, NamedTuple, Unpack
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,7 +15,6 @@ from placer.data.formats.base import (
     SAMPLE_ROWS,
     BatchCursor,
     Batches,
-    ColumnOptions,
     ColumnSource,
     reading,
 )
@@ -47,7 +46,7 @@ class ParquetSource(ColumnSource):
         self,
         files: Sequence[str],
         layout: Layout | None = None,
-        **options: Unpack[ColumnOptions],
+        **options: Any,
     ) -> None:
         kept, self.footers, self.notes = _footers(files)
         super().__init__(kept, layout, **options)
@@ -56,7 +55,7 @@ class ParquetSource(ColumnSource):
         kept = self.files
         self._schemas = [_schema(file, one) for file, one in zip(kept, self.footers, strict=True)]
         full = [flat(self._partitions.added_to(schema)) for schema in self._schemas]
-        self._infer(full[0], self._sample(full[0]) if self._is_inferred() else None)
+        self._infer(full[0], self._sample(full[0]) if self._is_inferred else None)
         for file, own in zip(kept, full, strict=True):
             check_schema(file, own, self.columns)
         # The newest file alone: columns come with a day, and stay.
@@ -88,7 +87,7 @@ class ParquetSource(ColumnSource):
             counts = [_leaves(field.type) for field in schema]
             if sum(counts) != footer.num_columns:
                 return None
-            first = dict(zip(schema.names, _starts(counts), strict=True))
+            first = dict(zip(schema.names, accumulate(counts, initial=0), strict=False))
             if any(_holds_no_integers(schema.field(name).type) for name in integers):
                 return None
             leaves = {name: first[name] for name in integers}
@@ -109,7 +108,7 @@ class ParquetSource(ColumnSource):
         """The record batches from a row group on."""
         for place, groups in groupby(islice(self.row_groups, first, None), lambda one: one.file):
             file = self.files[place]
-            names = self._partitions.of_file(self.columns.names, self._schemas[place])
+            names = self._partitions.of_file(self.columns.names, self._schemas[place].names)
             names = outermost(names, self._schemas[place])
             with reading(file, "Parquet"), _parquet_file(file, self.footers[place]) as opened:
                 for group in groups:
@@ -196,10 +195,6 @@ def _leaves(kind: pa.DataType) -> int:
     if isinstance(kind, pa.BaseExtensionType):
         return _leaves(kind.storage_type)
     return _leaves(kind.value_type) if is_list(kind) else 1
-
-
-def _starts(counts: Sequence[int]) -> list[int]:
-    return [sum(counts[:place]) for place in range(len(counts))]
 
 
 def _holds_no_integers(kind: pa.DataType) -> bool:

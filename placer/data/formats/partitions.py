@@ -48,12 +48,8 @@ class Partitions:
                     batch = batch.append_column(name, self._column(file, name, batch.num_rows))
         return batch
 
-    def of_file(self, names: Sequence[str], schema: pa.Schema) -> list[str]:
-        """Those of the named columns that are read from a file itself."""
-        return self.of_columns(names, schema.names)
-
-    def of_columns(self, names: Sequence[str], columns: Sequence[str]) -> list[str]:
-        """The same of a file that has the given columns."""
+    def of_file(self, names: Sequence[str], columns: Sequence[str]) -> list[str]:
+        """Those of the named columns that are read from a file itself, which has some columns."""
         held = set(self._types).difference(columns)
         return [name for name in names if name not in held]
 

@@ -286,17 +286,16 @@ def head_lines(file: str) -> bytes:
         )
     if len(start) < HEAD_BYTES:
         return start if start.endswith(b"\n") else start + b"\n"
+    if b"\n" not in start:
+        start = head(file, MOST_LINE_BYTES)
     end = start.rfind(b"\n") + 1
-    while not end:
-        start = head(file, min(2 * len(start), MOST_LINE_BYTES))
-        end = start.rfind(b"\n") + 1
-        if not end and len(start) >= MOST_LINE_BYTES:
-            raise DataError(
-                f"{shown(file)}, line 1 has more than {MOST_LINE_BYTES} bytes, "
-                "which no sample has; is it a log?"
-            )
-        if not end and len(start) < MOST_LINE_BYTES:
-            return start + b"\n"
+    if not end and len(start) < MOST_LINE_BYTES:
+        return start + b"\n"
+    if not end:
+        raise DataError(
+            f"{shown(file)}, line 1 has more than {MOST_LINE_BYTES} bytes, "
+            "which no sample has; is it a log?"
+        )
     return start[:end]
 
 

@@ -8,6 +8,7 @@ docs/profile.md shows it with Spark, Dask and Ray; `placer.adapters` has the few
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
@@ -31,7 +32,7 @@ from placer.profile.count import TableOptions
 from placer.profile.counts import RowCounts
 from placer.profile.locality import STRETCH_SAMPLES, LocalityCounter
 from placer.profile.parts.counts import Counts, CountSums, batches, sums_of, window_batches
-from placer.profile.parts.reading import PartReader, joined
+from placer.profile.parts.reading import PartReader
 from placer.profile.parts.tables import PartitionTables
 from placer.profile.profile import Profile
 from placer.profile.table_profile import FeatureCounts, TableProfile, UnknownIds
@@ -199,7 +200,13 @@ class PartitionCounter:
             first = next(part, None)
             if first is None:
                 return
-            part = joined(first, part, f"partition {partition}")
+            every = chain([first], part)
+            part = BatchSource(
+                f"partition {partition}",
+                first.schema,
+                lambda columns: (batch.select(list(columns)) for batch in every),
+                once=True,
+            )
         source = part if isinstance(part, BatchSource) else batches_of(part)
         reader = PartReader(source, self.columns, self.missing, self.position)
         keyed = self.kinds.keys() - self.mappings.keys()
@@ -213,7 +220,7 @@ class PartitionCounter:
         )
         features = dict.fromkeys(self.feature_tables, FeatureCounts())
         samples = 0
-        for batch, positions in reader.batches(partition):
+        for batch, positions in reader.positioned(partition):
             read = {}
             for place, (feature, table) in enumerate(self.feature_tables.items()):
                 bags = batch.features[feature]
@@ -226,12 +233,7 @@ class PartitionCounter:
                     tables.add_keys(table, bags.keys, places)
                     ids = bags.keys.view(np.int64)
                 read[feature] = Bags(ids, bags.offsets)
-                filled = (
-                    batch.samples
-                    if bags.offsets is None
-                    else int(np.count_nonzero(np.diff(bags.offsets)))
-                )
-                features[feature] += FeatureCounts(bags.keys.size, filled)
+                features[feature] += FeatureCounts(bags.keys.size, read[feature].filled)
             if samples < STRETCH_SAMPLES:  # One stretch: counting windows takes its time.
                 near.add(batch.samples, read)
             samples += batch.samples
@@ -276,23 +278,21 @@ class PartitionCounter:
         """
         sums = sums_of(parts)
         self._check(sums)
-        tables = TableOptions(**options)
-        tables.check(self.feature_tables, self.kinds)
         mappings: dict[str, IdMapping] = {}
         counted: dict[str, RowCounts] = {}
         for name in self.kinds:
             mappings[name], counted[name] = self._table(name, sums)
-        profiles = []
-        by_table: dict[str, dict[str, FeatureCounts]] = {name: {} for name in self.kinds}
+        features: dict[str, dict[str, FeatureCounts]] = {name: {} for name in self.kinds}
         for feature, own in self.feature_tables.items():
-            by_table[own][feature] = FeatureCounts(sums.lookups[feature], sums.bags[feature])
-        for name, counts in counted.items():
-            features = by_table[name]
-            table = tables.table(name, counts.rows, features, sums.samples)
-            profile = TableProfile.counted(table, counts, features)
-            unknown = self._unknown(name, mappings[name], profile, sums)
-            locality = sums.locality(name)
-            profiles.append(replace(profile, locality=locality, unknown=unknown))
+            features[own][feature] = FeatureCounts(sums.lookups[feature], sums.bags[feature])
+        profiles = [
+            replace(
+                one,
+                locality=sums.locality(one.name),
+                unknown=self._unknown(one.name, mappings[one.name], one, sums),
+            )
+            for one in TableOptions(**options).profiles(counted, features, sums.samples)
+        ]
         columns = self.columns
         return Profile(
             tables=tuple(profiles),

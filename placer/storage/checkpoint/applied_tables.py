@@ -1,13 +1,11 @@
 """The placed tables of a model in a folder of their own, beside a trainer's checkpoint."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
 from placer.adapters.pytorch.applied import EPS, LR, AppliedPlan
-from placer.adapters.pytorch.table import PlacedTable
 from placer.executor.id_order import TableTensor
 from placer.executor.tensor_names import UPDATES
 from placer.storage.checkpoint.dcp_reader import read_tensors
@@ -101,12 +99,11 @@ def load_tables(folder: str | os.PathLike[str], applied: AppliedPlan) -> None:
 
 
 def _named(applied: AppliedPlan) -> list[NamedTables]:
-    return [
-        NamedTables(table.embeddings.id_order(), dict(_tensors(name, table)))
-        for name, table in applied.tables.items()
-    ]
-
-
-def _tensors(name: str, table: PlacedTable) -> Iterator[tuple[Name, TableTensor]]:
-    for tensor in table.embeddings.id_order().tensors():
-        yield (GROUP, f"{name}.{tensor.name}"), tensor
+    named = []
+    for name, table in applied.tables.items():
+        order = table.embeddings.id_order()
+        tensors: dict[Name, TableTensor] = {
+            (GROUP, f"{name}.{tensor.name}"): tensor for tensor in order.tensors()
+        }
+        named.append(NamedTables(order, tensors))
+    return named

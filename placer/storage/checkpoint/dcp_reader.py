@@ -42,7 +42,11 @@ def read_tensors(folder: Path, known_files: Collection[str] | None = None) -> di
     tensors = read_metadata(folder)
     _check_places(folder, tensors, known_files)
     files = _Files(folder)
-    return {tensor.name: _tensor_rows(files, tensor) for tensor in tensors}
+    stored: dict[str, TensorRows] = {}
+    for tensor in tensors:
+        dtype: torch.dtype = getattr(torch, tensor.dtype)
+        stored[tensor.name] = TensorRows(tensor.shape, dtype, _Rows(files, tensor, dtype))
+    return stored
 
 
 def _check_places(
@@ -81,12 +85,6 @@ def _check_places(
                     f"{folder / NAME} is damaged: a part of {tensor.name}, {block.sizes}, is in "
                     f"{block.length} bytes of {block.file}"
                 )
-
-
-def _tensor_rows(files: "_Files", tensor: StoredTensor) -> TensorRows:
-    dtype: torch.dtype = getattr(torch, tensor.dtype)
-    rows = _Rows(files, tensor, dtype)
-    return TensorRows(tensor.shape, dtype, rows)
 
 
 class _Rows:

@@ -76,7 +76,7 @@ def save_folder(
         hidden.begin()
 
     try:
-        write_folder(hidden, named, tensors, begin=begin, finish=hidden.publish)
+        write_folder(hidden, named, tensors, begin, lambda files: hidden.publish())
     finally:
         hidden.discard()
 
@@ -85,10 +85,9 @@ def write_folder(
     folder: HiddenFolder,
     named: Sequence[NamedTables],
     tensors: Mapping[Name, AnyTensor],
-    *,
     begin: Callable[[], None],
-    finish: Callable[[], None] = lambda: None,
-) -> dict[str, FileRecord]:
+    finish: Callable[[dict[str, FileRecord]], None],
+) -> None:
     """Write tables and other tensors; all processes that share the tables must call it.
 
     Parameters
@@ -100,12 +99,8 @@ def write_folder(
         What all processes have alike; the first one writes them.
     begin, finish : callable
         Called on the first process: one begins the folder before any process writes, the other
-        comes when all have written. The others wait, and an error there is one on all.
-
-    Returns
-    -------
-    mapping of file name to FileRecord
-        The files that this process wrote.
+        comes when all have written, with the files by their names. The others wait, and an error
+        there is one on all.
 
     Raises
     ------
@@ -125,19 +120,20 @@ def write_folder(
     if len(paths) < len(names):
         raise CheckpointError("two tensors have one name; rename one of them")
     saving = _Saving(folder.target, named)
-    written: dict[str, FileRecord] = {}
     saving.together(begin if saving.rank == 0 else lambda: None)
-    parts = saving.together(lambda: saving.write(folder.partial, tensors, written))
+    parts = saving.together(lambda: saving.write(folder.partial, tensors))
 
     def complete() -> None:
         if saving.rank == 0:
             file = HashedFile(folder.partial / NAME)
-            pickle.dump(_metadata(parts, paths, folder.partial), file)
-            written[NAME] = file.finish()
-            finish()
+            metadata = _metadata([items for items, _ in parts], paths, folder.partial)
+            pickle.dump(metadata, file)
+            files = {NAME: file.finish()}
+            for _, own in parts:
+                files |= own
+            finish(files)
 
     saving.together(complete)
-    return written
 
 
 Place = tuple[str, int, int]
@@ -187,14 +183,16 @@ class _Saving:
         return [each for each, _ in said]
 
     def write(
-        self, folder: Path, tensors: Mapping[Name, AnyTensor], written: dict[str, FileRecord]
-    ) -> Written:
-        """Write this process's file, and say what is where in it."""
+        self, folder: Path, tensors: Mapping[Name, AnyTensor]
+    ) -> tuple[Written, dict[str, FileRecord]]:
+        """Write this process's file, and say what is where in it; there is none for nothing."""
         items: Written = []
         path = folder / f"__{self.rank}_0.distcp"
-        file = HashedFile(path)
+        file: HashedFile | None = None
 
         def add(name: Name, shape: Sequence[int], rows: tuple[int, int], values: Tensor) -> None:
+            nonlocal file
+            file = file or HashedFile(path)
             start = file.tell()
             values = values.detach().cpu().contiguous()
             if values.untyped_storage().size() != values.nbytes:
@@ -215,15 +213,12 @@ class _Saving:
                 if block_name is not None and block is not None and values is not None:
                     add(block_name, block.tensor.shape, (block.start, block.stop), values)
         finally:
-            file.close()
+            if file is not None:
+                file.close()
             if not self._is_out_of_step:  # The others still request what this process holds.
                 for now in self._rounds:
                     self._fetch(now)
-        if items:
-            written[path.name] = file.finish()
-        else:
-            path.unlink(missing_ok=True)
-        return items
+        return items, {} if file is None else {path.name: file.finish()}
 
     def _own(self, tensors: Mapping[Name, AnyTensor]) -> dict[Name, TensorRows]:
         """What the first process writes besides its blocks."""

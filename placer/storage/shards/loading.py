@@ -21,7 +21,6 @@ def load_shards(
     shards: ShardFolder | StrPath,
     *,
     verify_files: bool = True,
-    optimizer_state: bool = True,
 ) -> ShardFolder:
     """Overwrite weights and optimizer state with a folder's rows, and the number of updates.
 
@@ -36,8 +35,6 @@ def load_shards(
     shards : ShardFolder or path
     verify_files : bool
         Whether the SHA-256 of the files is compared.
-    optimizer_state : bool
-        Whether the module trains on, and must have the optimizers that the rows were trained by.
 
     Returns
     -------
@@ -57,7 +54,6 @@ def load_shards(
         f"{table.name}.{tensor.name}": tensor
         for table in shards.plan.tables
         for tensor in tensors_of(table, table.optimizer)
-        if optimizer_state or tensor.name == "weight"
     }
     expected = {f"{tensor.table.name}.{tensor.name}": tensor for tensor in order.tensors()}
     check_shapes(

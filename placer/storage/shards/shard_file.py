@@ -55,11 +55,6 @@ class ShardLayout:
         """Bytes of the file."""
         return len(self.header) + sum(tensor.size_bytes for tensor in self.tensors.values())
 
-    @property
-    def row_bytes(self) -> int:
-        """Weights and optimizer state of one row of the shard."""
-        return self.table.bytes_per_row(self.shard.width)
-
     @cached_property
     def _laid_out(self) -> tuple[bytes, tuple[StoredTensor, ...]]:
         rows, width, table = self.shard.row_count, self.shard.width, self.table

@@ -87,24 +87,19 @@ class ShardFile:
     home: Home
 
 
-def shard_files(plan: Plan) -> Iterator[tuple[ShardFile, ...]]:
-    """The files of each shard: one for every device that serves it."""
+def files_by_table(plan: Plan) -> dict[str, list[tuple[ShardFile, ...]]]:
+    """The files of each shard of a table: one for every device that serves the shard."""
+    by_table: dict[str, list[tuple[ShardFile, ...]]] = {table.name: [] for table in plan.tables}
     for index, shard in enumerate(plan.shards):
         layout = ShardLayout(plan.tables_by_name[shard.table], shard)
         word = re.sub(r"[^A-Za-z0-9_]+", "-", shard.table)[:40]
         name = f"{index:05d}-{word}.safetensors"
-        yield tuple(
+        files = (
             ShardFile(f"{quote(home.device, safe='')}.{home.memory}/{name}", layout, home)
             for home in homes_of(shard)
         )
-
-
-def files_by_table(plan: Plan) -> dict[str, tuple[tuple[ShardFile, ...], ...]]:
-    """The files of each shard of a table, in the plan's order, by table."""
-    by_table: dict[str, list[tuple[ShardFile, ...]]] = {table.name: [] for table in plan.tables}
-    for files in shard_files(plan):
-        by_table[files[0].layout.table.name].append(files)
-    return {table: tuple(files) for table, files in by_table.items()}
+        by_table[shard.table].append(tuple(files))
+    return by_table
 
 
 def placement_sha256(plan: Plan) -> str:
@@ -145,7 +140,7 @@ class ShardFolder:
     _checked: set[str] = field(default_factory=set, repr=False, compare=False)
 
     @cached_property
-    def files(self) -> dict[str, tuple[tuple[ShardFile, ...], ...]]:
+    def files(self) -> dict[str, list[tuple[ShardFile, ...]]]:
         """For each shard of a table, in the plan's order, its files, by table."""
         return files_by_table(self.plan)
 
@@ -226,7 +221,9 @@ def open_shards(path: StrPath, *, verify: bool = True) -> ShardFolder:
             "write them again with `placer export --to shards`"
         )
     check_shards(plan)
-    expected = {file.name: file for files in shard_files(plan) for file in files}
+    folder_of_shards = ShardFolder(folder, plan, manifest, verify)
+    files = (file for shards in folder_of_shards.files.values() for own in shards for file in own)
+    expected = {file.name: file for file in files}
     if expected.keys() != manifest.files.keys():
         odd = min(expected.keys() ^ manifest.files.keys())
         raise CheckpointError(
@@ -235,7 +232,7 @@ def open_shards(path: StrPath, *, verify: bool = True) -> ShardFolder:
         )
     for name, file in expected.items():
         check_size(folder / name, file.layout.size_bytes, "write the shards again")
-    return ShardFolder(folder, plan, manifest, verify)
+    return folder_of_shards
 
 
 def refuse_other_plan(folder: ShardFolder, plan: Plan) -> None:

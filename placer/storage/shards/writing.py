@@ -76,7 +76,9 @@ def write_shards(plan: Plan, checkpoint: Checkpoint, path: StrPath) -> ShardFold
     with new_shards(path, plan) as made:
         for name, files in files_by_table(plan).items():
             _write_table(made, files, tensors[name])
-        made.finish(checkpoint.position, _updates(checkpoint))
+        updates = checkpoint.tensors.get(STATES, {}).get(UPDATES)
+        count = None if updates is None else int(TensorRows.of(updates).whole())
+        made.finish(checkpoint.position, count)
     return open_shards(path)
 
 
@@ -272,8 +274,3 @@ def _tensors_by_table(
             rows = TensorRows.of(states[f"{table.name}.{tensor.name}"])
             by_table[table.name][tensor.name] = rows
     return by_table
-
-
-def _updates(checkpoint: Checkpoint) -> int | None:
-    updates = checkpoint.tensors.get(STATES, {}).get(UPDATES)
-    return None if updates is None else int(TensorRows.of(updates).whole())

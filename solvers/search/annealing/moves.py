@@ -1,6 +1,4 @@
-"""Random moves: shards are moved and swapped, tables sharded anew, arenas given up."""
-
-import math
+"""Random moves: shards are moved and swapped, tables sharded anew."""
 
 import numpy as np
 
@@ -12,8 +10,6 @@ from solvers.search.annealing.rating import (
     make_change,
     may_go,
     number_on,
-    rate,
-    replace_items,
     set_change,
     step_time_s,
     weigh_phases,
@@ -81,93 +77,6 @@ def exchange(
 
 
 @compiled
-def gather(
-    model: Model,
-    state: State,
-    rules: Rules,
-    slow: int,
-    temperature: float,
-    rng: np.random.Generator,
-) -> bool:
-    """Try to move an arena's shards off GPU `slow` to GPUs that have it too; whether it is done.
-
-    Moves of one shard seldom take an arena with them: the shards that stay keep its launches.
-    """
-    if not state.held[slow]:
-        return False
-    unit = state.on[slow, int(rng.random() * state.held[slow])]
-    item = item_of(model, state, unit, number_on(state.gpu, unit, slow))
-    arena = model.arena[model.first_arena[item]]
-    before = 0.0
-    for gpu in range(state.held.size):
-        before += state.energy[gpu]
-    gathered, count, place = state.gathered, 0, 0
-    may_move = True
-    while may_move and place < state.held[slow]:
-        unit = state.on[slow, place]
-        number = number_on(state.gpu, unit, slow)
-        item = item_of(model, state, unit, number)
-        if model.arena[model.first_arena[item]] != arena:
-            place += 1
-            continue
-        gpu = host_of_arena(model, state, unit, item, arena, slow, rng)
-        may_move = gpu >= 0 and relocate(model, state, rules, unit, number, slow, gpu)
-        if may_move:  # The last unit of the GPU's list is in this place now.
-            gathered[count, 0], gathered[count, 1], gathered[count, 2] = unit, number, gpu
-            count += 1
-    change = -before
-    for gpu in range(state.held.size):
-        change += state.energy[gpu]
-    if may_move and (change <= 0 or rng.random() < math.exp(-change / temperature)):
-        return count > 0
-    for undone in range(count - 1, -1, -1):
-        unit, number, gpu = gathered[undone, 0], gathered[undone, 1], gathered[undone, 2]
-        relocate(model, state, rules, unit, number, gpu, slow)
-    return False
-
-
-@compiled
-def host_of_arena(
-    model: Model,
-    state: State,
-    unit: int,
-    item: int,
-    arena: int,
-    slow: int,
-    rng: np.random.Generator,
-) -> int:
-    """A GPU with an arena that may serve an item: of two of them, that of less energy; or -1."""
-    gpus, chosen, first = state.held.size, NOBODY, int(rng.random() * state.held.size)
-    for step in range(gpus):
-        gpu = (first + step) % gpus
-        if gpu == slow or state.counts[gpu, arena] <= 0:
-            continue
-        if not may_go(model, state, unit, item, gpu, NOBODY):
-            continue
-        if chosen >= 0:
-            return gpu if state.energy[gpu] < state.energy[chosen] else chosen
-        chosen = gpu
-    return chosen
-
-
-@compiled
-def relocate(
-    model: Model, state: State, rules: Rules, unit: int, number: int, here: int, there: int
-) -> bool:
-    """Move a shard to another GPU, whatever that costs; False if there is no room."""
-    item = item_of(model, state, unit, number)
-    set_change(state.change, here, item, NOBODY, NOBODY, NOBODY)
-    set_change(state.change, there, NOBODY, item, NOBODY, NOBODY)
-    if not rate(model, state, rules, there) or not rate(model, state, rules, here):
-        return False
-    replace_items(model, state, here)
-    replace_items(model, state, there)
-    drop(state, unit, number)
-    add(state, unit, number, there)
-    return True
-
-
-@compiled
 def slow_gpu(state: State, rules: Rules, rng: np.random.Generator) -> int:
     """The GPU of most energy, or one of the slow ones where there are many, or any, by turns."""
     gpus = state.held.size
@@ -217,8 +126,6 @@ def run_moves(
         if kind < rules.resharded_below:
             unit = unit_on(model, state, slow, rng)
             done = unit >= 0 and reshard(model, state, rules, unit, temperature, rng)
-        elif kind < rules.gathered_below:
-            done = gather(model, state, rules, slow, temperature, rng)
         else:
             swaps = kind < rules.swapped_below
             done = exchange(model, state, rules, slow, swaps, temperature, rng)

@@ -1,7 +1,7 @@
 """A problem and its assignments as the arrays that annealing works on."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import NamedTuple
 
@@ -51,18 +51,16 @@ class AnnealingProblem:
 
     Parameters
     ----------
-    starts : sequence of Assignment
-        Whose options are among them; those that keep other tables together than the first are
-        left out of `starts`.
+    start : Assignment
+        Its options are among them.
     clock : Clock
         Of computing their costs.
     """
 
-    def __init__(self, starts: Sequence[Assignment], clock: Clock) -> None:
-        self.instance = starts[0].instance
-        fixed, free = _units(starts[0])
-        self.starts = [one for one in starts if _units(one) == (fixed, free)]
-        options = _options(self.starts, free, clock)
+    def __init__(self, start: Assignment, clock: Clock) -> None:
+        self.instance = start.instance
+        fixed, free = _units(start)
+        options = _options(start, free, clock)
         self.tables = [_tables_of(unit[0]) for unit in fixed] + [[table] for table in free]
         self.options = [*fixed, *options]
         self.items: list[Block] = []
@@ -157,7 +155,7 @@ class AnnealingProblem:
             contention=np.array([objective.contention]),
             host=np.array(instance.host_of_gpu),
         )
-        rules = Rules(0.0, 0.0, 0.0, 0, 0.0, power, step_s, 0.0, 0.0)
+        rules = Rules(0.0, 0.0, 0, 0.0, power, step_s, 0.0, 0.0)
         for gpu in range(instance.gpus):
             rate(model, state, rules, gpu)
             replace_items(model, state, gpu)
@@ -210,7 +208,6 @@ class AnnealingProblem:
             candidates=np.zeros(gpus + 2 * gpu_of.shape[1], dtype=np.int64),
             replicated=np.pad(replicated, (0, units - replicated.size)),
             replicated_count=np.array([replicated.size]),
-            gathered=np.zeros((units, 3), dtype=np.int64),
             weight_s=np.zeros(phases),
             host_s=np.zeros(len(instance.dram_bytes)),
         )
@@ -241,17 +238,17 @@ def _units(start: Assignment) -> tuple[list[list[_Option]], list[int]]:
     return [[_Option(sorted(blocks))] for blocks in groups.values()], free
 
 
-def _options(starts: Sequence[Assignment], tables: list[int], clock: Clock) -> list[list[_Option]]:
+def _options(start: Assignment, tables: list[int], clock: Clock) -> list[list[_Option]]:
     """The options of each table, cheap ones first."""
-    instance, own = starts[0].instance, [start.option_of for start in starts]
+    instance, own = start.instance, start.option_of
     many, items = instance.gpus > _REPLICATED_GPUS, 0
-    work_s = {t: float(instance.option_costs(t, own[0][t])[GPU_S, -1]) for t in tables}
-    options = {table: list(dict.fromkeys(one[table] for one in own)) for table in tables}
+    work_s = {t: float(instance.option_costs(t, own[t])[GPU_S, -1]) for t in tables}
+    options = {table: [own[table]] for table in tables}
     for table in _promising(instance, work_s):
         others = [
             option
             for option in instance.options_of(table)
-            if option not in options[table]
+            if option != own[table]
             and option.shard_count <= min(_MOST_SHARDS, instance.gpus)
             and not (option.replicated_rows and many)
         ]
@@ -261,8 +258,8 @@ def _options(starts: Sequence[Assignment], tables: list[int], clock: Clock) -> l
         for shard in (s for option in others for s in instance.shards(table, option)):
             for gpu in instance.kinds:
                 instance.priced_costs(shard, gpu)
-        # Its own options may have a share of rows in HBM, as no other ones.
-        options[table] = [*others, *options[table]]
+        # Its own option may have a share of rows in HBM, as no other one.
+        options[table] = [*others, own[table]]
     return [
         [
             _Option([(shard,) for shard in instance.shards(table, option)], replica)

@@ -31,9 +31,9 @@ one to move a shard to."""
 STEPS_BETWEEN_LOOKS = 20_000
 """Steps between two looks at the clock."""
 
-_RESHARDED_BELOW, _GATHERED_BELOW, _SWAPPED_BELOW = 0.4, 0.43, 0.76
-"""Of a random number in [0, 1): below the first a table is sharded anew, below the second all
-shards of an arena leave a GPU, below the third two blocks are swapped, and else one is moved."""
+_RESHARDED_BELOW, _SWAPPED_BELOW = 0.4, 0.75
+"""Of a random number in [0, 1): below the first a table is sharded anew, below the second two
+blocks are swapped, and else one is moved."""
 
 _COOLING = 1e-3
 """Temperature at the end of a run, beside that at its start."""
@@ -59,7 +59,6 @@ class Run:
         self._state = deepcopy(state)
         self._rules = Rules(
             _RESHARDED_BELOW,
-            _GATHERED_BELOW,
             _SWAPPED_BELOW,
             MANY_GPUS,
             _together(self._model, self._start_s),

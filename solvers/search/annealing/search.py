@@ -20,13 +20,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cost_models import Roofline
+from placer import Problem, Topology
+from placer.workloads import named_workload
 from solvers.model.assignment import Assignment
 from solvers.model.clock import Clock
+from solvers.model.instance import Instance
 from solvers.result import Limits, SearchState
 from solvers.search.annealing.compiled import HAS_COMPILER, is_compiled, is_loaded
 from solvers.search.annealing.moves import run_moves
 from solvers.search.annealing.problem import AnnealingProblem
-from solvers.search.annealing.rating import rate, replace_items, weigh_phases
 from solvers.search.annealing.runs import (
     MANY_GPUS,
     SLOWER,
@@ -35,7 +38,6 @@ from solvers.search.annealing.runs import (
     Run,
     make_moves,
 )
-from solvers.search.annealing.state import HIGH_POWER, Model, Rules, State, tiny
 from solvers.search.moves import improve
 
 _HEATS: tuple[Heat, ...] = ((8, 0.3), (24, 0.03), (8, 0.03), (24, 0.003))
@@ -62,10 +64,6 @@ _POLISHED, _POLISH_SHARE = 0.02, 0.05
 """A run's end is improved by moves that are rated exactly if it is slower than the best assignment
 by no more than the first share, within the second share of the time: that pays where curves jump,
 as those of caches do."""
-
-_TRIED_SHARE, _CLEARLY = 0.2, 0.007
-"""Of the time, for runs from several starts; and the share of its step by which a plan has to be
-faster for its start to come first."""
 
 _COMPILED_IN_S = 10.0
 """With a shorter time limit nothing is compiled: that takes longer, though only once."""
@@ -95,48 +93,36 @@ class AnnealingParams:
 
 
 def anneal(
-    starts: Sequence[Assignment],
+    start: Assignment,
     *,
     target_s: float,
     seed: int,
     clock: Clock,
     params: AnnealingParams = AnnealingParams(),
 ) -> Assignment:
-    """The best assignment of runs of growing length, each from the best one so far.
+    """Return the best assignment of runs of growing length, each from the best one so far.
 
     As many runs at once as there are threads; one where steps are limited. Ends at `target_s`
-    seconds, when the clock is spent, or when long runs gain nothing. First there are short runs
-    from each of `starts`, as where one leads depends on which tables it divides, much more than
-    on how fast it is. The others have their turn once the one that led furthest leads no further.
+    seconds, when the clock is spent, or when long runs gain nothing.
     """
-    best = starts[0]
-    if best.instance.gpus == 1 or not (is_compiled(run_moves) or clock.repeats):
-        return best
+    if start.instance.gpus == 1 or not (is_compiled(run_moves) or clock.repeats):
+        return start
     if not (is_loaded(run_moves) or clock.repeats) and clock.left_s < _LOADED_IN_S:
-        return best
-    starts = [one for one in starts if _is_expressible(one)]
-    if not starts:
-        return best
-    problem = AnnealingProblem(starts, clock.part(_OPTIONS_SHARE))
-    search = _Annealing(problem, seed, clock, params)
-    starts = search.tried(problem.starts)
-    steps = search.steps_of_first_runs()
-    for start in starts:
-        found = search.improved(start, steps, target_s)
-        best = min(best, found, key=lambda one: one.step_time_s)
-        if clock.spent or best.step_time_s <= target_s:
-            break
-    return best
+        return start
+    if not _is_expressible(start):
+        return start
+    problem = AnnealingProblem(start, clock.part(_OPTIONS_SHARE))
+    return _Annealing(problem, seed, clock, params).improved(start, target_s)
 
 
 class _Annealing:
-    """Runs from the starts of one problem, as many at once as there are threads."""
+    """Runs of one problem, as many at once as there are threads."""
 
     def __init__(
         self, problem: AnnealingProblem, seed: int, clock: Clock, params: AnnealingParams
     ) -> None:
         self._problem, self._clock, self._params = problem, clock, params
-        instance = problem.starts[0].instance
+        instance = problem.instance
         self._heats = _HEATS_OF_MANY if instance.gpus > MANY_GPUS else _HEATS
         places = instance.tables + instance.gpus
         suitable = max(_LEAST_STEPS, _STEPS_PER_PLACE * places)
@@ -146,51 +132,22 @@ class _Annealing:
         threads = 1 if alone else min(_MOST_THREADS, clock.limits.thread_count)
         rng = np.random.default_rng(seed)
         self._rngs = [rng, *rng.spawn(threads - 1)]
-        self._steps_per_s = 0.0 if clock.repeats else self._speed()
 
-    def tried(self, starts: Sequence[Assignment]) -> Sequence[Assignment]:
-        """What short runs find from some starts, the best first; the slower half has fewer runs.
-
-        The first start stays first unless another one leads clearly further: there is luck in runs.
-        """
-        if len(starts) == 1:
-            return starts
-        clock, threads = self._clock, len(self._rngs)
-        steps = self._most_steps // SLOWER
-        if self._steps_per_s:
-            one_s = clock.left_s * _TRIED_SHARE / _groups(len(starts), threads)
-            steps = min(steps, int(self._steps_per_s * one_s))
-        left = [(one, 1 + _CLEARLY if number else 1.0) for number, one in enumerate(starts)]
-        out: list[tuple[Assignment, float]] = []
-        while len(left) > 1 and not clock.spent:
-            ends: list[tuple[Assignment, float]] = []
-            for first in range(0, len(left), threads):
-                together = left[first : first + threads]
-                froms = [start for start, _ in together]
-                runs = self._runs(froms, max(1, steps), [self._heats[0]] * len(froms))
-                make_moves(runs, clock)
-                ends += [
-                    (run.found() or start, handicap)
-                    for run, (start, handicap) in zip(runs, together, strict=True)
-                ]
-            ends.sort(key=lambda end: end[0].step_time_s * end[1])
-            left, out = ends[: len(ends) // 2], ends[len(ends) // 2 :] + out
-        return [one for one, _ in left + out]
-
-    def steps_of_first_runs(self) -> int:
-        """So many that there is time for some runs of each heat."""
+    def _steps_of_first_runs(self, steps_per_s: float) -> int:
+        """Steps for which there is time for some runs of each heat."""
         steps = self._most_steps
-        if self._steps_per_s:
+        if steps_per_s:
             rounds = _LEAST_TURNS * len(self._heats) / len(self._rngs)
-            possible = int(self._steps_per_s * SLOWER * self._clock.left_s / rounds)
+            possible = int(steps_per_s * SLOWER * self._clock.left_s / rounds)
             steps = min(steps, max(1, possible))
         return steps // SLOWER
 
-    def improved(self, best: Assignment, first: int, target_s: float) -> Assignment:
-        """The best of runs of `first` steps and more, each from the best one so far."""
+    def improved(self, best: Assignment, target_s: float) -> Assignment:
+        """Return the best of runs that get longer, each from the best one so far."""
         clock, params, heats = self._clock, self._params, self._heats
         threads, number, idle = len(self._rngs), 0, 0
-        steps_per_s = self._steps_per_s
+        steps_per_s = 0.0 if clock.repeats else self._speed(best)
+        first = self._steps_of_first_runs(steps_per_s)
         while not clock.spent and best.step_time_s > target_s and idle < params.idle_runs:
             length = min(2 ** (number // len(heats)), params.longest)
             steps = length * first
@@ -199,7 +156,7 @@ class _Annealing:
                 steps = max(1, min(steps, int(steps_per_s * clock.left_s)))
             began = time.monotonic()
             turns = [heats[(number + at) % len(heats)] for at in range(threads)]
-            runs = self._runs([best] * threads, steps, turns)
+            runs = self._runs(best, steps, turns)
             make_moves(runs, clock)
             steps_per_s = steps / max(1e-9, time.monotonic() - began)
             before_s = best.step_time_s
@@ -217,40 +174,28 @@ class _Annealing:
             number += threads
         return best
 
-    def _speed(self) -> float:
+    def _speed(self, start: Assignment) -> float:
         """Steps a second of each run, of as many as there are between two looks at the clock."""
         steps = STEPS_BETWEEN_LOOKS // SLOWER
-        threads = len(self._rngs)
-        starts = [self._problem.starts[0]] * threads
-        runs = self._runs(starts, steps, [_HEATS[-1]] * threads)
+        runs = self._runs(start, steps, [_HEATS[-1]] * len(self._rngs))
         began = time.monotonic()
         make_moves(runs, self._clock)
         return steps / max(1e-9, time.monotonic() - began)
 
-    def _runs(self, starts: Sequence[Assignment], steps: int, heats: Sequence[Heat]) -> list[Run]:
-        """A run of each heat from each start; those of one power and start share its arrays."""
+    def _runs(self, start: Assignment, steps: int, heats: Sequence[Heat]) -> list[Run]:
+        """A run of each heat; those of one power share its arrays."""
         problem = self._problem
-        made: dict[tuple[int, int], tuple[Model, State, float]] = {}
-        runs = []
-        for start, rng, heat in zip(
-            starts, self._rngs, heats, strict=False
-        ):  # Threads may be more.
-            key = id(start), heat[0]
-            if key not in made:
-                made[key] = problem.start(start, heat[0])
-            runs.append(Run(problem, made[key], rng, steps, heat))
-        return runs
+        made = {power: problem.start(start, power) for power in {power for power, _ in heats}}
+        return [
+            Run(problem, made[heat[0]], rng, steps, heat)
+            for rng, heat in zip(self._rngs, heats, strict=True)
+        ]
 
 
 def _is_expressible(assignment: Assignment) -> bool:
     """Whether no GPU has two shards of a table, which the moves' arrays have no place for."""
     tables = ([shard.table for shard in shards] for shards in assignment.shards)
     return all(len(of_gpu) == len(set(of_gpu)) for of_gpu in tables)
-
-
-def _groups(starts: int, threads: int) -> int:
-    """How often `tried` makes runs at once."""
-    return -(-starts // threads) + _groups(starts // 2, threads) if starts > 1 else 0
 
 
 def prepare(limits: Limits) -> None:
@@ -263,10 +208,9 @@ def prepare(limits: Limits) -> None:
         return
     if limits.on_state is not None:
         limits.on_state(SearchState("compiling the search, once", None, 0.0))
-    model, state = tiny()
-    rules = Rules(0.0, 0.0, 0.0, 1, 0.0, HIGH_POWER, 1.0, 1.0, 0.0)
-    rng = np.random.default_rng(0)
-    rate(model, state, rules, 0)
-    replace_items(model, state, 0)
-    weigh_phases(model, state, rules)
-    run_moves(model, state, rules, 0, 0, 1.0, state.option.copy(), state.gpu.copy(), rng)
+    problem = Problem(named_workload("random-2"), Topology.parse("2xh100"), batch_size=64)
+    instance = Instance(problem, Roofline())
+    start = Assignment.of(instance, [(instance.whole(table), table) for table in range(2)])
+    assert start is not None, "two tables fit on two GPUs"
+    arrays = AnnealingProblem(start, Clock.start(limits))
+    Run(arrays, arrays.start(start), np.random.default_rng(0), 0, _HEATS[0])

@@ -122,8 +122,6 @@ class State(NamedTuple):
     replicated : int64, shape (units,)
         The units with replicas, in any order, of which the first `replicated_count[0]` count.
     replicated_count : int64, shape (1,)
-    gathered : int64, shape (units, 3)
-        Unit, number and new GPU of the shards that have left one in a move.
     weight_s : float64, shape (phases,)
         What phases count in the energy.
     host_s : float64, shape (hosts,)
@@ -149,7 +147,6 @@ class State(NamedTuple):
     candidates: Int
     replicated: Int
     replicated_count: Int
-    gathered: Int
     weight_s: Float
     host_s: Float
 
@@ -161,7 +158,6 @@ class Rules(NamedTuple):
     """
 
     resharded_below: float
-    gathered_below: float
     swapped_below: float
     many_gpus: int
     together: float
@@ -169,57 +165,3 @@ class Rules(NamedTuple):
     step_s: float
     hot: float
     cooling: float
-
-
-def tiny() -> tuple[Model, State]:
-    """One GPU that serves one item: arrays of the right types."""
-    one, none = np.zeros(1, dtype=np.int64), np.zeros((1, 1), dtype=np.int64)
-    numbers = np.ones((1, 1))
-    model = Model(
-        costs=np.zeros((1, 1, 2, 2)),
-        kind=one,
-        room=np.ones(1),
-        launches=numbers,
-        first_arena=np.array([0, 1]),
-        arena=one,
-        home=one - 1,
-        first_option=np.array([0, 1]),
-        first_item=one,
-        item_count=one + 1,
-        replica=one - 1,
-        may_serve=np.ones((1, 1), dtype=bool),
-        members=numbers,
-        fixed_s=np.zeros(1),
-        lanes=np.zeros((0, 3), dtype=np.int64),
-        lane_begins=np.zeros(0),
-        lane_waits=np.zeros(0),
-        scale_s=np.ones(1),
-        counted_s=np.ones(1),
-        contention=np.zeros(1),
-        host=one - 1,
-    )
-    state = State(
-        option=one.copy(),
-        gpu=none.copy(),
-        sums=np.zeros((1, 2, 2)),
-        phase_s=np.zeros((1, 1)),
-        energy=np.zeros(1),
-        on=none.astype(np.int32),
-        at=none.copy(),
-        held=one + 1,
-        counts=none + 1,
-        arenas=one + 1,
-        change=np.full((1, 4), NOBODY),
-        new_phase_s=np.zeros((1, 1)),
-        new_energy=np.zeros(1),
-        changed=one.copy(),
-        chosen=one.copy(),
-        done_s=np.zeros(1),
-        candidates=one.copy(),
-        replicated=one.copy(),
-        replicated_count=one.copy(),
-        gathered=np.zeros((1, 3), dtype=np.int64),
-        weight_s=np.ones(1),
-        host_s=np.zeros(1),
-    )
-    return model, state

@@ -23,6 +23,9 @@ from solvers.search.branching.nodes import (
 _NEARLY_WHOLE = 0.02
 """What a number of GPUs may differ by from a whole one that it is taken for."""
 
+_PLACEMENTS = 100
+"""Ways to serve a table's shards beyond which they are left open."""
+
 
 class Examined(NamedTuple):
     """A node with its bound, and its relaxation if that was solved."""
@@ -48,8 +51,6 @@ class Branches:
     formulation : Formulation
     order : sequence of int
         Tables in the order in which it is decided how they are cut.
-    placements : int
-        Ways to serve a table's shards beyond which they are left open.
     are_arenas_first : bool
         Whether it is decided before all tables on how many GPUs each arena is.
     examined : callable
@@ -61,7 +62,6 @@ class Branches:
 
     formulation: Formulation
     order: Sequence[int]
-    placements: int
     are_arenas_first: bool
     examined: Callable[[Sequence[Node]], Iterator[Examined | None]]
     target: Callable[[], float]
@@ -109,7 +109,7 @@ class Branches:
 
     def _layouts(self, node: Node, table: int) -> list[Node]:
         """A node with each layout of a table, and each way to serve its shards."""
-        f, most = self.formulation, self.placements
+        f, most = self.formulation, _PLACEMENTS
         ways: dict[Layout, list[Way]] = {}
         for layout in layouts_of(f, node, table):
             every = list(islice(ways_to_serve(node.groups, table, layout), most + 1))

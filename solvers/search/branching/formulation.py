@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from solvers.bounds.claims import every_option
 from solvers.bounds.least_cost import distinct_shards, points_within
 from solvers.model.instance import Instance, ShardingOption, TableShard
 from solvers.model.knapsack import BYTES, PHASES, Float
@@ -74,8 +73,6 @@ class Formulation:
     ----------
     nearly : float
         Share of a GPU's HBM and step that points differ by which are taken as one, all together.
-    looked_at : sequence of sequences of ShardingOption
-        By table, the options that the formulation is about.
     options : list of ShardingOption
         Those of all tables that some GPU has room for.
     table_of : int64, shape (options,)
@@ -136,9 +133,8 @@ class Formulation:
         shards = 0
         points: list[Float] = []
         self._arenas: dict[object, int] = {}
-        self.looked_at = every_option(instance)
-        for table, every in enumerate(self.looked_at):
-            for option in every:
+        for table in range(instance.tables):
+            for option in instance.options_of(table):
                 mine = self._parts(table, option)
                 if not all(of_kinds for _, _, of_kinds in mine):
                     continue

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from solvers.bounds.claims import Claim
 from solvers.model.assignment import Assignment
 from solvers.model.clock import Clock
 from solvers.model.instance import Instance
@@ -46,9 +45,6 @@ better plan it may be nearer."""
 
 _ARENA_SHARE = 0.2
 """Share of a step that the launches of an arena have to take for it to be decided first."""
-
-_PLACEMENTS = 100
-"""Ways to serve a table's shards beyond which they are left open."""
 
 _ROUNDED_SHARE = 0.2
 """Share of the time for making placements of relaxations."""
@@ -132,10 +128,9 @@ class BranchAndBound:
         self._rounding = threading.Lock()
 
     @property
-    def claim(self) -> Claim:
-        """What is proven of the plans of the formulation's options."""
-        bound_s = min(self.bound_s, self.best.own_step_time_s)
-        return Claim(bound_s, self.formulation.looked_at)
+    def proven_s(self) -> float:
+        """The bound, which may be above the best plan by rounding errors."""
+        return min(self.bound_s, self.best.own_step_time_s)
 
     @property
     def limit(self) -> float:
@@ -213,7 +208,6 @@ class BranchAndBound:
         branches = Branches(
             self.formulation,
             self._order,
-            _PLACEMENTS,
             self._are_arenas_first,
             lambda nodes: self._examined(nodes, gap),
             lambda: self._target(gap),

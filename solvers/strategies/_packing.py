@@ -1,0 +1,56 @@
+"""Give shards GPUs one by one, as the published planners do: see `beam` and `dp`."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from solvers.model.instance import Block, Instance
+from solvers.model.knapsack import Float
+
+
+class Needs(NamedTuple):
+    """What a block of shards takes of each GPU.
+
+    Attributes
+    ----------
+    cost : float64, shape (GPUs,)
+        What it adds to the GPU's load.
+    room : float64, shape (GPUs,) or (GPUs, resources)
+        What it adds to what has a limit, such as HBM bytes.
+    dram_bytes : float64, shape (GPUs,)
+        Of the GPU's host.
+    """
+
+    cost: Float
+    room: Float
+    dram_bytes: Float
+
+
+def pack(
+    instance: Instance, blocks: Mapping[Block, Needs], load: Float, room: Float
+) -> dict[Block, int]:
+    """Put each block, in order, on the GPU with the least load then; −1 where none has room.
+
+    `load` and `room` are those of the empty GPUs, which this function changes. Shards of one table
+    go to different GPUs.
+    """
+    hosts, dram = np.array(instance.host_of_gpu), instance.dram_bytes.copy()
+    holders: dict[int, list[int]] = defaultdict(list)
+    gpu_of = {}
+    for block, own in blocks.items():
+        after = np.where(instance.open_gpus(block), load + own.cost, np.inf)
+        after[(own.room > room).reshape(len(load), -1).any(axis=1)] = np.inf
+        after[own.dram_bytes > dram[hosts]] = np.inf
+        for shard in block:
+            after[holders[shard.table]] = np.inf
+        gpu = int(after.argmin())
+        gpu_of[block] = gpu if np.isfinite(after[gpu]) else -1
+        if gpu_of[block] == gpu:
+            load[gpu] = after[gpu]
+            room[gpu] -= own.room[gpu]
+            dram[hosts[gpu]] -= own.dram_bytes[gpu]
+            for shard in block:
+                holders[shard.table].append(gpu)
+    return gpu_of
