@@ -27,3 +27,10 @@ def on_host(tensor: Tensor) -> Tensor:
     copy = start_copy(tensor)
     recorded().synchronize()
     return copy
+
+
+def indexed(device: torch.device) -> torch.device:
+    """The device with its number: tensors on ``cuda`` say that they are on ``cuda:0``."""
+    if str(device) == "cuda" and torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return device

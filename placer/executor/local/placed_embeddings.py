@@ -30,7 +30,7 @@ from placer.executor.names import Policy
 from placer.executor.optimizers.rounding import Rounding
 from placer.executor.optimizers.rule import check_constants
 from placer.executor.scaled_gradients import watch_scalers
-from placer.executor.streams import recorded
+from placer.executor.streams import indexed, recorded
 from placer.executor.uncompiled import uncompiled
 from placer.growing import Growing, KeyCounts
 from placer.plan.plan import Plan
@@ -135,7 +135,7 @@ class PlacedEmbeddings(Embeddings):
         initial = dict(weights or {})
         super().__init__(
             plan,
-            _indexed(torch.device(device)),
+            indexed(torch.device(device)),
             optimizer,
             initial,
             padding_idx,
@@ -335,15 +335,12 @@ class PlacedEmbeddings(Embeddings):
                 continue
             for shard in arena.spec.cache_ranges:
                 entries = shard.staging_rows + shard.cache_rows
-                share = (
-                    arena.row_cache.directory.nbytes * entries // max(arena.row_cache.entries, 1)
-                )
+                size = arena.row_cache.directory.nbytes * entries
+                share = size // max(arena.row_cache.entries, 1)
                 held[shard.device, "pool"] += entries * arena.row_bytes + share
         for name, column_slices in self._layout.column_slices.items():
-            size = sum(
-                columns.slots.nbytes for columns in column_slices if columns.slots is not None
-            )
-            if size:
+            maps = [columns.slots for columns in column_slices if columns.slots is not None]
+            if size := sum(slots.nbytes for slots in maps):
                 server = self.plan.shards_by_table[name][0].devices[0]
                 held[server, "row_maps"] += size
         return dict(held)
@@ -400,10 +397,3 @@ class PlacedEmbeddings(Embeddings):
         reads = arena_reads(bags, self.features, self._layout)
         steps = runtime.backend.prepare(runtime.arenas, batch, self.features, reads, training)
         return PreparedBatch(bags, list(steps))
-
-
-def _indexed(device: torch.device) -> torch.device:
-    """The device with its number: tensors on ``cuda`` say that they are on ``cuda:0``."""
-    if str(device) == "cuda" and torch.cuda.is_available():
-        return torch.device("cuda", torch.cuda.current_device())
-    return device
