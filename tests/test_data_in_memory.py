@@ -179,3 +179,15 @@ def test_the_pages_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     known: dict[str, Any] = {}
     exec(compile(code, "docs/data.md", "exec"), known)
     assert "day" in known["log"].feature_tables
+
+
+def test_files_that_polars_writes(tmp_path: Path) -> None:
+    """Its first message is no stream's, so that Arrow has to read the file by its footer."""
+    pl = pytest.importorskip("polars")
+    frame = pl.DataFrame({"user": [3, 0, 3], "city": ["x", None, "y"], "label": [0, 1, 0]})
+    frame.write_ipc(tmp_path / "log.arrow")
+    frame.write_ipc_stream(tmp_path / "log.arrows")
+    for name in ("log.arrow", "log.arrows"):
+        (chunk,) = open_log(tmp_path / name).chunks()
+        assert chunk.features["user"].ids.tolist() == [3, 0, 3]
+        assert chunk.features["city"].ids.tolist() == [1, 2, 3]

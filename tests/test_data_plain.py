@@ -58,7 +58,7 @@ def samples(file: Path, names: list[str], separator: str, missing: str) -> objec
             sparse=list(types),
             dense=[one for one in names if one[0] == "d"],
             label="label",
-            missing=missing,  # type: ignore[typeddict-item]
+            missing=missing,  # type: ignore[arg-type]
         )
         cursor, found = source.open(), []
         while (batch := cursor.read(7)) is not None:

@@ -118,15 +118,13 @@ class Encoding:
         """
         mappings: dict[str, IdMapping] = {}
         for name, mapping in values["mappings"].items():
-            match mapping["kind"]:
-                case "identity":
-                    mappings[name] = Identity(mapping["rows"])
-                case "hash":
-                    mappings[name] = Hash(mapping["rows"])
-                case "vocabulary" if name in vocabularies:
-                    mappings[name] = Vocabulary(vocabularies[name])
-                case kind:
-                    raise DataError(f"table {name!r}: id mapping {kind!r} cannot be rebuilt")
+            kind = mapping["kind"]
+            if kind == "vocabulary" and name in vocabularies:
+                mappings[name] = Vocabulary(vocabularies[name])
+            elif kind in ("identity", "hash"):
+                mappings[name] = (Identity if kind == "identity" else Hash)(mapping["rows"])
+            else:
+                raise DataError(f"table {name!r}: id mapping {kind!r} cannot be rebuilt")
         return cls(
             feature_tables=dict(values["feature_tables"]),
             mappings=mappings,

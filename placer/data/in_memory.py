@@ -14,6 +14,7 @@ from placer.data.formats.base import (
     BatchCursor,
     Batches,
     ColumnSource,
+    plain_schema,
 )
 from placer.data.formats.columns import Columns, check_columns, once
 from placer.data.formats.nested import flat, outermost
@@ -44,7 +45,7 @@ class ArrowSource(ColumnSource):
     ) -> None:
         self._held, self.samples, self._was_read = batches, batches.samples, False
         super().__init__((batches.name,), layout, **options)
-        schema = flat(_plain_schema(batches.schema))
+        schema = flat(plain_schema(batches.schema))
         if columns is None:
             self._infer(schema, self._sample(schema) if self._is_inferred else None)
         else:
@@ -58,7 +59,7 @@ class ArrowSource(ColumnSource):
         names = outermost(once(schema.names), self._held.schema)
         first = next((batch for batch in self._held.read(names) if batch.num_rows), None)
         return first and self._sampled(
-            first.cast(_plain_schema(first.schema)).slice(0, SAMPLE_ROWS), self.files[0], schema
+            first.cast(plain_schema(first.schema)).slice(0, SAMPLE_ROWS), self.files[0], schema
         )
 
     def open(self, *, may_be_empty: bool = False) -> BatchCursor:
@@ -89,7 +90,7 @@ class ArrowSource(ColumnSource):
                 ) from error
             if batch is None:
                 break
-            yield name, row, batch.cast(_plain_schema(batch.schema))
+            yield name, row, batch.cast(plain_schema(batch.schema))
             row += batch.num_rows
         if not row and not may_be_empty:
             raise DataError(f"the {name} is empty; a log needs at least one sample")
@@ -107,31 +108,8 @@ class ArrowSource(ColumnSource):
             first = cursor.next_batch()
         finally:
             cursor.close()
-        digest = hashlib.sha256(str(_plain_schema(self._held.schema)).encode())
+        digest = hashlib.sha256(str(plain_schema(self._held.schema)).encode())
         if first is not None:
             rows = pa.Table.from_batches([first.slice(0, _IDENTITY_ROWS)]).combine_chunks()
             digest.update(repr(rows.to_pydict()).encode())
         return (FileIdentity(self._held.name, 0, digest.hexdigest()),)
-
-
-def _plain_schema(schema: pa.Schema) -> pa.Schema:
-    return pa.schema([pa.field(field.name, _plain_type(field.type)) for field in schema])
-
-
-def _plain_type(kind: pa.DataType) -> pa.DataType:
-    """What extension types, such as Hugging Face's, and views, such as polars', hold."""
-    if isinstance(kind, pa.BaseExtensionType):
-        return _plain_type(kind.storage_type)
-    if pa.types.is_string_view(kind):
-        return pa.large_string()
-    if pa.types.is_binary_view(kind):
-        return pa.large_binary()
-    if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
-        return pa.large_list(_plain_type(kind.value_type))
-    if pa.types.is_struct(kind):
-        return pa.struct([(field.name, _plain_type(field.type)) for field in kind])
-    if (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and kind.value_type != _plain_type(
-        kind.value_type
-    ):
-        return pa.large_list(_plain_type(kind.value_type))
-    return kind

@@ -23,23 +23,16 @@ from placer.data.names import Missing
 from placer.data.text_keys import Bytes, Keys, Offsets, text_keys
 from placer.errors import DataError
 
+_TEXTS = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary(), pa.string_view())
 _SHORT_BYTES = 16
 """Mean length up to which texts are hashed in less time than Arrow looks them up in."""
 
 
 def is_text(kind: pa.DataType) -> bool:
     """Whether ids of this Arrow type, or of a list of it, are texts."""
-    if is_list(kind):
+    if is_list(kind) or pa.types.is_dictionary(kind):
         return is_text(kind.value_type)
-    if pa.types.is_dictionary(kind):
-        return is_text(kind.value_type)
-    return bool(
-        pa.types.is_string(kind)
-        or pa.types.is_large_string(kind)
-        or pa.types.is_binary(kind)
-        or pa.types.is_large_binary(kind)
-        or pa.types.is_string_view(kind)
-    )
+    return kind in _TEXTS
 
 
 def is_list(kind: pa.DataType) -> bool:

@@ -67,21 +67,17 @@ def keys_in(words: Keys, starts: Offsets, lengths: Offsets) -> Keys:
     others = lengths > 0
     others[eight] = False
     if others.all():
-        return _hashes(words, starts, lengths)
+        return fnv1a(words, starts, lengths)
     hashed = np.flatnonzero(others)
     mixed = np.zeros(lengths.size, dtype=np.uint64)
     mixed[eight] = keys
     if hashed.size:
-        mixed[hashed] = _hashes(words, starts[hashed], lengths[hashed])
+        mixed[hashed] = fnv1a(words, starts[hashed], lengths[hashed])
     return mixed
 
 
-def fnv1a(data: Bytes, starts: Offsets, lengths: Offsets) -> Keys:
-    """64-bit FNV-1a hashes of the texts ``data[starts[i]:starts[i] + lengths[i]]``."""
-    return _hashes(as_words(data), starts, lengths)
-
-
-def _hashes(words: Keys, starts: Offsets, lengths: Offsets) -> Keys:
+def fnv1a(words: Keys, starts: Offsets, lengths: Offsets) -> Keys:
+    """64-bit FNV-1a hashes of texts whose bytes are words; see `as_words`."""
     longest = int(lengths.max(initial=0))
     if longest > MOST_TEXT_BYTES:
         raise DataError(

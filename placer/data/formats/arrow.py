@@ -14,6 +14,7 @@ from placer.data.formats.base import (
     BatchCursor,
     Batches,
     ColumnSource,
+    plain_schema,
     reading,
 )
 from placer.data.formats.columns import check_schema
@@ -66,7 +67,7 @@ def _schema(file: str) -> pa.Schema:
         reader = _reader(source, None)
         if isinstance(reader, pa.RecordBatchFileReader):
             _check_blocks(source)
-        schema = reader.schema
+        schema = plain_schema(reader.schema)
         assert flat(schema).names is not None, "read here, where a name may turn out to be no text"
         return schema
 
@@ -84,7 +85,7 @@ def _batches(file: str, names: Sequence[str] | None) -> Generator[pa.RecordBatch
         for batch in batches:
             # Arrow trusts lengths and offsets, and ends the process where they lie.
             batch.validate(full=True)
-            yield batch
+            yield batch.cast(plain_schema(batch.schema))
             end = source.tell()
         if not is_file:
             _check_end(source, end)

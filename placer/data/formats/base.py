@@ -180,3 +180,27 @@ def reading(file: str, format: str) -> Iterator[None]:
         yield
     except UNREADABLE as error:
         raise DataError(f"cannot read {shown(file)} as {format}: {first_line(error)}") from error
+
+
+def plain_schema(schema: pa.Schema) -> pa.Schema:
+    """A schema of the types that the readers know."""
+    return pa.schema([pa.field(field.name, _plain_type(field.type)) for field in schema])
+
+
+def _plain_type(kind: pa.DataType) -> pa.DataType:
+    """What extension types, such as Hugging Face's, and views, such as polars', hold."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return _plain_type(kind.storage_type)
+    if pa.types.is_string_view(kind):
+        return pa.large_string()
+    if pa.types.is_binary_view(kind):
+        return pa.large_binary()
+    if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
+        return pa.large_list(_plain_type(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([(field.name, _plain_type(field.type)) for field in kind])
+    if (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and kind.value_type != _plain_type(
+        kind.value_type
+    ):
+        return pa.large_list(_plain_type(kind.value_type))
+    return kind
