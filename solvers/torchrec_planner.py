@@ -103,8 +103,6 @@ class PlacerPlanner(EmbeddingShardingPlanner):  # type: ignore[misc]
         try:
             plan = super().plan(module, sharders)
         except PlannerError:
-            if not self._planning.leaves_out_options:
-                raise
             self._planning.only_trainable = False
             plan = super().plan(module, sharders)
         _warn(self._best_plan or [])

@@ -1,7 +1,6 @@
 """A lower limit of the slowest rank's time, and the prices of memory behind it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,51 +10,33 @@ _STEPS = 40
 """Halvings of an interval of prices or times."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Pool:
     """All candidates of all tables in one list, table by table, as if all memory were one.
 
     Attributes
     ----------
     starts : int64, shape (tables,)
-        The first candidate of each table.
-    seconds : float64, shape (candidates,)
-        Of all shards together.
-    longest_s : float64, shape (candidates,)
-        Time of the longest shard.
+        The first candidate of each table, which has at least one.
+    seconds, longest_s : float64, shape (candidates,)
+        Time of all shards together, and of the longest.
     tier_bytes : float64, shape (candidates, tiers)
     capacity : float64, shape (tiers,)
         Of all ranks together.
-    ranks : int
     """
 
-    starts: Int
-    seconds: Float
-    longest_s: Float
-    tier_bytes: Float
-    capacity: Float
-    ranks: int
-
-    @classmethod
-    def of(cls, tables: Sequence[Sequence[Group]], memory: Float) -> "Pool":
-        """The candidates of tables, each of which has at least one."""
+    def __init__(self, tables: Sequence[Sequence[Group]], memory: Float) -> None:
         counts = [sum(len(group.sources) for group in groups) for groups in tables]
         every = [group for groups in tables for group in groups]
-        return cls(
-            np.concatenate(([0], np.cumsum(counts)[:-1])).astype(np.int64),
-            np.concatenate([group.seconds.sum((1, 2)) for group in every]),
-            np.concatenate([group.seconds.max((1, 2)) for group in every]),
-            np.concatenate([group.tier_bytes.sum((1, 2)) for group in every]),
-            memory.sum(axis=0),
-            len(memory),
-        )
+        self.starts: Int = np.concatenate(([0], np.cumsum(counts)[:-1])).astype(np.int64)
+        self.seconds: Float = np.concatenate([group.seconds.sum((1, 2)) for group in every])
+        self.longest_s: Float = np.concatenate([group.seconds.max((1, 2)) for group in every])
+        self.tier_bytes: Float = np.concatenate([g.tier_bytes.sum((1, 2)) for g in every])
+        self.capacity, self.ranks = memory.sum(axis=0), len(memory)
 
     def priced(self, prices: Float, longest_s: float = np.inf) -> Float:
         """Time plus price of memory of each candidate; infinite for those with a longer shard."""
         costs = self.seconds + self.tier_bytes @ prices
-        return (
-            costs if np.isinf(longest_s) else np.where(self.longest_s <= longest_s, costs, np.inf)
-        )
+        return np.where(self.longest_s <= longest_s, costs, np.inf)
 
     def costs_of(
         self, tables: Sequence[Sequence[Group]], prices: Float, longest_s: float = np.inf

@@ -46,8 +46,6 @@ class Planning(Proposer, Partitioner):  # type: ignore[misc]
         Whether options are left out that TorchRec trains wrong.
     space : list of ShardingOption
         What may be chosen.
-    leaves_out_options : bool
-        Whether options of the enumerator are not among them, or not freely.
 
     Parameters
     ----------
@@ -70,7 +68,6 @@ class Planning(Proposer, Partitioner):  # type: ignore[misc]
         self.effort = effort
         self.found: Found | None = None
         self.only_trainable = True
-        self.leaves_out_options = False
         self.space: list[TorchRecOption] = []
         self._profile, self._partitioner = profile, partitioner
         self._ranks, self._replicate, self._is_first = ranks, replicate, is_first
@@ -80,11 +77,10 @@ class Planning(Proposer, Partitioner):  # type: ignore[misc]
     def load(self, search_space: list[TorchRecOption], enumerator: Any = None) -> None:
         """Take a search space. See TorchRec's `Proposer`."""
         self._estimate = enumerator.populate_estimates
-        space, self.leaves_out_options = list(search_space), False
+        space = list(search_space)
         if self.only_trainable:
             even = with_even_blocks(space, self._estimate)
             space = trainable(even, replicate=self._replicate)
-            self.leaves_out_options = space != search_space
         self.space = [self._with_statistics(option) for option in space]
         self.found, self._is_proposed = None, False
         # If there is no plan, TorchRec checks by the least memory whether all together is too

@@ -94,7 +94,7 @@ def search(
     tiers = np.any([(g.tier_bytes > 0).any(axis=(0, 1, 2)) for own in tables for g in own], axis=0)
     tables = [[replace(g, tier_bytes=g.tier_bytes[..., tiers]) for g in own] for own in tables]
     memory = memory[:, tiers]
-    pool = Pool.of(tables, memory)
+    pool = Pool(tables, memory)
     limit_s = lower_limit_s(pool)
     space = Space(tables, list(bundles), memory, local_ranks, max(limit_s, 1e-12))
     best: State | None = None

@@ -8,9 +8,6 @@ from torchrec.distributed.planner.types import ShardingOption as TorchRecOption
 
 from placer.adapters.torchrec.sharding import even_blocks
 
-ROW_WISE = ("row_wise", "table_row_wise", "grid_shard")
-"""Sharding types that divide rows."""
-
 
 def trainable(options: Sequence[TorchRecOption], *, replicate: bool = True) -> list[TorchRecOption]:
     """The options that TorchRec 1.8 can train right; all of a table that has no such option.
@@ -38,8 +35,6 @@ def is_trained_wrong(option: TorchRecOption) -> bool:
 
 def _is_uneven(option: TorchRecOption) -> bool:
     """Whether row blocks are others than those that TorchRec trains."""
-    if option.sharding_type not in ROW_WISE or not option.shards:
-        return False
     first = option.shards[0].offset[1]
     rows = [shard.size[0] for shard in option.shards if shard.offset[1] == first]
     return rows != [stop - start for start, stop in even_blocks(sum(rows), len(rows))]
