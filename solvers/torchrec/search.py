@@ -99,7 +99,7 @@ def search(
     space = Space(tables, list(bundles), memory, local_ranks, max(limit_s, 1e-12))
     best: State | None = None
     for state in _started(space, pool, over):
-        _descend(state, over, 3)
+        _descend(state, over)
         state = State(space, state.places)  # Without the rounding of many changes.
         if state.fits and (best is None or state.step_s < best.step_s):
             best = state
@@ -176,7 +176,7 @@ def _improve(best: State, pool: Pool, effort: Effort, over: Callable[[], bool]) 
         trial = current.copy()
         if not _kick(trial, draw, ways[int(draw.integers(len(ways)))]):
             continue
-        _descend(trial, over, 1)
+        _descend(trial, over)
         if trial.norm <= current.norm or trial.step_s <= best.step_s * (1 + _SLACK * draw.random()):
             current = trial
         if trial.step_s < best.step_s:
@@ -204,12 +204,11 @@ def _kick(state: State, draw: np.random.Generator, way: dict[str, Any]) -> bool:
     return all(state.place(bundle, **way) for bundle in order)
 
 
-def _descend(state: State, over: Callable[[], bool], patience: int) -> None:
-    """Relieve the slowest ranks, so many of them, until that gains nothing or time is over."""
-    while not over():
-        slowest = np.argsort(-state.seconds, kind="stable")[:patience].tolist()
-        if not any(_exchange(state, rank) or _place_anew(state, rank) for rank in slowest):
-            return
+def _descend(state: State, over: Callable[[], bool]) -> None:
+    """Relieve the slowest rank until that gains nothing or time is over."""
+    slowest = int(state.seconds.argmax())
+    while not over() and (_exchange(state, slowest) or _place_anew(state, slowest)):
+        slowest = int(state.seconds.argmax())
 
 
 def _place_anew(state: State, rank: int) -> bool:
