@@ -44,11 +44,9 @@ class PlacerPlanner(EmbeddingShardingPlanner):  # type: ignore[misc]
     *args, **options
         Those of TorchRec's planner. The search minimizes the time of the slowest rank whatever
         the performance model is. With another one than `NoopPerfModel`, TorchRec's default
-        proposers run too, and it chooses among all plans.
-    proposer, partitioner
-        Run beside the search.
-    timeout_seconds : int, optional
-        Of the search, and of all proposers together; 20 by default.
+        proposers run too, and it chooses among all plans. A `proposer` and a `partitioner` run
+        beside the search. `timeout_seconds` is of the search, and of all proposers together; 20
+        by default.
     seed, gap, max_steps
         Of the search: what is random in it, the gap to the bound at which it ends, rounds.
     profile : Profile, optional
