@@ -12,6 +12,7 @@ from placer.executor.id_order import tensors_of
 from placer.executor.local.local_id_order import LocalIdOrder
 from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.lookups.batch_reads import FeatureRead, feature_bounds
+from placer.executor.memory.initial_weights import weights_again
 from placer.growing.key_map import Growing, Int, KeyCounts, KeyMap
 from placer.tables import Table
 
@@ -107,11 +108,8 @@ class GrowingKeys:
         for tensor in tensors_of(table, order.optimizers[name]):
             values = torch.zeros(rows.numel(), *tensor.shape[1:])
             if tensor.name == "weight" and self._seed is not None:
-                # By how many rows were given away before, so that a resumed run draws the same.
                 admitted = self.maps[name].counts.admitted
-                generator = torch.Generator().manual_seed((self._seed << 40) + admitted)
-                bound = table.rows**-0.5
-                values.uniform_(-bound, bound, generator=generator)
+                values = weights_again(table, self._seed, rows.numel(), admitted)
             order.write_rows(table, tensor.name, rows, values)
 
     def counts(self) -> dict[str, KeyCounts]:

@@ -223,3 +223,17 @@ def test_gradients_of_several_forward_passes_go_to_the_rows_that_were_read() -> 
 def test_what_does_not_fit_the_plan_is_named(growing: dict[str, Growing], named: str) -> None:
     with pytest.raises(PlanMismatchError, match=named):
         placed(plan_of([_table()]), growing=growing)
+
+
+def test_rows_of_two_tables_begin_again_with_weights_of_their_own() -> None:
+    tables = [Table(name, 3, 8, "float32", "sgd", (Feature(name),)) for name in ("a", "b")]
+    how = {table.name: Growing(2) for table in tables}
+    growing = placed(plan_of(tables), growing=how)
+    for keys in ([1, 2], [3], [4], [5]):
+        features = dict.fromkeys("ab", (torch.tensor(keys), None, None))
+        growing(BagBatch.from_features(features, "ab"))
+        growing._runtime.keys.end_step()
+    weights = growing.state_dict()
+    assert growing.key_counts()["a"].evicted > 0
+    assert not torch.equal(weights["a.weight"], weights["b.weight"])
+    assert len(set(weights["a.weight"][1:].flatten().tolist())) == 16

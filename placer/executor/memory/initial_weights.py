@@ -14,10 +14,22 @@ CHUNK_ROWS = 65536
 
 def initial_weights(table: Table, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Chunks of ids and of their weights: float32, uniform in ±1/√rows."""
-    digest = hashlib.sha256(f"{seed}/{table.name}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
-    bound = max(table.rows, 1) ** -0.5
+    generator = _generator(f"{seed}/{table.name}")
     for start in range(0, table.rows, CHUNK_ROWS):
         ids = torch.arange(start, min(table.rows, start + CHUNK_ROWS))
-        values = torch.empty(ids.numel(), table.dim)
-        yield ids, values.uniform_(-bound, bound, generator=generator)
+        yield ids, _drawn(table, ids.numel(), generator)
+
+
+def weights_again(table: Table, seed: int, rows: int, before: int) -> Tensor:
+    """Weights by the same law for rows that begin again, after `before` rows were given to keys."""
+    return _drawn(table, rows, _generator(f"{seed}/{table.name}/{before}"))
+
+
+def _generator(name: str) -> torch.Generator:
+    digest = hashlib.sha256(name.encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
+
+
+def _drawn(table: Table, rows: int, generator: torch.Generator) -> Tensor:
+    bound = max(table.rows, 1) ** -0.5
+    return torch.empty(rows, table.dim).uniform_(-bound, bound, generator=generator)
