@@ -25,7 +25,9 @@ from _machine import RESULTS, machine, slug, versions
 from _markdown import markdown
 
 ROOT = Path(__file__).resolve().parent.parent
-TOPOLOGY = "16x8xh100"
+TOPOLOGY, BATCH_SIZE = "16x8xh200", 2048
+"""10,000 tables fit with their buffers."""
+
 LIMIT_S = 60
 """Of searches; the three greedies and the questions to a plan do not search for so long."""
 
@@ -41,6 +43,7 @@ def commands(tables: int, folder: Path) -> dict[str, tuple[list[str], float]]:
     The limit is in seconds, and infinite for commands that may run several searches or none.
     """
     problem = ["--workload", f"random-{tables}", "--topology", TOPOLOGY]
+    problem += ["--batch-size", str(BATCH_SIZE)]
     plan, other = str(folder / "plan.json"), str(folder / "other.json")
     limit = ["--time-limit", str(LIMIT_S)]
 
@@ -146,6 +149,7 @@ def main() -> None:
         "machine": machine(),
         "versions": versions("numpy", "ortools"),
         "topology": TOPOLOGY,
+        "batch_size": BATCH_SIZE,
         "processor_wall_limit_s": {
             name: {n: [s if math.isfinite(s) else None for s in of[n]] for n in of}
             for name, of in measured.items()
