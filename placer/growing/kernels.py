@@ -40,8 +40,7 @@ RECORD = np.dtype(
 PLACES = 13
 
 WINDOW = 16
-"""Rows among which one is taken back. On two real traces hit rates are within 0.1 points of exact
-LRU, and 0.2 to 2 below exact LFU with ageing; those of 8 to 256 rows differ by less than 0.3."""
+"""Rows among which one is taken back: 256 bytes, four lines of a cache."""
 
 MOST_READS = 255
 
