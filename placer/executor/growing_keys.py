@@ -1,4 +1,4 @@
-"""Keys of tables that grow: batches of keys become batches of rows, and rows begin again."""
+"""Translate the keys of growing tables into rows, and reset rows that change keys."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -29,7 +29,7 @@ class GrowingKeys:
     growing : mapping of table name to Growing
     tables : mapping of table name to Table
     seed : int or None
-        Of the weights with which they begin; None: with zeros.
+        Of the weights that reset rows begin with; None: zeros.
 
     Raises
     ------
@@ -64,10 +64,10 @@ class GrowingKeys:
         training: bool,
         id_order: Callable[[], LocalIdOrder],
     ) -> BagBatch:
-        """The batch with rows in the place of keys.
+        """Return the batch with rows in the place of keys.
 
-        In training, new keys get rows, which begin again in the tables; else keys that have none
-        read row 0, and nothing changes.
+        In training, new keys get rows. A row that had another key is reset first. Otherwise nothing
+        changes, and keys without a row read row 0.
         """
         if not self.maps:
             return batch
@@ -91,7 +91,7 @@ class GrowingKeys:
         return replace(batch, ids=ids.to(batch.ids.device))
 
     def end_step(self) -> None:
-        """Let rows that only the oldest open step read be taken back from here on."""
+        """Close the oldest open step: rows that only it read may be taken back."""
         self.open_steps = max(0, self.open_steps - 1)
 
     def _read(self, name: str, keys: Int, id_order: Callable[[], LocalIdOrder]) -> Int:
@@ -102,7 +102,7 @@ class GrowingKeys:
         return step.rows
 
     def _begin_again(self, name: str, rows: Tensor, order: LocalIdOrder) -> None:
-        """Draw the weights of rows as for a new table, and clear their optimizer's state."""
+        """Draw new weights for rows, and set their optimizer state to zero."""
         order.synchronize()
         table = order.plan.tables_by_name[name]
         for tensor in tensors_of(table, order.optimizers[name]):
@@ -113,11 +113,11 @@ class GrowingKeys:
             order.write_rows(table, tensor.name, rows, values)
 
     def counts(self) -> dict[str, KeyCounts]:
-        """What has happened to the keys of each table."""
+        """Return the counters of each table's keys."""
         return {name: keys.counts for name, keys in self.maps.items()}
 
     def state(self) -> dict[str, Tensor]:
-        """What the maps remember, by ``<table>.keys.<name>``: int64 tensors."""
+        """Return the state of all key maps, by ``<table>.keys.<name>``: int64 tensors."""
         return {
             f"{table}.keys.{name}": torch.from_numpy(values)
             for table, keys in self.maps.items()

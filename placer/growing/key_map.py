@@ -86,7 +86,7 @@ class Growing:
 
 
 class KeyCounts(NamedTuple):
-    """What has happened since the beginning, in lookups or in rows.
+    """Counters since the beginning, of lookups or of rows.
 
     Attributes
     ----------
@@ -178,7 +178,7 @@ class KeyMap:
         ----------
         keys : int64, shape (lookups,)
         open_steps : int
-            So many steps before this one still read their rows: these keep their keys.
+            How many steps before this one are still open; their rows keep their keys.
         """
         growing, kernels = self.growing, self._kernels
         rows, reused = np.empty(keys.size, np.int64), np.empty(keys.size, np.int64)
@@ -207,18 +207,18 @@ class KeyMap:
 
     @property
     def counts(self) -> KeyCounts:
-        """What has happened so far."""
+        """Return the counters since the beginning."""
         first = self._kernels.HITS
         return KeyCounts(*(int(value) for value in self._state[first:]))
 
     def live(self) -> tuple[Int, Int]:
-        """All keys that have rows, and these rows, ascending: int64, shape (keys,) each."""
+        """Return all keys that have rows, and these rows, ascending: int64, shape (keys,) each."""
         used = int(self._state[self._kernels.USED])
         rows = 1 + np.flatnonzero(self._rows["step"][1 : used + 1] >= 0)
         return self._rows["key"][rows], rows
 
     def state(self) -> dict[str, Int]:
-        """Everything that the next steps depend on, to be saved: int64 arrays by `STATE`."""
+        """Return all that the next steps depend on, to be saved: int64 arrays by `STATE`."""
         records = self._rows[: int(self._state[self._kernels.USED]) + 1].copy()
         sketch = np.pad(self._sketch.reshape(-1), (0, -self._sketch.size % 8))
         rows = records.view(np.int64).reshape(records.size, -1)

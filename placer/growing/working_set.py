@@ -143,13 +143,13 @@ class _TableCounter:
         window.unknown += int(np.count_nonzero(self._first[ids] == number))
 
     def end_window(self) -> None:
-        """What follows is of the next window."""
+        """Begin the next window."""
         if len(self._windows) == 1:
             self._before = [keys.counts for keys in self._maps]
         self._windows.append(_Window())
 
     def working_set(self) -> WorkingSet:
-        """What was counted so far."""
+        """Return what was counted so far."""
         rates = []
         for keys, before in zip(self._maps, self._before, strict=True):
             hits, misses = keys.counts.hits - before.hits, keys.counts.misses - before.misses

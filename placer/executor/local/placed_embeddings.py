@@ -299,7 +299,7 @@ class PlacedEmbeddings(Embeddings):
         return results
 
     def key_counts(self) -> dict[str, KeyCounts]:
-        """What has happened to the keys of each table that grows."""
+        """Return the counters of the keys of each table that grows."""
         return self._runtime.keys.counts()
 
     def live_keys(self, table: str) -> tuple[Tensor, Tensor]:

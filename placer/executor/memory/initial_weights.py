@@ -21,7 +21,7 @@ def initial_weights(table: Table, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def weights_again(table: Table, seed: int, rows: int, before: int) -> Tensor:
-    """Weights by the same law for rows that begin again, after `before` rows were given to keys."""
+    """Draw weights by the same law for rows that are reset, after `before` rows got keys."""
     return _drawn(table, rows, _generator(f"{seed}/{table.name}/{before}"))
 
 
