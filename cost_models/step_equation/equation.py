@@ -216,7 +216,7 @@ class StepEquation(CostModel, ABC):
         of_gpu_s = np.array(
             (
                 hbm_s + extras.hbm_s(costs),
-                link_s,
+                link_s + float(extras.drive_s),
                 extras.exchange_s(costs),
                 extras.launch_s(costs),
             )
@@ -226,8 +226,9 @@ class StepEquation(CostModel, ABC):
     def cost_curve(self, problem: Problem, shard: TableShard, gpu: int) -> CostCurve:
         """Cost of a shard over its hot rows. See `CostModel.cost_curve`."""
         costs = self.unit_costs(problem, shard.table, gpu)
-        curve = replica_curve if shard.is_replica else shard_curve
-        return curve(problem, shard, costs, self.lookup_shares)
+        if shard.is_replica:
+            return replica_curve(problem, shard, costs, self.lookup_shares)
+        return shard_curve(problem, shard, gpu, costs, self.lookup_shares)
 
     def _colds(self, problem: Problem, table: int) -> tuple[Cold, ...]:
         """Ways to read the cold rows of a table that are allowed and may pay, the usual one first.

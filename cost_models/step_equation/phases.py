@@ -111,14 +111,15 @@ HOST = ROWS
 
 
 def read_matrix(
-    costs: UnitCosts, kind: ReadKind, weight_bytes: float, row_bytes: float, shares: Float
+    costs: UnitCosts, kind: ReadKind, sizes: tuple[float, float, float], shares: Float
 ) -> Float:
     """Seconds of each phase and of the host's memory for reading and updating rows.
 
     Parameters
     ----------
-    weight_bytes, row_bytes : float
-        Bytes of weights, and of weights and state, of a row.
+    sizes : (weight_bytes, row_bytes, home_bytes)
+        Bytes of weights, and of weights and state, of a row in HBM; the latter where the row
+        lies, if that is not 0: the link and the host's memory move so many.
     shares : float64, of `SHAPE`
         The part of each of `costs` that is spent on the lookup; see `lookup_shares`.
 
@@ -128,16 +129,18 @@ def read_matrix(
         For a lookup, a distinct row and a vector; phases by their numbers, and `HOST`.
     """
     of_kind = shares[READ_KINDS.index(kind)]
-    return _read_matrix(costs.read(kind), kind, weight_bytes, row_bytes, of_kind.tobytes())
+    return _read_matrix(costs.read(kind), kind, sizes, of_kind.tobytes())
 
 
 @lru_cache(maxsize=4096)
 def _read_matrix(
-    costs: ReadCosts, kind: ReadKind, weight_bytes: float, row_bytes: float, shares: bytes
+    costs: ReadCosts, kind: ReadKind, sizes: tuple[float, float, float], shares: bytes
 ) -> Float:
     """`read_matrix`, not to be written to: tables of a model share a few, and ask very often."""
-    sizes = np.array((1.0, weight_bytes, 1.0, row_bytes, 1.0, weight_bytes))
-    rates = np.array(costs) * sizes
+    weight_bytes, row_bytes, home_bytes = sizes
+    units = np.tile((1.0, weight_bytes, 1.0, row_bytes, 1.0, weight_bytes), (3, 1))
+    units[1:, 3] = home_bytes or row_bytes
+    rates = np.array(costs) * units
     looked_up = rates * np.frombuffer(shares).reshape(rates.shape)
     # Rates of a unit, and of its bytes, are neighbours.
     hbm_s, link_s, dram_s = rates[:, ::2] + rates[:, 1::2]

@@ -18,7 +18,7 @@ from placer.dense import Dense
 from placer.errors import PlanError
 from placer.pipeline import Pipeline
 from placer.plan.fields import Provenance, RowOrder, SolverRecord
-from placer.plan.shard import Shard
+from placer.plan.shard import Memory, Shard
 from placer.summary import Summarized
 from placer.tables import Table
 from placer.topology.topology import Topology
@@ -92,16 +92,16 @@ class Plan(Summarized):
 
     def summary(self) -> dict[str, str]:
         """See `Summarized`."""
-        used = {"hbm": 0, "dram": 0}
+        used: dict[Memory, int] = {"hbm": 0, "dram": 0}
         for shard in self.shards:
-            row_bytes = self.tables_by_name[shard.table].bytes_per_row(shard.width)
-            used[shard.memory] += shard.row_count * row_bytes * len(shard.devices)
+            row_bytes = self.tables_by_name[shard.table].bytes_per_row(shard.width, shard.dtype)
+            held_bytes = shard.row_count * row_bytes * len(shard.devices)
+            used[shard.memory] = used.get(shard.memory, 0) + held_bytes
         facts = {
             "tables": str(len(self.tables)),
             "shards": str(len(self.shards)),
             "GPUs": str(len(self.topology.gpus)),
-            "rows in HBM": format_bytes(used["hbm"]),
-            "rows in DRAM": format_bytes(used["dram"]),
+            **{f"rows in {memory.upper()}": format_bytes(size) for memory, size in used.items()},
         }
         if self.solver.name:
             facts["solver"] = self.solver.name

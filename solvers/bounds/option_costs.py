@@ -101,12 +101,12 @@ class OptionPricer:
         """
         instance, options = self.instance, self.instance.options_of(table)
         cut = {
-            (one.replicated_rows, one.cold)
+            (one.replicated_rows, one.cold, one.home)
             for one in options
             if one.shard_count > 1 and one.cold != "cached"
         }
         known = [one for one in options if one.shard_count == 1 or one.cold == "cached"]
-        stood_for = [n for n, o in enumerate(known) if (o.replicated_rows, o.cold) in cut]
+        stood_for = [n for n, o in enumerate(known) if (o.replicated_rows, o.cold, o.home) in cut]
         if len(stood_for) < len(cut):
             return self.every(table)
         costs = [self._costs(table, option) for option in known]

@@ -111,7 +111,8 @@ def _finer(
 ) -> list[ShardingOption]:
     """An option, and others with about so many times as many shards, or with rows replicated."""
     most = _MOST_FINER * times * option.shard_count
-    return [other for other in options if other.cold == option.cold and other.shard_count <= most]
+    way = option.cold, option.home
+    return [o for o in options if (o.cold, o.home) == way and o.shard_count <= most]
 
 
 def _phases_of(
@@ -327,7 +328,8 @@ def _option_that_fits(
         for c in instance.options_of(table)
         if not c.column_widths
         and c.shard_count > option.shard_count
-        and (c.replicated_rows, c.cold) == (option.replicated_rows, option.cold)
+        and (c.replicated_rows, c.cold, c.home)
+        == (option.replicated_rows, option.cold, option.home)
     ]
     for more in finer:
         if fits(more):
