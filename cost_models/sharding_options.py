@@ -25,8 +25,11 @@ _GRID_COLUMN_SLICES = (2, 4)
 _REPLICATED_SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 """Shares of a table's lookups that replicated rows take, where they are not all rows."""
 
-_DRIVE_SHARES = (1.0, *(1 - 2.0**-n for n in range(1, 9)))
-"""Shares of rows on the drive, so that those in DRAM are halved from one to the next."""
+_DRIVE_SHARES = (1.0, *(1 - 2.0 ** (-n / 2) for n in range(1, 17)))
+"""Shares of rows on the drive, so that those in DRAM are halved with every second."""
+
+_LEAST_DRIVE_BYTES = 1 << 20
+"""Tables on a drive: of smaller ones, the rows take less memory than the buffers to read them."""
 
 _HEAVY = 0.5
 """Tables with so large a share of a GPU's part of all bytes looked up have replicated rows.
@@ -51,7 +54,7 @@ def standard_options(
     """
     spec, gpus = problem.profile.tables[table].table, len(problem.topology.gpus)
     usual = colds[0]
-    homes = cold_homes(problem) if "staged" in colds else ()
+    homes = cold_homes(problem, spec) if "staged" in colds else ()
     options = [
         *_grids(spec, gpus, usual),
         *(
@@ -70,13 +73,14 @@ def standard_options(
     return tuple(sorted(options, key=coarseness))
 
 
-def cold_homes(problem: Problem) -> tuple[ColdHome, ...]:
+def cold_homes(problem: Problem, table: Table) -> tuple[ColdHome, ...]:
     """Where cold rows may lie besides DRAM in their table's type.
 
     On the drives that hosts have, all of them or the coldest shares; in each of the problem's
     widths, on the drive and in DRAM.
     """
     has_drives = all(host.drive is not None for host in problem.topology.hosts)
+    has_drives &= table.total_bytes >= _LEAST_DRIVE_BYTES
     shares = (0.0, *_DRIVE_SHARES) if has_drives else (0.0,)
     dtypes: tuple[ColdDType | Literal[""], ...] = ("", *problem.widths)
     homes = [ColdHome(share, dtype) for dtype in dtypes for share in shares]

@@ -203,7 +203,10 @@ def _buffer_bytes(problem: Problem, shard: TableShard, load: Load) -> Float:
     fixed += index_buffer_bytes(all_lookups, last - first)
     if cold not in ("staged", "cached"):
         return np.full(hot.size, fixed)
-    buffers = fixed + staging_buffer_bytes(spec, load.cold_in_flight, last - first)
+    # Rows in DRAM and on the drive are shards with buffers of their own.
+    on_drive = load.cold_in_flight[-1]
+    buffers = fixed + staging_buffer_bytes(spec, load.cold_in_flight - on_drive, last - first)
+    buffers += staging_buffer_bytes(spec, on_drive, last - first)
     if cold == "cached":
         buffers[0] = fixed  # Without a cache, rows are read in place.
         buffers += np.where(hot < hot[-1], hot * ROW_CACHE_ENTRY_BYTES, 0)

@@ -58,7 +58,8 @@ class Load(NamedTuple):
     @property
     def all_counts(self) -> tuple[float, float]:
         """Lookups and expected distinct rows of the whole slice."""
-        return float(self.counts[0, -1]), float(self.counts[1, -1])
+        lookups, unique = self.counts[:2, -1] + self.counts[2:4, -1]
+        return float(lookups), float(unique)
 
 
 @lru_cache(maxsize=1024)

@@ -68,13 +68,15 @@ class OptionPricer:
     ----------
     prices : float64, shape (m,)
         Seconds that a byte of HBM is worth.
+    dram_prices : float64, shape (m,)
+        The same of a byte of DRAM, at each of `prices`.
     """
 
-    def __init__(self, instance: Instance, prices: Float) -> None:
+    def __init__(self, instance: Instance, prices: Float, dram_prices: Float) -> None:
         self.instance = instance
-        self.prices = prices
+        self.prices, self.dram_prices = prices, dram_prices
         # Column slices of one width, in however many of a table's options, have one curve.
-        self._least = lru_cache(256)(lambda curve, most: least(curve, most, prices))
+        self._least = lru_cache(256)(lambda curve, most: least(curve, most, prices, dram_prices))
         self.most_of_kind = [
             max(
                 float(h)
@@ -147,7 +149,9 @@ class OptionPricer:
         priced_s = []
         for gpu in self.instance.kinds:
             curve = self.instance.free_curve(shard, gpu)
-            priced_s.append((curve.gpu_s + self.prices[:, None] * curve.hbm_bytes).min(axis=1))
+            hbm_s = self.prices[:, None] * curve.hbm_bytes
+            dram_s = self.dram_prices[:, None] * curve.dram_bytes
+            priced_s.append((curve.gpu_s + hbm_s + dram_s).min(axis=1))
         lowest: Float = np.min(priced_s, axis=0)
         return lowest
 
