@@ -409,6 +409,11 @@ class Instance:
         """The search space in words, for plans and reports."""
         options = {option for table in range(self.tables) for option in self.options_of(table)}
         within = ", within the constraints" if self._rules.any else ""
+        homes = {option.home for option in options}
+        if any(home.drive_share for home in homes):
+            within = ", the coldest of them on the host's drive" + within
+        if dtypes := sorted({home.dtype for home in homes if home.dtype}):
+            within = f", perhaps as {' or '.join(dtypes)}" + within
         return (
             f"each table {ways_to_shard(options)}; each shard on one GPU, any number of its "
             "hottest rows in HBM and the rest in DRAM, "
