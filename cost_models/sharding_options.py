@@ -25,8 +25,8 @@ _GRID_COLUMN_SLICES = (2, 4)
 _REPLICATED_SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 """Shares of a table's lookups that replicated rows take, where they are not all rows."""
 
-_DRIVE_SHARES = (1.0, *(1 - 2.0 ** (-n / 2) for n in range(1, 17)))
-"""Shares of rows on the drive, so that those in DRAM are halved with every second."""
+_DRIVE_SHARES = (1.0, *(1 - 2.0**-n for n in range(1, 9)))
+"""Shares of rows on the drive, so that those in DRAM are halved from one to the next."""
 
 _LEAST_DRIVE_BYTES = 1 << 20
 """Tables on a drive: of smaller ones, the rows take less memory than the buffers to read them."""

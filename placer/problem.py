@@ -166,7 +166,8 @@ class Problem(Summarized):
         `reserve` of the constraints is left out: the plan's machine is without that memory.
         """
         rules = replace(constraints or Constraints(), reserve=())
-        return cls(profile, plan.topology, plan.batch_size, rules, plan.pipeline, plan.dense)
+        how = plan.pipeline, plan.dense, plan.widths
+        return cls(profile, plan.topology, plan.batch_size, rules, *how)
 
     def in_plan_order(self, plan: Plan) -> "Problem":
         """Return the problem with accesses over a plan's row order; see `plan.drift`."""

@@ -183,7 +183,7 @@ class ProblemOptions:
     def _widths(self, old: placer.Plan | None) -> tuple[Any, ...]:
         """Types that cold rows may have: those that are asked for, or that the old plan has."""
         if self.widths is None:
-            return tuple(sorted({s.dtype for s in old.shards if s.dtype})) if old else ()
+            return old.widths if old else ()
         return tuple(dict.fromkeys(name.strip() for name in self.widths.split(",") if name.strip()))
 
 

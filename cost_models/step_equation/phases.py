@@ -83,23 +83,23 @@ def with_lanes(phase_s: Float, pipeline: Pipeline) -> Float:
     return rows
 
 
-def parts_of(phase_s: Float, pooling_s: Float, launch_s: Float) -> Float:
-    """Phase times by what takes them, shape (5, 8, GPUs): see `cost_models.cost_report.PARTS`.
+def parts_of(phase_s: Float, pooling_s: Float, launch_s: Float, drive_s: Float) -> Float:
+    """Phase times by what takes them, shape (6, 8, GPUs): see `cost_models.cost_report.PARTS`.
 
     Parameters
     ----------
     phase_s, pooling_s : float64, shape (8, GPUs)
         Of all works, and of those whose rows hosts pool.
-    launch_s : float64, shape (GPUs,)
-        Of shards, half of it the lookup's.
+    launch_s, drive_s : float64, shape (GPUs,)
+        Of shards, half of it the lookup's; of rows on drives.
     """
-    parts_s = np.zeros((5, *phase_s.shape))
-    hbm_s, link_s, by_hosts_s, exchange_s, launches_s = parts_s
+    parts_s = np.zeros((6, *phase_s.shape))
+    hbm_s, link_s, by_hosts_s, exchange_s, launches_s, drives_s = parts_s
     for phase, on_link in ((LOOKUP, LINK_LOOKUP), (UPDATE, LINK_UPDATE)):
         by_hosts_s[[phase, on_link]] = pooling_s[on_link]
         link_s[[phase, on_link]] = phase_s[on_link] - pooling_s[on_link]
         launches_s[phase] = launch_s / 2
-    link_s[COPIES] = phase_s[COPIES]
+    link_s[COPIES], drives_s[COPIES] = phase_s[COPIES] - drive_s, drive_s
     exchanged = [IDS, OUTPUTS, GRADIENTS]
     exchange_s[exchanged] = phase_s[exchanged]
     hbm_s += phase_s - parts_s[1:].sum(axis=0)

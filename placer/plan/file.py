@@ -31,7 +31,7 @@ from placer.plan.fields import SCHEMA_VERSION, Provenance, RowOrder, SolverRecor
 from placer.plan.shard import Shard
 from placer.read_files import LimitError, read_json
 from placer.seal import check_seal, sealed
-from placer.tables import Table
+from placer.tables import ColdDType, Table
 from placer.topology.devices import Drive, Gpu, Host, Link
 from placer.topology.topology import Topology
 
@@ -227,6 +227,7 @@ def to_dict(plan: "Plan", row_order: dict[str, dict[str, Any]] | None = None) ->
         "solver": asdict(plan.solver),
         "provenance": _provenance(plan.provenance),
         **({} if plan.pipeline == "look-ahead" else {"pipeline": plan.pipeline}),
+        **({"widths": list(plan.widths)} if plan.widths else {}),
         **({} if plan.dense is None else {"dense": _dense(plan.dense)}),
     }
     _validated(document, "the plan")
@@ -273,6 +274,7 @@ class _Document(BaseModel):
     row_order: dict[str, RowOrder]
     batch_size: int
     pipeline: Pipeline
+    widths: tuple[ColdDType, ...]
     solver: SolverRecord
     provenance: Provenance
 

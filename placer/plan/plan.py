@@ -20,7 +20,7 @@ from placer.pipeline import Pipeline
 from placer.plan.fields import Provenance, RowOrder, SolverRecord
 from placer.plan.shard import Memory, Shard
 from placer.summary import Summarized
-from placer.tables import Table
+from placer.tables import ColdDType, Table
 from placer.topology.topology import Topology
 from placer.units import format_bytes, format_seconds
 
@@ -41,6 +41,8 @@ class Plan(Summarized):
         The ids that the row order lists, hottest first; saved beside the plan.
     batch_size : int
         Samples per GPU and step that the plan was made for.
+    widths : tuple of str
+        Types that cold rows might have had besides their table's; see `placer.Problem`.
     pipeline : {"look-ahead", "serial"}
         How steps follow one another.
     dense : DenseLayers, MeasuredDense or None
@@ -68,6 +70,7 @@ class Plan(Summarized):
     provenance: Provenance = field(default_factory=Provenance)
     pipeline: Pipeline = "look-ahead"
     dense: Dense | None = None
+    widths: tuple[ColdDType, ...] = ()
 
     @cached_property
     def tables_by_name(self) -> dict[str, Table]:

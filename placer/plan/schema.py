@@ -152,6 +152,7 @@ class PlanModel(_Strict):
     schema_version: Literal[1] = Field(description="version of this format")
     batch_size: int = Field(1, ge=1, lt=1 << 31, description="samples per GPU and step")
     pipeline: Pipeline = "look-ahead"
+    widths: list[ColdDType] = Field([], description="types that cold rows might have had")
     dense: DenseLayersModel | MeasuredDenseModel | None = None
     tables: list[TableModel]
     topology: TopologyModel

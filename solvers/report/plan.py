@@ -90,7 +90,8 @@ def placement_kind(plan: Plan, table: str) -> str:
     if any(shard.lookup == "cached" for shard in shards):
         tier = "cached"
     elif len(tiers) > 1:
-        tier = "hot/cold" if tiers == {"hbm", "dram"} else "/".join(sorted(map(str.upper, tiers)))
+        memories = [m.upper() for m in ("hbm", "dram", "ssd") if m in tiers]
+        tier = "hot/cold" if tiers == {"hbm", "dram"} else "/".join(memories)
     else:
         (tier,) = map(str.upper, tiers)
     widths = sorted({shard.dtype for shard in shards if shard.dtype})
