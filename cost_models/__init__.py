@@ -6,8 +6,10 @@ from placer.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from cost_models.base import ANY_SHARE as ANY_SHARE
+    from cost_models.base import IN_DRAM as IN_DRAM
     from cost_models.base import WHOLE_TABLE as WHOLE_TABLE
     from cost_models.base import Cold as Cold
+    from cost_models.base import ColdHome as ColdHome
     from cost_models.base import CostCurve as CostCurve
     from cost_models.base import CostModel as CostModel
     from cost_models.base import ShardingOption as ShardingOption

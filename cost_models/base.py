@@ -13,6 +13,7 @@ from placer.errors import PlanMismatchError
 from placer.plan.plan import Plan
 from placer.plan.shard import Shard
 from placer.problem import Problem
+from placer.tables import ColdDType
 
 Cold = Literal["staged", "uva", "host", "cached"]
 """How rows in DRAM are read; see docs/plan-format.md."""
@@ -25,6 +26,34 @@ _REPLICA = -1
 
 Float = npt.NDArray[np.float64]
 Int = npt.NDArray[np.int64]
+
+
+class ColdHome(NamedTuple):
+    """Where the cold rows of a sharding option lie, and in which type.
+
+    Attributes
+    ----------
+    drive_share : float
+        Share of each shard's rows that are on the host's drive: the coldest ones. 1: all that are
+        not in HBM.
+    dtype : str
+        Type of cold rows; empty if their table's.
+
+    Examples
+    --------
+    >>> ColdHome(0.75).first_on_drive(1000)
+    250
+    """
+
+    drive_share: float = 0.0
+    dtype: ColdDType | Literal[""] = ""
+
+    def first_on_drive(self, rows: int) -> int:
+        """Of so many rows in order of their heat, the first that is on the drive."""
+        return rows - int(rows * self.drive_share)
+
+
+IN_DRAM = ColdHome()
 
 
 class ShardingOption(NamedTuple):
@@ -51,6 +80,8 @@ class ShardingOption(NamedTuple):
         be. Solvers fix it where all shards of a table must have the same.
     first_gpu : int
         Of `blocked` row slices.
+    home : ColdHome
+        Where cold rows lie; other than `IN_DRAM` only where they are ``staged``.
 
     Examples
     --------
@@ -66,6 +97,7 @@ class ShardingOption(NamedTuple):
     blocked: bool = False
     share: float = ANY_SHARE
     first_gpu: int = 0
+    home: ColdHome = IN_DRAM
 
     @property
     def shard_count(self) -> int:
@@ -159,10 +191,10 @@ def shards_of(table: int, option: ShardingOption, table_rows: int) -> list[Table
 class CostCurve:
     """Cost of one shard of a table on one GPU, as a function of how many of its rows are in HBM.
 
-    The shard's hottest rows are in HBM and the rest in DRAM; of a ``cached`` shard, the cache
-    holds the hottest rows, and no cache means rows read in place, a cache of all rows just
-    rows in HBM. All arrays have shape (m,) over `hot_rows`, and linear in between, where times
-    are exact and bytes may be understated: buffers are concave.
+    The shard's hottest rows are in HBM and the rest in DRAM, or the coldest of them on a drive; of
+    a ``cached`` shard, the cache holds the hottest rows, and no cache means rows read in place, a
+    cache of all rows just rows in HBM. All arrays have shape (m,) over `hot_rows`, and linear in
+    between, where times are exact and bytes may be understated: buffers are concave.
 
     Where cold rows are ``staged`` or read in place (``uva``), over links that are not nearly as
     fast as HBM, `gpu_s` and `dram_s` fall and are convex. Curves of ``host`` and ``cached`` shards
@@ -174,7 +206,8 @@ class CostCurve:
     Attributes
     ----------
     hot_rows : int64
-        Rows of the shard in HBM: from 0 to all, strictly increasing. Of replicas: all.
+        Rows of the shard in HBM: from 0 to all, strictly increasing; without those that its option
+        has on a drive, if it has others in DRAM. Of replicas: all.
     gpu_s : float64
         Time of the GPU, all phases together; without `split_s`.
     dram_s : float64

@@ -14,10 +14,10 @@ _ROUNDING = 1e-12
 _ALIKE = 1e-9
 """GPUs whose times differ by less than this share are equally slow: the first of them is named."""
 
-Part = Literal["hbm", "link", "pooling", "communication", "launches"]
+Part = Literal["hbm", "link", "pooling", "communication", "launches", "drive"]
 """What a GPU's seconds are spent on. While its host pools rows, a GPU waits."""
 
-PARTS: tuple[Part, ...] = ("hbm", "link", "pooling", "communication", "launches")
+PARTS: tuple[Part, ...] = ("hbm", "link", "pooling", "communication", "launches", "drive")
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ class CostReport:
         """
         parts_s = self.parts_s
         if parts_s is None:
-            one = [(g.hbm_s, g.link_s, 0.0, g.communication_s, g.launch_s) for g in self.gpus]
+            one = [(g.hbm_s, g.link_s, 0.0, g.communication_s, g.launch_s, 0.0) for g in self.gpus]
             parts_s = np.array(one).T[:, None]
         times = sum(scale.get(part, 1.0) * of for part, of in zip(PARTS, parts_s, strict=True))
         fixed_s = self.schedule.fixed_s

@@ -1,10 +1,11 @@
 """The sharding options that are searched, for models that can cost any of them."""
 
 from collections.abc import Iterator
+from typing import Literal
 
-from cost_models.base import Cold, ShardingOption
+from cost_models.base import IN_DRAM, Cold, ColdHome, ShardingOption
 from placer.problem import Problem
-from placer.tables import Table
+from placer.tables import ColdDType, Table
 
 COLUMN_MULTIPLE = 16
 """Column slices are multiples of so many columns, so that their rows stay aligned."""
@@ -24,6 +25,12 @@ _GRID_COLUMN_SLICES = (2, 4)
 _REPLICATED_SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 """Shares of a table's lookups that replicated rows take, where they are not all rows."""
 
+_DRIVE_SHARES = (1.0, *(1 - 2.0**-n for n in range(1, 9)))
+"""Shares of rows on the drive, so that those in DRAM are halved from one to the next."""
+
+_LEAST_DRIVE_BYTES = 1 << 20
+"""Tables on a drive: of smaller ones, the rows take less memory than the buffers to read them."""
+
 _HEAVY = 0.5
 """Tables with so large a share of a GPU's part of all bytes looked up have replicated rows.
 So have those of which each lookup is returned by itself, where that saves its exchange."""
@@ -42,20 +49,42 @@ def standard_options(
     column slices. All rows replicated; or, of heavy tables, the rows that take a tenth to nine
     tenths of the lookups, with the others in a few row slices. Ways to read cold rows other
     than the first of `colds` go with whole tables, powers of two of row slices, and even column
-    slices; reading in place with whole tables and one row slice for each GPU.
+    slices; reading in place with whole tables and one row slice for each GPU. So do the other
+    homes of cold rows; see `cold_homes`.
     """
     spec, gpus = problem.profile.tables[table].table, len(problem.topology.gpus)
     usual = colds[0]
+    homes = cold_homes(problem, spec) if "staged" in colds else ()
     options = [
         *_grids(spec, gpus, usual),
+        *(
+            option._replace(home=home)
+            for home in homes
+            for option in _other_colds(spec, gpus, "staged")
+        ),
         *(option for cold in colds[1:] for option in _other_colds(spec, gpus, cold)),
         *_replicated(problem, table, usual),
     ]
 
     def coarseness(option: ShardingOption) -> tuple[object, ...]:
-        return option.replicated_rows > 0, option.shard_count, option.cold != usual, option
+        is_usual = (option.cold, option.home) == (usual, IN_DRAM)
+        return option.replicated_rows > 0, option.shard_count, not is_usual, option
 
     return tuple(sorted(options, key=coarseness))
+
+
+def cold_homes(problem: Problem, table: Table) -> tuple[ColdHome, ...]:
+    """Where cold rows may lie besides DRAM in their table's type.
+
+    On the drives that hosts have, all of them or the coldest shares; in each of the problem's
+    widths, on the drive and in DRAM.
+    """
+    has_drives = all(host.drive is not None for host in problem.topology.hosts)
+    has_drives &= table.total_bytes >= _LEAST_DRIVE_BYTES
+    shares = (0.0, *_DRIVE_SHARES) if has_drives else (0.0,)
+    dtypes: tuple[ColdDType | Literal[""], ...] = ("", *problem.widths)
+    homes = [ColdHome(share, dtype) for dtype in dtypes for share in shares]
+    return tuple(homes[1:])
 
 
 def _coarse_row_slices(spec: Table, gpus: int) -> list[int]:

@@ -15,7 +15,8 @@ from placer.plan.drift import in_plan_order
 from placer.plan.plan import Plan
 from placer.profile.profile import Profile
 from placer.summary import Summarized
-from placer.topology.devices import Gpu
+from placer.tables import COLD_DTYPES, ColdDType
+from placer.topology.devices import Gpu, Host
 from placer.topology.topology import Topology
 from placer.units import format_bytes
 
@@ -41,6 +42,8 @@ class Problem(Summarized):
     dense : DenseLayers, MeasuredDense, optional
         What each GPU trains beside the embeddings. Its `reserved_bytes` are those that were taken
         off each GPU here. None: steps are the embeddings' work alone.
+    widths : tuple of {"float16", "bfloat16", "int8"}
+        Types that cold rows may have besides their table's.
 
     Raises
     ------
@@ -63,6 +66,7 @@ class Problem(Summarized):
     constraints: Constraints = field(default_factory=Constraints)
     pipeline: Pipeline = "look-ahead"
     dense: Dense | None = None
+    widths: tuple[ColdDType, ...] = ()
 
     def __post_init__(self) -> None:
         if not len(self.profile):
@@ -78,6 +82,9 @@ class Problem(Summarized):
         if self.pipeline not in PIPELINES:
             known = " and ".join(PIPELINES)
             raise ProblemError(f"no pipeline is called {self.pipeline!r}; there are {known}")
+        for dtype in self.widths:
+            if dtype not in COLD_DTYPES:
+                raise ProblemError(f"width {dtype!r} is none of {', '.join(COLD_DTYPES)}")
         if isinstance(self.dense, DenseLayers):
             self._reserve(self.dense)
 
@@ -159,7 +166,8 @@ class Problem(Summarized):
         `reserve` of the constraints is left out: the plan's machine is without that memory.
         """
         rules = replace(constraints or Constraints(), reserve=())
-        return cls(profile, plan.topology, plan.batch_size, rules, plan.pipeline, plan.dense)
+        how = plan.pipeline, plan.dense, plan.widths
+        return cls(profile, plan.topology, plan.batch_size, rules, *how)
 
     def in_plan_order(self, plan: Plan) -> "Problem":
         """Return the problem with accesses over a plan's row order; see `plan.drift`."""
@@ -177,7 +185,7 @@ class Problem(Summarized):
         facts: dict[str, Any] = {
             "tables": [asdict(profile.table) for profile in self.profile],
             "gpus": [_facts_of(gpu, self.dense) for gpu in self.topology.gpus],
-            "hosts": [asdict(host) for host in self.topology.hosts],
+            "hosts": [_facts_of_host(host) for host in self.topology.hosts],
             "links": [asdict(link) for link in self.topology.links],
             "batch_size": self.batch_size,
         }
@@ -185,6 +193,8 @@ class Problem(Summarized):
             facts["pipeline"] = self.pipeline
         if self.dense is not None:
             facts["dense"] = asdict(self.dense)
+        if self.widths:
+            facts["widths"] = sorted(self.widths)
         if self.constraints:
             rules = {name: self.constraints.rule_of(name) for name in self.profile.table_names}
             facts["constraints"] = {
@@ -206,6 +216,12 @@ class Problem(Summarized):
             if profile.locality:
                 digest.update(repr(profile.locality).encode())
         return digest.hexdigest()
+
+
+def _facts_of_host(host: Host) -> dict[str, Any]:
+    """List what a placement depends on of a host; a drive that it lacks is left out."""
+    facts = asdict(host)
+    return facts if host.drive else {k: v for k, v in facts.items() if k != "drive"}
 
 
 def _facts_of(gpu: Gpu, dense: Dense | None) -> dict[str, Any]:

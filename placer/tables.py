@@ -8,8 +8,13 @@ from placer.errors import ProblemError
 Pooling = Literal["sum", "mean", "max", "none"]
 OptimizerName = Literal["sgd", "adagrad", "rowwise_adagrad", "adam"]
 DType = Literal["float32", "float16", "bfloat16"]
+ColdDType = Literal["float32", "float16", "bfloat16", "int8"]
+"""Types of cold rows; ``int8`` rows have a float32 scale and offset each."""
 
 DTYPE_BYTES: dict[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
+COLD_DTYPES: tuple[ColdDType, ...] = get_args(ColdDType)
+INT8_SCALE_BYTES = 8
+"""Of a row of int8: its scale and offset, as FBGEMM's row-wise tables have them."""
 MOST_ROWS = 1 << 48
 MOST_DIM = 1 << 20
 """Largest tables: bytes and products of a row's place stay within 64 bits, and float64."""
@@ -107,9 +112,15 @@ class Table:
         """Mean lookups per sample over all the features that read the table."""
         return sum(feature.lookups_per_sample for feature in self.features)
 
-    def weight_bytes_per_row(self, width: int | None = None) -> int:
-        """Return bytes of weights of one row of a shard `width` columns wide (all by default)."""
-        return (self.dim if width is None else width) * self.element_bytes
+    def weight_bytes_per_row(self, width: int | None = None, dtype: ColdDType | None = None) -> int:
+        """Return bytes of weights of one row of a shard `width` columns wide (all by default).
+
+        `dtype` is the type of the shard's rows, by default the table's.
+        """
+        columns = self.dim if width is None else width
+        if dtype == "int8":
+            return columns + INT8_SCALE_BYTES
+        return columns * (self.element_bytes if dtype is None else DTYPE_BYTES[dtype])
 
     def state_bytes_per_row(self, width: int | None = None) -> int:
         """Return bytes of optimizer state of one row of a shard `width` columns wide.
@@ -121,9 +132,9 @@ class Table:
         sizes = {"sgd": 0, "adagrad": 4 * columns, "rowwise_adagrad": 4, "adam": 8 * columns}
         return sizes[self.optimizer]
 
-    def bytes_per_row(self, width: int | None = None) -> int:
-        """Weights and optimizer state of one row, in bytes."""
-        return self.weight_bytes_per_row(width) + self.state_bytes_per_row(width)
+    def bytes_per_row(self, width: int | None = None, dtype: ColdDType | None = None) -> int:
+        """Return bytes of weights and optimizer state of one row."""
+        return self.weight_bytes_per_row(width, dtype) + self.state_bytes_per_row(width)
 
     @property
     def total_bytes(self) -> int:

@@ -34,6 +34,10 @@ MODEL = option(
     "roofline", "Model of step times.", "--cost-model", kind=_A_MODEL, metavar=f"[{_MODELS}]"
 )
 DRAM = option(None, "Memory budget of each host, such as 512GiB.")
+SSD = option(None, "Drive of each host for rows that fit nowhere else, such as 2TiB.")
+WIDTHS = option(
+    None, "Types that cold rows may have besides their table's: int8,bfloat16,float16.", "--widths"
+)
 TIME_LIMIT = option(20.0, "Time limit of each search: seconds, or such as 5min.", kind=Seconds())
 BACKEND = Name("backend", BACKENDS.__contains__, BACKENDS, shown=f"[{'|'.join(BACKENDS)}]")
 DTYPES, TABLE_OPTIMIZERS = Choice(sorted(DTYPE_BYTES)), Choice(OPTIMIZERS)
@@ -98,6 +102,7 @@ class ProblemOptions:
         kind=_A_MACHINE,
     )
     dram: str | None = DRAM
+    ssd: str | None = SSD
     batch_size: int | None = option(None, "Samples per GPU and step; by default 8192.", least=1)
     dim: int | None = option(
         None, "Columns of every table; by default as the profile says.", least=1
@@ -108,6 +113,7 @@ class ProblemOptions:
     optimizer: Any = option(
         None, "Optimizer of the tables; by default as the profile says.", kind=TABLE_OPTIMIZERS
     )
+    widths: str | None = WIDTHS
     pooling: tuple[str, ...] = POOLING
     constraints_path: Path | None = RULES
     pipeline: Pipeline | None = option(
@@ -157,9 +163,10 @@ class ProblemOptions:
 
         path = self.constraints_path
         if old is None or self.topology is not None:
-            machine = placer.Topology.parse(self.topology or "auto", hbm=hbm, dram=self.dram)
+            budgets = {"hbm": hbm, "dram": self.dram, "ssd": self.ssd}
+            machine = placer.Topology.parse(self.topology or "auto", **budgets)
         else:
-            machine = old.topology.with_memory(hbm=hbm, dram=self.dram)
+            machine = old.topology.with_memory(hbm=hbm, dram=self.dram, ssd=self.ssd)
         dense = None if old is None else old.dense
         if self.dense is not None:
             dense = dense_part(self.dense, self.workload, self.dim)
@@ -170,7 +177,14 @@ class ProblemOptions:
             placer.Constraints() if path is None else placer.Constraints.load(path),
             self.pipeline or (old.pipeline if old else "look-ahead"),
             dense,
+            self._widths(old),
         )
+
+    def _widths(self, old: placer.Plan | None) -> tuple[Any, ...]:
+        """Types that cold rows may have: those that are asked for, or that the old plan has."""
+        if self.widths is None:
+            return old.widths if old else ()
+        return tuple(dict.fromkeys(name.strip() for name in self.widths.split(",") if name.strip()))
 
 
 @dataclass(frozen=True, slots=True)

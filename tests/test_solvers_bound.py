@@ -633,7 +633,7 @@ def all_prices(shards: list[CostCurve]) -> np.ndarray:
 def test_the_least_of_a_shard_is_below_everything_tried(
     curve: CostCurve, hbm_bytes: float, price: float
 ) -> None:
-    time_s, (priced_s,) = least(curve, hbm_bytes, np.array([price]))
+    time_s, (priced_s,) = least(curve, hbm_bytes, np.array([price]), np.zeros(1))
     fits = False
     for hot in range(int(curve.hot_rows[-1]) + 1):
         tried_s, size = costs_at(curve, hot)

@@ -70,7 +70,7 @@ def test_work_counts_options_that_are_not_looked_at(
                 min((c.priced_s for c in of if c.longest_s <= step_time_s), default=np.inf)
                 for of in every
             ]
-            work_s = sum(least_s) - few.hbm_worth_s
+            work_s = sum(least_s) - few.worth_s
             assert few.work_s(step_time_s) <= work_s + 1e-9 * abs(sum(least_s))
 
 

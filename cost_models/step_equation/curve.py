@@ -4,6 +4,7 @@ import numpy as np
 
 from cost_models.base import CostCurve, Float, TableShard
 from cost_models.step_equation.phases import (
+    COPIES,
     HOST,
     LOOKUP,
     NAMES,
@@ -18,7 +19,7 @@ from cost_models.step_equation.slice_load import (
     slice_load,
 )
 from cost_models.step_equation.unit_costs import ReadKind, UnitCosts
-from cost_models.step_equation.work import Extras, exchange_of
+from cost_models.step_equation.work import Extras, drive_row_s, exchange_of
 from placer.plan.buffers import (
     exchange_buffer_bytes,
     index_buffer_bytes,
@@ -29,7 +30,9 @@ from placer.plan.memory import ROW_CACHE_ENTRY_BYTES, row_map_bytes
 from placer.problem import Problem
 
 
-def shard_curve(problem: Problem, shard: TableShard, costs: UnitCosts, shares: Float) -> CostCurve:
+def shard_curve(
+    problem: Problem, shard: TableShard, gpu: int, costs: UnitCosts, shares: Float
+) -> CostCurve:
     """Cost of a shard on a GPU, with each number of its hottest rows in HBM.
 
     The work of each point is that of a plan with a hot and a cold shard (for ``cached`` ones, of
@@ -40,9 +43,19 @@ def shard_curve(problem: Problem, shard: TableShard, costs: UnitCosts, shares: F
     step_lookups = problem.global_batch_size * spec.lookups_per_sample
     # Costs of some jump beside none and all.
     load = load_of(profile, shard.rows(spec.rows), step_lookups, cold in ("host", "cached"))
-    hot, (all_lookups, all_unique) = load.hot_rows, load.all_counts
-    rows, (first, last) = int(hot[-1]), shard.columns(spec.dim)
+    all_lookups, all_unique = load.all_counts
+    rows, (first, last) = int(load.hot_rows[-1]), shard.columns(spec.dim)
     width, row_bytes = last - first, spec.bytes_per_row(last - first)
+    home_bytes = spec.bytes_per_row(width, option.home.dtype or None)
+    # Rows of the drive can only be in HBM where all cold rows are on it.
+    edge, on_drive = option.home.first_on_drive(rows), np.zeros(1)
+    in_three = 0 < edge < rows
+    if in_three:
+        load = load.until(edge)
+        on_drive = load.counts[3, -1:]
+    elif option.home.drive_share == 1:
+        on_drive = load.counts[3]
+    hot = load.hot_rows
     exchange = exchange_of(
         problem,
         shard.table,
@@ -53,25 +66,31 @@ def shard_curve(problem: Problem, shard: TableShard, costs: UnitCosts, shares: F
         column_slices=max(1, len(option.column_widths)),
     )
     is_slice, by_rank = width < spec.dim, option.row_slices > 1 and not option.blocked
+    is_mapped = by_rank or (in_three and profile.counts is not None)
     extras = Extras(
         **exchange,
         column_slices=float(is_slice),
-        shards=1.0,
-        mapped_lookups=by_rank * all_lookups,
+        shards=1.0 + in_three,
+        mapped_lookups=is_mapped * all_lookups,
         sliced_row_bytes=is_slice * all_unique * row_bytes,
     )
     seconds = _seconds(problem, shard, costs, shares, extras, load)
+    if on_drive.any():
+        row_s = drive_row_s(problem.topology, problem.topology.gpus[gpu].id, home_bytes)
+        seconds[COPIES] += row_s * on_drive
     split = Extras()
     if cold != "cached":  # A cache and the rows behind it are one shard, and know them by id.
-        is_mapped = profile.counts is not None and not by_rank
-        split = Extras(shards=1.0, mapped_lookups=all_lookups if is_mapped else 0.0)
+        splits_map = not is_mapped and (in_three or profile.counts is not None)
+        split = Extras(shards=1.0, mapped_lookups=all_lookups if splits_map else 0.0)
     split_phase_s = split.phase_s(costs)
     # Ranks differ from ids, and so need a map, where they decide what is read where. With
     # replicated rows every GPU has that map anyway.
     has_map = profile.counts is not None and not option.replicated_rows
     map_bytes = row_map_bytes(spec) if has_map else 0
     buffers = _buffer_bytes(problem, shard, load)
-    in_dram = ((rows - hot) * row_bytes).astype(np.float64)
+    in_dram = ((int(hot[-1]) - hot) * home_bytes).astype(np.float64)
+    if option.home.drive_share == 1:
+        in_dram = np.zeros(hot.size)
     if cold == "cached":
         in_dram = np.where(hot < rows, float(rows * row_bytes), 0.0)
     phase_s, gpu_s = with_lanes(seconds[:HOST], problem.pipeline), seconds[: len(NAMES)]
@@ -79,10 +98,10 @@ def shard_curve(problem: Problem, shard: TableShard, costs: UnitCosts, shares: F
         hot_rows=hot,
         gpu_s=gpu_s.sum(axis=0),
         dram_s=seconds[HOST].copy(),
-        hbm_bytes=hot * row_bytes + buffers + (map_bytes if by_rank else 0),
+        hbm_bytes=hot * row_bytes + buffers + (map_bytes if by_rank or in_three else 0),
         dram_bytes=in_dram,
         split_s=float(split_phase_s.sum()),
-        split_hbm_bytes=0.0 if by_rank or cold == "cached" else float(map_bytes),
+        split_hbm_bytes=0.0 if by_rank or in_three or cold == "cached" else float(map_bytes),
         gpu_s_of_phases=phase_s,
         split_s_of_phases=with_lanes(split_phase_s, problem.pipeline),
     )
@@ -106,8 +125,8 @@ def replica_curve(
         replicas=gpus,
         all_rows=replicated_rows == spec.rows,
     )
-    sizes = float(spec.weight_bytes_per_row()), float(spec.bytes_per_row())
-    phase_s = read_matrix(costs, "device", *sizes, shares)[:HOST, :2] @ (lookups, unique)
+    sizes = float(spec.weight_bytes_per_row()), float(spec.bytes_per_row()), 0.0
+    phase_s = read_matrix(costs, "device", sizes, shares)[:HOST, :2] @ (lookups, unique)
     phase_s += Extras(**exchange, shards=1.0).phase_s(costs)
     hbm_bytes = float(replicated_rows * spec.bytes_per_row())
     hbm_bytes += exchange_buffer_bytes(spec, samples, lookups, spec.dim)
@@ -134,10 +153,14 @@ def _seconds(
     spec, cold = problem.profile.tables[shard.table].table, shard.option.cold
     hot, counts = load.hot_rows, load.counts
     first, last = shard.columns(spec.dim)
-    sizes = spec.weight_bytes_per_row(last - first), spec.bytes_per_row(last - first)
+    weight_bytes, row_bytes = (
+        float(of(last - first)) for of in (spec.weight_bytes_per_row, spec.bytes_per_row)
+    )
+    dtype = shard.option.home.dtype
+    home_bytes = float(spec.bytes_per_row(last - first, dtype)) if dtype else 0.0
 
     def seconds_of(kind: ReadKind) -> Float:
-        return read_matrix(costs, kind, *sizes, shares)
+        return read_matrix(costs, kind, (weight_bytes, row_bytes, home_bytes), shares)
 
     of_counts = np.zeros((HOST + 1, len(counts)))
     of_counts[:, :2] = seconds_of("hit" if cold == "cached" else "device")[:, :2]
@@ -180,7 +203,10 @@ def _buffer_bytes(problem: Problem, shard: TableShard, load: Load) -> Float:
     fixed += index_buffer_bytes(all_lookups, last - first)
     if cold not in ("staged", "cached"):
         return np.full(hot.size, fixed)
-    buffers = fixed + staging_buffer_bytes(spec, load.cold_in_flight, last - first)
+    # Rows in DRAM and on the drive are shards with buffers of their own.
+    on_drive = load.cold_in_flight[-1]
+    buffers = fixed + staging_buffer_bytes(spec, load.cold_in_flight - on_drive, last - first)
+    buffers += staging_buffer_bytes(spec, on_drive, last - first)
     if cold == "cached":
         buffers[0] = fixed  # Without a cache, rows are read in place.
         buffers += np.where(hot < hot[-1], hot * ROW_CACHE_ENTRY_BYTES, 0)

@@ -25,7 +25,7 @@ from functools import lru_cache
 import numpy as np
 
 from cost_models.base import Cold, CostCurve, CostModel, Float, ShardingOption, TableShard
-from cost_models.cost_report import CostReport, GpuCost, HostCost, TableCost
+from cost_models.cost_report import PARTS, CostReport, GpuCost, HostCost, TableCost
 from cost_models.dense import dense_costs, dense_phase_s
 from cost_models.schedule import Schedule
 from cost_models.sharding_options import standard_options
@@ -141,7 +141,7 @@ class StepEquation(CostModel, ABC):
         gpu_s = np.zeros((len(topology.gpus), 4))
         schedule = self.schedule(problem)
         phase_s = np.zeros((ROWS, len(topology.gpus)))
-        pooling_s = np.zeros_like(phase_s)
+        pooling_s, drive_s = np.zeros_like(phase_s), np.zeros(len(topology.gpus))
         dram_s = {host.id: 0.0 for host in topology.hosts}
         works = work_of(problem, plan)
         # What a second of each GPU is to all of them.
@@ -158,6 +158,7 @@ class StepEquation(CostModel, ABC):
                 gpu_s[work.gpu] += of_gpu_s
                 table_s[work.table] += of_gpu_s.sum() * worth_s[work.gpu]
                 phase_s[:, work.gpu] += of_phases_s
+                drive_s[work.gpu] += work.extras.drive_s
                 if work.kind == "host":
                     pooling_s[:, work.gpu] += of_phases_s
                 dram_s[work.host] += host_s
@@ -180,8 +181,9 @@ class StepEquation(CostModel, ABC):
             table_s[list(tables)] += arena_s / len(tables)
         arenas_s = added_up(by_arena, len(schedule.phases))
         rows_s = with_lanes(phase_s, problem.pipeline) + arenas_s
-        parts_s = with_lanes(parts_of(phase_s, pooling_s, gpu_s[:, 3]), problem.pipeline)
-        parts_s[-1] += arenas_s
+        parts_s = parts_of(phase_s, pooling_s, gpu_s[:, 3], drive_s)
+        parts_s = with_lanes(parts_s, problem.pipeline)
+        parts_s[PARTS.index("launches")] += arenas_s
         gpu_s[:, 3] += arenas_s[: len(NAMES)].sum(axis=0)
         hot, every = hbm_lookups(problem, works)
         rows_s = contended(rows_s, topology, self.contention)
@@ -216,7 +218,7 @@ class StepEquation(CostModel, ABC):
         of_gpu_s = np.array(
             (
                 hbm_s + extras.hbm_s(costs),
-                link_s,
+                link_s + float(extras.drive_s),
                 extras.exchange_s(costs),
                 extras.launch_s(costs),
             )
@@ -226,8 +228,9 @@ class StepEquation(CostModel, ABC):
     def cost_curve(self, problem: Problem, shard: TableShard, gpu: int) -> CostCurve:
         """Cost of a shard over its hot rows. See `CostModel.cost_curve`."""
         costs = self.unit_costs(problem, shard.table, gpu)
-        curve = replica_curve if shard.is_replica else shard_curve
-        return curve(problem, shard, costs, self.lookup_shares)
+        if shard.is_replica:
+            return replica_curve(problem, shard, costs, self.lookup_shares)
+        return shard_curve(problem, shard, gpu, costs, self.lookup_shares)
 
     def _colds(self, problem: Problem, table: int) -> tuple[Cold, ...]:
         """Ways to read the cold rows of a table that are allowed and may pay, the usual one first.

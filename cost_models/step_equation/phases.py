@@ -83,23 +83,23 @@ def with_lanes(phase_s: Float, pipeline: Pipeline) -> Float:
     return rows
 
 
-def parts_of(phase_s: Float, pooling_s: Float, launch_s: Float) -> Float:
-    """Phase times by what takes them, shape (5, 8, GPUs): see `cost_models.cost_report.PARTS`.
+def parts_of(phase_s: Float, pooling_s: Float, launch_s: Float, drive_s: Float) -> Float:
+    """Phase times by what takes them, shape (6, 8, GPUs): see `cost_models.cost_report.PARTS`.
 
     Parameters
     ----------
     phase_s, pooling_s : float64, shape (8, GPUs)
         Of all works, and of those whose rows hosts pool.
-    launch_s : float64, shape (GPUs,)
-        Of shards, half of it the lookup's.
+    launch_s, drive_s : float64, shape (GPUs,)
+        Of shards, half of it the lookup's; of rows on drives.
     """
-    parts_s = np.zeros((5, *phase_s.shape))
-    hbm_s, link_s, by_hosts_s, exchange_s, launches_s = parts_s
+    parts_s = np.zeros((6, *phase_s.shape))
+    hbm_s, link_s, by_hosts_s, exchange_s, launches_s, drives_s = parts_s
     for phase, on_link in ((LOOKUP, LINK_LOOKUP), (UPDATE, LINK_UPDATE)):
         by_hosts_s[[phase, on_link]] = pooling_s[on_link]
         link_s[[phase, on_link]] = phase_s[on_link] - pooling_s[on_link]
         launches_s[phase] = launch_s / 2
-    link_s[COPIES] = phase_s[COPIES]
+    link_s[COPIES], drives_s[COPIES] = phase_s[COPIES] - drive_s, drive_s
     exchanged = [IDS, OUTPUTS, GRADIENTS]
     exchange_s[exchanged] = phase_s[exchanged]
     hbm_s += phase_s - parts_s[1:].sum(axis=0)
@@ -111,14 +111,15 @@ HOST = ROWS
 
 
 def read_matrix(
-    costs: UnitCosts, kind: ReadKind, weight_bytes: float, row_bytes: float, shares: Float
+    costs: UnitCosts, kind: ReadKind, sizes: tuple[float, float, float], shares: Float
 ) -> Float:
     """Seconds of each phase and of the host's memory for reading and updating rows.
 
     Parameters
     ----------
-    weight_bytes, row_bytes : float
-        Bytes of weights, and of weights and state, of a row.
+    sizes : (weight_bytes, row_bytes, home_bytes)
+        Bytes of weights, and of weights and state, of a row in HBM; the latter where the row
+        lies, if that is not 0: the link and the host's memory move so many.
     shares : float64, of `SHAPE`
         The part of each of `costs` that is spent on the lookup; see `lookup_shares`.
 
@@ -128,16 +129,18 @@ def read_matrix(
         For a lookup, a distinct row and a vector; phases by their numbers, and `HOST`.
     """
     of_kind = shares[READ_KINDS.index(kind)]
-    return _read_matrix(costs.read(kind), kind, weight_bytes, row_bytes, of_kind.tobytes())
+    return _read_matrix(costs.read(kind), kind, sizes, of_kind.tobytes())
 
 
 @lru_cache(maxsize=4096)
 def _read_matrix(
-    costs: ReadCosts, kind: ReadKind, weight_bytes: float, row_bytes: float, shares: bytes
+    costs: ReadCosts, kind: ReadKind, sizes: tuple[float, float, float], shares: bytes
 ) -> Float:
     """`read_matrix`, not to be written to: tables of a model share a few, and ask very often."""
-    sizes = np.array((1.0, weight_bytes, 1.0, row_bytes, 1.0, weight_bytes))
-    rates = np.array(costs) * sizes
+    weight_bytes, row_bytes, home_bytes = sizes
+    units = np.tile((1.0, weight_bytes, 1.0, row_bytes, 1.0, weight_bytes), (3, 1))
+    units[1:, 3] = home_bytes or row_bytes
+    rates = np.array(costs) * units
     looked_up = rates * np.frombuffer(shares).reshape(rates.shape)
     # Rates of a unit, and of its bytes, are neighbours.
     hbm_s, link_s, dram_s = rates[:, ::2] + rates[:, 1::2]

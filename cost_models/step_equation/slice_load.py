@@ -48,10 +48,18 @@ class Load(NamedTuple):
     counts: Float
     cold_in_flight: Float
 
+    def until(self, rows: int) -> "Load":
+        """The same with no more than so many rows in HBM."""
+        kept = np.append(self.hot_rows[self.hot_rows < rows], rows)
+        values = np.vstack((self.counts, self.cold_in_flight))
+        of_rows = np.stack([np.interp(kept, self.hot_rows, row) for row in values])
+        return Load(kept, of_rows[:-1], of_rows[-1])
+
     @property
     def all_counts(self) -> tuple[float, float]:
         """Lookups and expected distinct rows of the whole slice."""
-        return float(self.counts[0, -1]), float(self.counts[1, -1])
+        lookups, unique = self.counts[:2, -1] + self.counts[2:4, -1]
+        return float(lookups), float(unique)
 
 
 @lru_cache(maxsize=1024)

@@ -19,6 +19,7 @@ from cost_models.step_equation.exchanged_bytes import (
     with_own_part,
 )
 from cost_models.step_equation.phases import (
+    COPIES,
     GRADIENTS,
     HOST,
     IDS,
@@ -42,6 +43,7 @@ from placer.plan.plan import Plan
 from placer.plan.shard import Shard
 from placer.problem import Problem
 from placer.profile.table_profile import TableProfile
+from placer.topology.topology import Topology
 
 
 class Extras(NamedTuple):
@@ -65,6 +67,9 @@ class Extras(NamedTuple):
         Bytes, state included, of distinct rows in column slices.
     id_bytes, gradient_bytes : float
         Those of `exchanged_bytes` that go ahead of the lookup, and back for the update.
+    drive_s : float
+        Seconds of the host's drive for rows that lie there, read ahead and written back, if all
+        GPUs of the host ask as much of it.
     """
 
     column_slices: Amount = 0.0
@@ -78,6 +83,7 @@ class Extras(NamedTuple):
     sliced_row_bytes: Amount = 0.0
     id_bytes: Amount = 0.0
     gradient_bytes: Amount = 0.0
+    drive_s: Amount = 0.0
 
     def hbm_s(self, costs: UnitCosts) -> Amount:
         """Time of the GPU's memory."""
@@ -99,7 +105,7 @@ class Extras(NamedTuple):
     def gpu_s(self, costs: UnitCosts) -> Amount:
         """GPU seconds of all of these together."""
         time: Amount = sum(map(mul, self, costs[len(READ_KINDS) :]))
-        return time
+        return time + self.drive_s
 
     def phase_s(self, costs: UnitCosts) -> Float:
         """The same by phase, shape (8,); half of what is not exchanged is the lookup's."""
@@ -107,6 +113,7 @@ class Extras(NamedTuple):
         local_s = (self.hbm_s(costs) + self.launch_s(costs)) / 2
         phase_s = np.zeros(ROWS)
         phase_s[LOOKUP] = phase_s[UPDATE] = local_s
+        phase_s[COPIES] = self.drive_s
         phase_s[IDS] = self.id_bytes * costs.exchange_byte_s
         phase_s[OUTPUTS] = outputs * costs.exchange_byte_s
         phase_s[GRADIENTS] = self.gradient_bytes * costs.exchange_byte_s
@@ -126,7 +133,7 @@ class Work:
         Number of the table in the problem's profile.
     kind : ReadKind
     weight_bytes, row_bytes : float
-        Bytes of weights, and of weights and state, of one row of the shard.
+        Bytes of weights, and of weights and state, of one row of the shard in HBM.
     lookups, rows, vectors : float
         Lookups of a step, distinct rows among them, and vectors that they are pooled into.
     gpu : int or None
@@ -135,6 +142,8 @@ class Work:
         The host whose memory holds the rows.
     extras : Extras
         The first work of a shard has the shard's; the first of a group has the group's as well.
+    home_bytes : float
+        Bytes of weights and state of a row where it lies; 0 if as many as in HBM.
     """
 
     table: int
@@ -147,22 +156,26 @@ class Work:
     gpu: int | None = None
     host: str = ""
     extras: Extras = NO_EXTRAS
+    home_bytes: float = 0.0
 
     @property
     def amounts(self) -> tuple[object, ...]:
         """All but the device: works with the same take as long on GPUs that are alike."""
-        sizes = self.weight_bytes, self.row_bytes
+        sizes = self.weight_bytes, self.row_bytes, self.home_bytes
         return self.table, self.kind, sizes, self.lookups, self.rows, self.vectors, self.extras
 
     def phase_s(self, costs: UnitCosts, shares: Float) -> Float:
         """Time of the GPU in each phase, extras included, shape (8,); see `read_matrix`."""
-        matrix = read_matrix(costs, self.kind, self.weight_bytes, self.row_bytes, shares)
+        sizes = self.weight_bytes, self.row_bytes, self.home_bytes
+        matrix = read_matrix(costs, self.kind, sizes, shares)
         read_s: Float = matrix[:HOST] @ (self.lookups, self.rows, self.vectors)
         return read_s + self.extras.phase_s(costs)
 
     def read_s(self, costs: UnitCosts) -> list[float]:
         """Time of HBM, link and DRAM for reading and updating rows."""
-        return [self.resource_s(rates) for rates in costs.read(self.kind)]
+        hbm, *homes = costs.read(self.kind)
+        at_home = replace(self, row_bytes=self.home_bytes) if self.home_bytes else self
+        return [self.resource_s(hbm), *(at_home.resource_s(rates) for rates in homes)]
 
     def resource_s(self, rates: Rates) -> float:
         """Time of a resource with these rates."""
@@ -262,6 +275,9 @@ def work_of_group(
                 works += [replace(read, host=device) for read in reads]
                 continue
             host = topology.gpus_by_id[device].host
+            if shard.memory == "ssd":
+                row_s = drive_row_s(topology, device, reads[-1].home_bytes)
+                extras = extras._replace(drive_s=reads[-1].rows * row_s)
             first, *others = (replace(read, gpu=gpus[device], host=host) for read in reads)
             works += [replace(first, extras=extras), *others]
     return works
@@ -275,13 +291,24 @@ def _reads(problem: Problem, table: int, shard: Shard) -> list[Work]:
     lookups, rows = slice_load(profile, shard.rows, step_lookups)
     sizes = spec.weight_bytes_per_row(shard.width), spec.bytes_per_row(shard.width)
     vectors = output_vectors(spec, samples, lookups)
+    is_usual = shard.dtype is None and shard.memory != "ssd"
+    home_bytes = 0.0 if is_usual else float(spec.bytes_per_row(shard.width, shard.dtype))
     if shard.lookup != "cached":
-        return [Work(table, shard.lookup, *sizes, lookups, rows, vectors)]
+        work = Work(table, shard.lookup, *sizes, lookups, rows, vectors, home_bytes=home_bytes)
+        return [work]
     hits, hit_rows = slice_load(profile, cache_slices(shard)[0], step_lookups)
+    missed = lookups - hits, rows - hit_rows
     return [
         Work(table, "hit", *sizes, hits, hit_rows, vectors),
-        Work(table, "miss", *sizes, lookups - hits, rows - hit_rows, vectors),
+        Work(table, "miss", *sizes, *missed, vectors, home_bytes=home_bytes),
     ]
+
+
+def drive_row_s(topology: Topology, gpu: str, row_bytes: float) -> float:
+    """Seconds that a row on the drive of a GPU's host takes, if its GPUs ask for as many each."""
+    host = topology.hosts_by_id[topology.gpus_by_id[gpu].host]
+    assert host.drive is not None, "verified: shards on SSD are of hosts with a drive"
+    return host.drive.row_s(row_bytes) * len(topology.gpus_of(host.id))
 
 
 def exchange_of(

@@ -7,7 +7,8 @@ from placer.errors import ProblemError
 from placer.plan.shard import Memory
 
 Kind = Literal[
-    "row-wise", "column-wise", "replicated", "split", "staged", "uva", "host", "cached"
+    "row-wise", "column-wise", "replicated", "split", "staged", "uva", "host", "cached",
+    "ssd", "narrow",
 ]  # fmt: skip
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
@@ -22,7 +23,7 @@ class TableRule:
     ----------
     devices : tuple of str, or None
         Only these GPUs serve the table. A host stands for all its GPUs, and itself.
-    tier : {"hbm", "dram"} or None
+    tier : {"hbm", "dram", "ssd"} or None
         Where all rows are. Rows that a cache holds besides are in DRAM.
     forbid : frozenset of str
         Ways not to place it: see `KINDS` and docs/constraints.md.

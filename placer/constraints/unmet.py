@@ -68,6 +68,10 @@ def kinds_of(shards: Sequence[Shard]) -> dict[Kind, str]:
     for shard in filled:
         if shard.lookup != "device":
             kinds.setdefault(shard.lookup, f"has rows that are read {shard.lookup}")
+        if shard.memory == "ssd":
+            kinds["ssd"] = "has rows on SSD"
+        if shard.dtype:
+            kinds["narrow"] = f"has rows of {shard.dtype}"
     return kinds
 
 
@@ -105,24 +109,25 @@ def _servers(shards: Sequence[Shard]) -> list[str]:
 
 
 def _hot_cold_pairs(shards: Sequence[Shard]) -> int:
-    """How many shards in HBM are the hot part of a row slice whose cold part is in DRAM.
+    """How many shards hold the colder rows of a row slice whose hotter ones are in a faster memory.
 
-    The parts of a slice are on the same devices, and each of its ranks could be in either:
+    The parts of a slice are on the same devices, and each of its ranks could be in any of them:
     strides whose residues never meet are of different slices.
     """
-    homes: dict[frozenset[str], tuple[list[Shard], list[Shard]]] = {}
+    homes: dict[frozenset[str], list[Shard]] = {}
     for shard in shards:
-        hot, cold = homes.setdefault(frozenset(shard.devices), ([], []))
-        (hot if shard.memory == "hbm" else cold).append(shard)
+        homes.setdefault(frozenset(shard.devices), []).append(shard)
     pairs = 0
-    for hot, cold in homes.values():
-        left = list(cold)
-        for shard in hot:
-            start, _, step = shard.rows
-            other = next(
-                (s for s in left if (start - s.rows[0]) % math.gcd(step, s.rows[2]) == 0), None
-            )
-            if other is not None:
-                left.remove(other)
-                pairs += 1
+    for held in homes.values():
+        slices = [shard for shard in held if shard.memory == "hbm"]
+        for memory in ("dram", "ssd"):
+            left = [shard for shard in held if shard.memory == memory]
+            for start, _, step in [shard.rows for shard in slices]:
+                other = next(
+                    (s for s in left if (start - s.rows[0]) % math.gcd(step, s.rows[2]) == 0), None
+                )
+                if other is not None:
+                    left.remove(other)
+                    pairs += 1
+            slices += left
     return pairs

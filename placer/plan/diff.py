@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from placer.errors import PlanError, PlanMismatchError
+from placer.plan.memory import drive_of, home_of
 from placer.plan.order import Ranks, distinct
 from placer.plan.plan import Plan
 from placer.plan.shard import Memory, Shard
@@ -25,15 +26,8 @@ from placer.plan.verify import check_shards
 Int = npt.NDArray[np.int64]
 
 TableStatus = Literal["same", "moved", "added", "removed", "reshaped"]
-MoveKind = Literal[
-    "kept",
-    "HBM to HBM",
-    "HBM to DRAM",
-    "DRAM to HBM",
-    "DRAM to DRAM",
-    "served elsewhere",
-    "dropped",
-]
+MoveKind = str
+"""``kept``, ``served elsewhere``, ``dropped``, or from which memory to which: ``HBM to DRAM``."""
 
 _BLOCK_IDS = 1 << 14
 
@@ -270,9 +264,7 @@ def homes_of(shard: Shard) -> tuple[Home, ...]:
 
 
 def _location(plan: Plan, home: Home) -> str:
-    """The device whose memory the bytes are in."""
-    gpu = plan.topology.gpus_by_id.get(home.device)
-    return home.device if gpu is None or home.memory == "hbm" else gpu.host
+    return home_of(plan.topology, home.device, home.memory)
 
 
 def _host(plan: Plan, home: Home) -> str:
@@ -293,7 +285,8 @@ def _steps_to(
     added = [home for home in now if home not in was]
     if not added:
         return steps + [("dropped", home, None) for home in was if home not in now]
-    devices = new.topology.gpus_by_id.keys() | new.topology.hosts_by_id.keys()
+    hosts = new.topology.hosts_by_id
+    devices = new.topology.gpus_by_id.keys() | hosts.keys() | set(map(drive_of, hosts))
     for home in added:
         place, host = _location(new, home), _host(new, home)
         # The nearest copy: in the same memory, else on the same host; one of a device that is
@@ -306,13 +299,9 @@ def _steps_to(
                 _host(old, w) != host,
             ),
         )
-        kind: MoveKind
+        kind = f"{near.memory.upper()} to {home.memory.upper()}"
         if _location(old, near) == place:
             kind = "served elsewhere"
-        elif near.memory == "hbm":
-            kind = "HBM to HBM" if home.memory == "hbm" else "HBM to DRAM"
-        else:
-            kind = "DRAM to HBM" if home.memory == "hbm" else "DRAM to DRAM"
         steps.append((kind, near, home))
     return steps
 

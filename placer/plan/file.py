@@ -31,8 +31,8 @@ from placer.plan.fields import SCHEMA_VERSION, Provenance, RowOrder, SolverRecor
 from placer.plan.shard import Shard
 from placer.read_files import LimitError, read_json
 from placer.seal import check_seal, sealed
-from placer.tables import Table
-from placer.topology.devices import Gpu, Host, Link
+from placer.tables import ColdDType, Table
+from placer.topology.devices import Drive, Gpu, Host, Link
 from placer.topology.topology import Topology
 
 if TYPE_CHECKING:
@@ -214,18 +214,20 @@ def to_dict(plan: "Plan", row_order: dict[str, dict[str, Any]] | None = None) ->
                     "kind": "host",
                     "memory_bytes": host.memory_bytes,
                     "bandwidth_bytes_per_s": float(host.dram_bytes_per_s),
+                    **({} if host.drive is None else {"drive": asdict(host.drive)}),
                 }
                 for host in topology.hosts
             ],
             "links": [asdict(link) for link in topology.links],
         },
-        "shards": [asdict(shard) for shard in plan.shards],
+        "shards": [_shard(shard) for shard in plan.shards],
         "row_order": row_order
         if row_order is not None
         else {name: asdict(order) for name, order in plan.row_order.items()},
         "solver": asdict(plan.solver),
         "provenance": _provenance(plan.provenance),
         **({} if plan.pipeline == "look-ahead" else {"pipeline": plan.pipeline}),
+        **({"widths": list(plan.widths)} if plan.widths else {}),
         **({} if plan.dense is None else {"dense": _dense(plan.dense)}),
     }
     _validated(document, "the plan")
@@ -241,6 +243,12 @@ def from_dict(document: object, hot_ids: dict[str, npt.NDArray[np.int64]]) -> di
         If it breaks the schema.
     """
     return _fields_of(_validated(document, "the plan"), hot_ids)
+
+
+def _shard(shard: Shard) -> dict[str, Any]:
+    """Return a shard as a plan holds it: its type only where that is not its table's."""
+    fields = asdict(shard)
+    return fields if shard.dtype else {k: v for k, v in fields.items() if k != "dtype"}
 
 
 def _provenance(provenance: Provenance) -> dict[str, Any]:
@@ -266,6 +274,7 @@ class _Document(BaseModel):
     row_order: dict[str, RowOrder]
     batch_size: int
     pipeline: Pipeline
+    widths: tuple[ColdDType, ...]
     solver: SolverRecord
     provenance: Provenance
 
@@ -292,7 +301,8 @@ def _topology(model: schema.TopologyModel) -> Topology:
     for device in model.devices:
         size, speed = device.memory_bytes, device.bandwidth_bytes_per_s
         if device.kind == "host":
-            hosts.append(Host(device.id, size, speed))
+            drive = None if device.drive is None else Drive(**device.drive.model_dump())
+            hosts.append(Host(device.id, size, speed, drive))
             continue
         if device.host is None:
             raise PlanError(f"{device.id} is a gpu but names no host")

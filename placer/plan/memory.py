@@ -6,12 +6,12 @@ that fits here fits in training.
 
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import Literal
 
 from placer.plan.plan import Plan
-from placer.plan.shard import Shard
+from placer.plan.shard import Memory, Shard
 from placer.tables import Table
-from placer.topology.devices import Gpu, Host
+from placer.topology.devices import BLOCK_BYTES, Gpu, Host
+from placer.topology.topology import Topology
 
 ROW_MAP_BYTES_PER_ROW = 4
 """A table whose ranks are not its ids needs a map from id to slot: one int32 a row."""
@@ -23,6 +23,10 @@ ROW_CACHE_ENTRY_BYTES = 52
 priority (4 each), whether it was updated (1), and the directory, slot and entry once more (4
 each). 31 come and go while a step's rows get entries: the order of eviction and the directory are
 sorted anew. Measured by tests/executor/test_executor_memory.py, on a CPU."""
+
+
+CHECKSUM_BYTES = 4
+"""Of each block of a drive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,7 @@ class Shortage:
     """Memory that a problem lacks, so that no placement of it fits."""
 
     device: str
-    resource: Literal["hbm", "dram"]
+    resource: Memory
     short_bytes: int
     detail: str
 
@@ -78,19 +82,55 @@ def cache_bytes(table: Table, shard: Shard) -> int:
     return shard.cache_rows * (table.bytes_per_row(shard.width) + ROW_CACHE_ENTRY_BYTES)
 
 
+def home_of(topology: Topology, device: str, memory: Memory) -> str:
+    """Name the memory of rows that `device` serves: a GPU, a host or its drive.
+
+    Examples
+    --------
+    >>> machine = Topology.parse("1xh100", ssd="1TiB")
+    >>> home_of(machine, "gpu:0", "dram"), home_of(machine, "gpu:0", "ssd")
+    ('host:0', 'host:0 ssd')
+    """
+    gpu = topology.gpus_by_id.get(device)
+    if gpu is None or memory == "hbm":
+        return device
+    return drive_of(gpu.host) if memory == "ssd" else gpu.host
+
+
+def drive_of(host: str) -> str:
+    """Name the drive of a host, as `device_memory` does."""
+    return f"{host} ssd"
+
+
+def record_bytes(table: Table, shard: Shard) -> int:
+    """Bytes that a row of a shard takes where it lies; on a drive, its part of a block."""
+    row_bytes = table.bytes_per_row(shard.width, shard.dtype)
+    if shard.memory != "ssd":
+        return row_bytes
+    in_a_block = (BLOCK_BYTES - CHECKSUM_BYTES) // row_bytes
+    if in_a_block:
+        return -(-BLOCK_BYTES // in_a_block)
+    return -(-(row_bytes + CHECKSUM_BYTES) // BLOCK_BYTES) * BLOCK_BYTES
+
+
 def device_memory(plan: Plan) -> dict[str, MemoryUse]:
-    """Memory use of every GPU and host of the plan's topology, by device id."""
+    """Memory use of every GPU, host and drive of the plan's topology.
+
+    Keys are ids of GPUs and hosts; those of drives are made by `drive_of`.
+    """
     topology = plan.topology
     devices: tuple[Gpu | Host, ...] = (*topology.gpus, *topology.hosts)
-    used: dict[str, dict[str, int]] = {device.id: defaultdict(int) for device in devices}
+    sizes = {device.id: device.memory_bytes for device in devices}
+    sizes |= {drive_of(h.id): h.drive.memory_bytes for h in topology.hosts if h.drive}
+    used: dict[str, dict[str, int]] = {name: defaultdict(int) for name in sizes}
     mapped: set[tuple[str, str]] = set()
     for shard in plan.shards:
         table = plan.tables_by_name[shard.table]
         for device in shard.devices:
-            gpu = topology.gpus_by_id.get(device)
-            home = device if gpu is None or shard.memory == "hbm" else gpu.host
-            used[home]["weight_bytes"] += shard.row_count * table.weight_bytes_per_row(shard.width)
-            used[home]["state_bytes"] += shard.row_count * table.state_bytes_per_row(shard.width)
+            home = home_of(topology, device, shard.memory)
+            state = shard.row_count * table.state_bytes_per_row(shard.width)
+            used[home]["weight_bytes"] += shard.row_count * record_bytes(table, shard) - state
+            used[home]["state_bytes"] += state
             used[device]["buffer_bytes"] += shard.buffer_bytes
             if shard.lookup == "cached":
                 used[device]["cache_bytes"] += cache_bytes(table, shard)
@@ -98,7 +138,4 @@ def device_memory(plan: Plan) -> dict[str, MemoryUse]:
                 mapped.add((shard.table, device))
     for name, device in mapped:
         used[device]["row_map_bytes"] += row_map_bytes(plan.tables_by_name[name])
-    return {
-        device.id: MemoryUse(device.id, device.memory_bytes, **used[device.id])
-        for device in devices
-    }
+    return {name: MemoryUse(name, size, **used[name]) for name, size in sizes.items()}

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from placer.errors import TopologyError
 from placer.plan.diff import Home, PlanDiff
+from placer.topology.devices import BLOCK_BYTES
 from placer.topology.topology import Topology
 
 Resource = tuple[str, str]
@@ -63,17 +64,19 @@ def migration(diff: PlanDiff) -> Migration:
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """One end of a move: the GPU whose HBM it is, or None for its host's DRAM."""
+    """One end of a move: the GPU whose HBM it is, or None for its host's DRAM or drive."""
 
     topology: Topology
     host: str
     gpu: str | None
+    on_drive: bool
 
     @classmethod
     def of(cls, topology: Topology, home: Home) -> "_End":
         gpu = topology.gpus_by_id.get(home.device)
         host = home.device if gpu is None else gpu.host
-        return cls(topology, host, home.device if gpu and home.memory == "hbm" else None)
+        in_hbm = gpu is not None and home.memory == "hbm"
+        return cls(topology, host, home.device if in_hbm else None, home.memory == "ssd")
 
 
 def _path(source: _End, target: _End) -> Iterator[tuple[Resource, float]]:
@@ -81,6 +84,10 @@ def _path(source: _End, target: _End) -> Iterator[tuple[Resource, float]]:
     same_host = source.host == target.host
     peers = same_host and source.gpu is not None and target.gpu is not None
     for end, way in ((source, "out"), (target, "in")):
+        drive = end.topology.hosts_by_id[end.host].drive
+        if end.on_drive and drive is not None:
+            blocks_per_s = drive.reads_per_s if way == "out" else drive.writes_per_s
+            yield (end.host, "ssd"), blocks_per_s * BLOCK_BYTES
         if end.gpu is None:
             yield (end.host, "dram"), end.topology.hosts_by_id[end.host].dram_bytes_per_s
         else:

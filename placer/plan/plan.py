@@ -18,9 +18,9 @@ from placer.dense import Dense
 from placer.errors import PlanError
 from placer.pipeline import Pipeline
 from placer.plan.fields import Provenance, RowOrder, SolverRecord
-from placer.plan.shard import Shard
+from placer.plan.shard import Memory, Shard
 from placer.summary import Summarized
-from placer.tables import Table
+from placer.tables import ColdDType, Table
 from placer.topology.topology import Topology
 from placer.units import format_bytes, format_seconds
 
@@ -41,6 +41,8 @@ class Plan(Summarized):
         The ids that the row order lists, hottest first; saved beside the plan.
     batch_size : int
         Samples per GPU and step that the plan was made for.
+    widths : tuple of str
+        Types that cold rows might have had besides their table's; see `placer.Problem`.
     pipeline : {"look-ahead", "serial"}
         How steps follow one another.
     dense : DenseLayers, MeasuredDense or None
@@ -68,6 +70,7 @@ class Plan(Summarized):
     provenance: Provenance = field(default_factory=Provenance)
     pipeline: Pipeline = "look-ahead"
     dense: Dense | None = None
+    widths: tuple[ColdDType, ...] = ()
 
     @cached_property
     def tables_by_name(self) -> dict[str, Table]:
@@ -92,16 +95,16 @@ class Plan(Summarized):
 
     def summary(self) -> dict[str, str]:
         """See `Summarized`."""
-        used = {"hbm": 0, "dram": 0}
+        used: dict[Memory, int] = {"hbm": 0, "dram": 0}
         for shard in self.shards:
-            row_bytes = self.tables_by_name[shard.table].bytes_per_row(shard.width)
-            used[shard.memory] += shard.row_count * row_bytes * len(shard.devices)
+            row_bytes = self.tables_by_name[shard.table].bytes_per_row(shard.width, shard.dtype)
+            held_bytes = shard.row_count * row_bytes * len(shard.devices)
+            used[shard.memory] = used.get(shard.memory, 0) + held_bytes
         facts = {
             "tables": str(len(self.tables)),
             "shards": str(len(self.shards)),
             "GPUs": str(len(self.topology.gpus)),
-            "rows in HBM": format_bytes(used["hbm"]),
-            "rows in DRAM": format_bytes(used["dram"]),
+            **{f"rows in {memory.upper()}": format_bytes(size) for memory, size in used.items()},
         }
         if self.solver.name:
             facts["solver"] = self.solver.name

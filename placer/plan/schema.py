@@ -11,7 +11,7 @@ from placer.dense.file import DenseEntry
 from placer.pipeline import Pipeline
 from placer.plan.fields import SCHEMA_VERSION
 from placer.plan.shard import Lookup, Memory
-from placer.tables import DType, OptimizerName, Pooling
+from placer.tables import ColdDType, DType, OptimizerName, Pooling
 from placer.topology.devices import LinkKind
 
 NonNegative = Annotated[int, Field(ge=0, lt=1 << 63)]
@@ -42,6 +42,14 @@ class TableModel(_Strict):
     features: list[FeatureModel] = Field([], strict=False)
 
 
+class DriveModel(_Strict):
+    """A host's SSD: bytes, and blocks of 4 KiB a second."""
+
+    memory_bytes: NonNegative
+    reads_per_s: float = Field(gt=0)
+    writes_per_s: float = Field(gt=0)
+
+
 class DeviceModel(_Strict):
     """A GPU or a host. GPUs have `host`; bandwidths are bytes per second of random rows."""
 
@@ -52,6 +60,7 @@ class DeviceModel(_Strict):
     bandwidth_bytes_per_s: float = Field(gt=0)
     launch_s: float | None = Field(None, ge=0, description="GPUs: time of a kernel launch")
     chip: str = Field("", description="GPUs: what it is, such as h100")
+    drive: DriveModel | None = Field(None, description="hosts: their SSD")
 
 
 class LinkModel(_Strict):
@@ -87,6 +96,7 @@ class ShardModel(_Strict):
     cache_rows: NonNegative = 0
     staging_rows: NonNegative = 0
     buffer_bytes: NonNegative = 0
+    dtype: ColdDType | None = Field(None, description="type of cold rows, if not the table's")
 
 
 class RowOrderModel(_Strict):
@@ -142,6 +152,7 @@ class PlanModel(_Strict):
     schema_version: Literal[1] = Field(description="version of this format")
     batch_size: int = Field(1, ge=1, lt=1 << 31, description="samples per GPU and step")
     pipeline: Pipeline = "look-ahead"
+    widths: list[ColdDType] = Field([], description="types that cold rows might have had")
     dense: DenseLayersModel | MeasuredDenseModel | None = None
     tables: list[TableModel]
     topology: TopologyModel

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from placer.tables import Table
+from placer.tables import ColdDType, Table
 
-Memory = Literal["hbm", "dram"]
+Memory = Literal["hbm", "dram", "ssd"]
 Lookup = Literal["device", "uva", "staged", "cached", "host"]
 
 
@@ -24,8 +24,8 @@ class Shard:
         Range of columns.
     devices : tuple of str
         GPUs that serve the lookups; more than one is a replica on each.
-    memory : {"hbm", "dram"}
-        Where the bytes are; ``dram`` is the memory of the serving GPU's host.
+    memory : {"hbm", "dram", "ssd"}
+        Where the bytes are; ``dram`` is the memory of the serving GPU's host, ``ssd`` its drive.
     lookup : {"device", "uva", "staged", "cached", "host"}
         How rows are read; see docs/plan-format.md.
     cache_rows : int
@@ -37,6 +37,9 @@ class Shard:
         HBM that reading the shard needs besides its rows, on each serving GPU: the
         `staging_rows` with their state, the exchange buffers of its pooled output, and the
         integers that say where each lookup reads.
+    dtype : {"float32", "float16", "bfloat16", "int8"} or None
+        Type of ``staged`` and ``cached`` rows in DRAM or on SSD; by default their table's.
+        Copies in HBM have the table's type, whatever this is.
 
     Examples
     --------
@@ -56,6 +59,7 @@ class Shard:
     cache_rows: int = 0
     staging_rows: int = 0
     buffer_bytes: int = 0
+    dtype: ColdDType | None = None
 
     @property
     def row_count(self) -> int:

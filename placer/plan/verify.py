@@ -12,6 +12,7 @@ from placer.plan.memory import device_memory
 from placer.plan.plan import Plan
 from placer.plan.shard import Shard
 from placer.tables import Table
+from placer.topology.devices import Host
 from placer.units import format_bytes
 
 
@@ -137,10 +138,15 @@ def _shard_violations(plan: Plan, shard: Shard) -> Iterator[Violation]:
         on_gpu = device in plan.topology.gpus_by_id
         if not on_gpu and device not in plan.topology.hosts_by_id:
             yield broken(f"device {device!r} is not in the topology {plan.topology.name!r}")
+        elif on_gpu and shard.memory == "ssd" and _host_of(plan, device).drive is None:
+            yield broken(f"its rows are on SSD, but the host of {device} has no drive")
         elif not on_gpu and (shard.memory, shard.lookup) != ("dram", "host"):
             yield broken(f"{device} is a host: it serves memory dram with lookup host only")
     if (shard.memory == "hbm") != (shard.lookup == "device"):
         yield broken(f"lookup {shard.lookup!r} does not go with memory {shard.memory!r}")
+    if (shard.memory == "ssd" or shard.dtype) and shard.lookup not in ("staged", "cached"):
+        what = "rows on SSD" if shard.memory == "ssd" else f"rows of {shard.dtype}"
+        yield broken(f"{what} are staged or cached, not read by lookup {shard.lookup!r}")
     if (shard.lookup == "cached") != (shard.cache_rows > 0):
         yield broken(f"lookup {shard.lookup!r} with cache_rows {shard.cache_rows}")
     if shard.staging_rows and shard.lookup not in ("staged", "cached"):
@@ -155,6 +161,10 @@ def _shard_violations(plan: Plan, shard: Shard) -> Iterator[Violation]:
             f"cache_rows {shard.cache_rows} must lie within 0..{shard.row_count} "
             f"and buffer_bytes {shard.buffer_bytes} be at least 0"
         )
+
+
+def _host_of(plan: Plan, gpu: str) -> Host:
+    return plan.topology.hosts_by_id[plan.topology.gpus_by_id[gpu].host]
 
 
 def _row_order_violations(plan: Plan, table: Table) -> Iterator[Violation]:

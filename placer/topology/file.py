@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field
 
 from placer.config_file import StrictModel, read_file, write_yaml
 from placer.errors import PlacerError, TopologyError
-from placer.topology.devices import Gpu, Host, Link, LinkKind, TopologyFields
+from placer.topology.devices import Drive, Gpu, Host, Link, LinkKind, TopologyFields
 from placer.units import parse_bytes
 
 _RATE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?(?:e[+-]?[0-9]+)?)\s*([A-Za-z]*)(?:/s)?\s*")
@@ -73,12 +73,21 @@ class GpuEntry(StrictModel):
     chip: str = ""
 
 
+class DriveEntry(StrictModel):
+    """A host's SSD, or several as one; blocks of 4 KiB a second."""
+
+    memory: Size
+    reads_per_s: Bandwidth = Drive(0).reads_per_s
+    writes_per_s: Bandwidth = Drive(0).writes_per_s
+
+
 class HostEntry(StrictModel):
     """One host, or equal ones with an id such as ``host:[0-3]``."""
 
     id: str
     memory: Size
     dram_bandwidth: Bandwidth
+    drive: DriveEntry | None = None
 
 
 class LinkEntry(StrictModel):
@@ -135,6 +144,7 @@ def dumps(topology: TopologyFields) -> str:
             "id": id_,
             "memory": _format_size(host.memory_bytes),
             "dram_bandwidth": _format_rate(host.dram_bytes_per_s),
+            **({} if host.drive is None else {"drive": _drive_document(host.drive)}),
         }
         for id_, host in _grouped(topology.hosts, "id")
     ]
@@ -183,7 +193,7 @@ def _topology(entries: TopologyFile, default_name: str) -> TopologyFields:
             for id_ in _expand(gpu.id)
         ),
         hosts=tuple(
-            Host(id_, host.memory, host.dram_bandwidth)
+            Host(id_, host.memory, host.dram_bandwidth, _drive(host.drive))
             for host in entries.hosts
             for id_ in _expand(host.id)
         ),
@@ -196,6 +206,15 @@ def _topology(entries: TopologyFile, default_name: str) -> TopologyFields:
         emulated=entries.emulated,
         sources=entries.sources,
     )
+
+
+def _drive(entry: DriveEntry | None) -> Drive | None:
+    return None if entry is None else Drive(entry.memory, entry.reads_per_s, entry.writes_per_s)
+
+
+def _drive_document(drive: Drive) -> dict[str, Any]:
+    rates = {"reads_per_s": drive.reads_per_s, "writes_per_s": drive.writes_per_s}
+    return {"memory": _format_size(drive.memory_bytes), **rates}
 
 
 _RANGE = re.compile(

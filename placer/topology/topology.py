@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from placer.errors import TopologyError, did_you_mean
-from placer.topology.devices import Gpu, Host, Link, LinkKind, TopologyFields
+from placer.topology.devices import Drive, Gpu, Host, Link, LinkKind, TopologyFields
 from placer.topology.kinds import GPU_KINDS, NAMED
 from placer.topology.presets import kinds, preset, preset_help
 from placer.units import format_bytes, parse_bytes
@@ -65,6 +65,11 @@ class Topology(TopologyFields):
         for host in self.hosts:
             if host.memory_bytes < 0 or host.dram_bytes_per_s <= 0:
                 raise TopologyError(f"{host.id} needs memory and a positive DRAM bandwidth")
+            drive = host.drive
+            if drive and (
+                drive.memory_bytes < 0 or min(drive.reads_per_s, drive.writes_per_s) <= 0
+            ):
+                raise TopologyError(f"the drive of {host.id} needs bytes and positive rates")
 
     def _check_links(self, known: Set[str]) -> None:
         for link in self.links:
@@ -167,13 +172,16 @@ class Topology(TopologyFields):
         >>> Topology.parse("2xh100").kind_of_gpu
         (0, 0)
         """
-        kinds: dict[tuple[float, ...], int] = {}
+        kinds: dict[tuple[object, ...], int] = {}
         numbers = []
         for gpu in self.gpus:
+            host = self.hosts_by_id[gpu.host]
+            drive = host.drive and (host.drive.reads_per_s, host.drive.writes_per_s)
             speeds = (
                 gpu.hbm_bytes_per_s,
                 gpu.launch_s,
-                self.hosts_by_id[gpu.host].dram_bytes_per_s,
+                host.dram_bytes_per_s,
+                drive,
                 len(self.gpus_of(gpu.host)),
                 self.host_link_bytes_per_s(gpu.id),
                 self.peer_bytes_per_s(gpu.id),
@@ -286,9 +294,13 @@ class Topology(TopologyFields):
         )
 
     def with_memory(
-        self, *, hbm: str | int | None = None, dram: str | int | None = None
+        self,
+        *,
+        hbm: str | int | None = None,
+        dram: str | int | None = None,
+        ssd: str | int | None = None,
     ) -> "Topology":
-        """Return the same machine with other budgets: `hbm` for each GPU, `dram` for each host.
+        """Return the same machine with other budgets: `hbm` for each GPU, others for each host.
 
         Raises
         ------
@@ -300,6 +312,12 @@ class Topology(TopologyFields):
             gpus = tuple(replace(gpu, memory_bytes=parse_bytes(hbm)) for gpu in gpus)
         if dram is not None:
             hosts = tuple(replace(host, memory_bytes=parse_bytes(dram)) for host in hosts)
+        if ssd is not None:
+            size = parse_bytes(ssd)
+            hosts = tuple(
+                replace(host, drive=replace(host.drive or Drive(0), memory_bytes=size))
+                for host in hosts
+            )
         return replace(self, gpus=gpus, hosts=hosts)._checked()
 
     @classmethod
@@ -309,11 +327,13 @@ class Topology(TopologyFields):
         *,
         hbm: str | int | None = None,
         dram: str | int | None = None,
+        ssd: str | int | None = None,
     ) -> "Topology":
         """Make the machine of a preset (``8xh100``, ``big-basin``), a YAML/TOML file, or ``auto``.
 
         `hbm` and `dram` override the budget of each GPU and of each host; without them presets
-        keep a part of the memory for the rest of the model (see `placer.topology.presets`).
+        keep a part of the memory for the rest of the model (see `placer.topology.presets`). `ssd`
+        gives each host a drive of so many bytes, or overrides its size.
 
         Raises
         ------
@@ -324,7 +344,7 @@ class Topology(TopologyFields):
         from placer.config_file import SUFFIXES  # not above: pydantic and YAML load slowly
 
         if Path(text).suffix.lower() in SUFFIXES:
-            return cls.load(text).with_memory(hbm=hbm, dram=dram)
+            return cls.load(text).with_memory(hbm=hbm, dram=dram, ssd=ssd)
         known_bytes = float("inf")
         if text.strip().lower() == "auto":
             from placer.topology.detect import detect, host_memory_bytes
@@ -339,7 +359,7 @@ class Topology(TopologyFields):
                 f"unknown topology {text!r}; use {preset_help()}; auto for this machine; "
                 f"or a file that ends in {', '.join(SUFFIXES)}{did_you_mean(text, NAMED)}"
             )
-        return cls(**vars(machine)).with_memory(hbm=hbm, dram=dram)._checked(known_bytes)
+        return cls(**vars(machine)).with_memory(hbm=hbm, dram=dram, ssd=ssd)._checked(known_bytes)
 
     def _checked(self, host_bytes: float = float("inf")) -> "Topology":
         """Return the topology if no device has more memory than its card, or than `host_bytes`."""

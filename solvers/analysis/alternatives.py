@@ -305,4 +305,8 @@ def _option_name(option: ShardingOption, rows: int) -> str:
     name = " x ".join(words) or "in one piece"
     if option.replicated_rows:
         name = f"{option.replicated_rows:,} hottest rows on every GPU, the others {name}"
-    return name if option.cold == "staged" else f"{name}, {_COLD_NAMES[option.cold]}"
+    if option.cold != "staged":
+        name += f", {_COLD_NAMES[option.cold]}"
+    if option.home.drive_share:
+        name += f", {option.home.drive_share:.3g} of the rows on SSD"
+    return f"{name}, cold rows as {option.home.dtype}" if option.home.dtype else name

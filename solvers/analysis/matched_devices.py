@@ -10,7 +10,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from placer.plan.diff import Home, shared_bytes
+from placer.plan.diff import shared_bytes
+from placer.plan.memory import home_of
 from placer.plan.plan import Plan
 from solvers.model.instance import Instance, Placement
 from solvers.model.read_plan import TablePlacement
@@ -123,14 +124,9 @@ def _kept_bytes(
             continue
         for (source, target), size in shared_bytes(old, plan, profile.name).items():
             if source.memory == target.memory:
-                kept[_memory_of(plan, target), _memory_of(old, source)] += size
+                to = home_of(plan.topology, target.device, target.memory)
+                kept[to, home_of(old.topology, source.device, source.memory)] += size
     return kept
-
-
-def _memory_of(plan: Plan, home: Home) -> str:
-    """Return the device whose memory the bytes are in."""
-    gpu = plan.topology.gpus_by_id.get(home.device)
-    return home.device if gpu is None or home.memory == "hbm" else gpu.host
 
 
 def _best_matching(values: Sequence[Sequence[int]]) -> list[int]:

@@ -27,7 +27,7 @@ from solvers.model.read_plan import read_shards
 
 Resource = Literal[
     "free hbm", "hbm", "dram", "hbm bandwidth", "link", "dram bandwidth", "peers", "network",
-    "launches", "dense", "nothing",
+    "launches", "drives", "dense", "nothing",
 ]  # fmt: skip
 
 MORE = 1.1
@@ -44,6 +44,7 @@ _PARTS: dict[Resource, tuple[Part, ...]] = {
     "link": ("link",),
     "dram bandwidth": ("pooling",),
     "launches": ("launches",),
+    "drives": ("drive",),
 }
 
 _WORDS: dict[Resource, tuple[str, str]] = {
@@ -56,6 +57,7 @@ _WORDS: dict[Resource, tuple[str, str]] = {
     "peers": ("the links between GPUs bind", "a tenth more of their bandwidth gives"),
     "network": ("the network binds", "a tenth more of its bandwidth gives"),
     "launches": ("the launches of kernels bind", "a tenth more of them a second give"),
+    "drives": ("the drives of the hosts bind", "a tenth more reads and writes a second give"),
     "dense": ("the dense layers bind", "a tenth more of them a second give"),
 }
 
@@ -129,6 +131,11 @@ def changes(machine: Topology) -> list[Change]:
         found.append(Change("peers", "peer bandwidth +10%", faster("nvlink")))
     if "network" in kinds and len(machine.hosts) > 1:
         found.append(Change("network", "network bandwidth +10%", faster("network")))
+    if any(host.drive for host in machine.hosts):
+        faster_drives = tuple(
+            replace(host, drive=host.drive and host.drive.faster(MORE)) for host in machine.hosts
+        )
+        found.append(Change("drives", "drives +10%", replace(machine, hosts=faster_drives)))
     return found
 
 
@@ -210,7 +217,7 @@ def _of_memory(
     like: Instance | None,
 ) -> dict[Resource, float]:
     """Gains of more memory, with the plan's shards on its GPUs and HBM filled anew."""
-    cold = {shard.table for shard in plan.shards if shard.memory == "dram" and shard.row_count}
+    cold = {shard.table for shard in plan.shards if shard.memory != "hbm" and shard.row_count}
     if not cold:
         return {"hbm": 0.0, "dram": 0.0}
     count = sum(len(plan.shards_by_table[table]) for table in cold)

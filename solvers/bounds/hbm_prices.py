@@ -76,10 +76,10 @@ def _staged_bound(instance: Instance, prices: Float) -> float:
     """
     total = -prices * float(instance.hbm_bytes.sum())
     for table in range(instance.tables):
-        colds = {option.cold for option in instance.options_of(table)}
+        ways = {(option.cold, option.home) for option in instance.options_of(table)}
         curves = [
-            instance.free_curve(TableShard(table, ShardingOption(cold=cold)), gpu)
-            for cold in sorted(colds)
+            instance.free_curve(TableShard(table, ShardingOption(cold=cold, home=home)), gpu)
+            for cold, home in sorted(ways)
             for gpu in instance.kinds
         ]
         total += np.min(

@@ -49,6 +49,14 @@ _ALL_OPTIONS = 500
 """Tables × GPUs up to which what stands for sharding options is not enough where it may be cheaper
 than all of them."""
 
+_DRAM_PRICES = (
+    (8.0 ** np.arange(-1, 8), (0.7, 1.0, 1.5, 2.5, 6.0)),
+    (2.0 ** np.arange(-2, 3), (0.9, 1.1, 1.5, 2.5)),
+    (1.2 ** np.arange(-4, 5), (0.9, 1.1, 1.3, 1.8)),
+)
+"""Prices of DRAM that are looked at round by round, times the best so far, and prices of HBM, times
+that of DRAM. The first price may be off by 8⁷: rows on a drive take so much longer."""
+
 _EXACT = 1e-6
 """Share of itself to which a bound is known."""
 
@@ -78,8 +86,10 @@ class LagrangianBound:
     step_time_s : float
     price_s_per_byte : float
         The price λ: GPU seconds that one more byte of HBM saves, about.
-    hbm_worth_s : float
-        λ × all HBM.
+    dram_price : float
+        The price of a byte of DRAM.
+    worth_s : float
+        λ × all HBM, and the same of DRAM.
     cheapest : tuple of tuples of OptionCost
         Per table, sharding options among which is the cheapest for any step of at least its
         `enough_from_s`, which is at most the bound.
@@ -95,7 +105,8 @@ class LagrangianBound:
 
     step_time_s: float
     price_s_per_byte: float
-    hbm_worth_s: float
+    dram_price: float
+    worth_s: float
     cheapest: tuple[tuple[OptionCost, ...], ...]
     enough_from_s: tuple[float, ...]
     dram_s: float
@@ -121,7 +132,7 @@ class LagrangianBound:
     def work_s(self, step_time_s: float) -> float:
         """GPU seconds that any placement of that step time needs; infinite if there is none."""
         tables = range(len(self.cheapest))
-        return sum(self.least_s(table, step_time_s) for table in tables) - self.hbm_worth_s
+        return sum(self.least_s(table, step_time_s) for table in tables) - self.worth_s
 
 
 def lagrangian_bound(instance: Instance, known: LagrangianBound | None = None) -> LagrangianBound:
@@ -138,14 +149,43 @@ def lagrangian_bound(instance: Instance, known: LagrangianBound | None = None) -
         dram_s = max(0.0, dram_s - instance.fixed_s)  # What every step takes is beside it.
     else:
         prices, dram_s = prices_around(known.price_s_per_byte), known.dram_s
+    dram_price = 0.0 if known is None else known.dram_price
+    bound = _bound_at(instance, prices, np.full(prices.size, dram_price), dram_s)
+    if not instance.lacks_dram or known is not None:
+        return bound
+    # A row that leaves HBM takes DRAM: the price of HBM is at least about that of DRAM.
+    best = bound.step_time_s * instance.gpus / max(1.0, float(instance.dram_bytes.sum()))
+    for steps, ratios in _DRAM_PRICES:
+        dram_prices = np.repeat(best * np.array(steps), len(ratios))
+        prices = dram_prices * np.tile(ratios, len(steps))
+        found = _bound_at(instance, prices, dram_prices, dram_s)
+        bound = max(bound, found, key=lambda one: one.step_time_s)
+        best = found.dram_price
+    return bound
+
+
+def with_dearer_memory(
+    instance: Instance, bound: LagrangianBound, factor: float
+) -> LagrangianBound:
+    """The bound at prices of HBM and DRAM that are so many times as high."""
+    prices = np.array([bound.price_s_per_byte]), np.array([bound.dram_price])
+    return _bound_at(instance, prices[0] * factor, prices[1] * factor, bound.dram_s)
+
+
+def _bound_at(
+    instance: Instance, prices: Float, dram_prices: Float, dram_s: float
+) -> LagrangianBound:
+    """The best bound of some pairs of prices of HBM and DRAM."""
     few = instance.tables * instance.gpus <= _ALL_OPTIONS
-    pricer, tables = OptionPricer(instance, prices), range(instance.tables)
+    pricer, tables = OptionPricer(instance, prices, dram_prices), range(instance.tables)
+    worth_s = prices * float(instance.hbm_bytes.sum())
+    worth_s += dram_prices * float(instance.all_dram_bytes.sum())
     extra_s = instance.sharding_overhead_s
     whole = [] if extra_s is None else [pricer.uncut(table, extra_s) for table in tables]
     costs = whole or [pricer.every(table) for table in tables]
     bound_s = dram_s
     while True:
-        bound_s, best, replicas_s = _best_bound(instance, costs, prices, dram_s, bound_s)
+        bound_s, best, replicas_s = _best_bound(instance, costs, worth_s, dram_s, bound_s)
         # No step is shorter, so that tables that one GPU can serve within it need no finer option;
         # beside replicas of other tables there is less time for it.
         longer = [
@@ -165,7 +205,8 @@ def lagrangian_bound(instance: Instance, known: LagrangianBound | None = None) -
     return LagrangianBound(
         bound_s,
         float(prices[best]),
-        float(prices[best] * instance.hbm_bytes.sum()),
+        float(dram_prices[best]),
+        float(worth_s[best]),
         cheapest,
         tuple(of.enough_from_s(best) if few else 0.0 for of in costs),
         dram_s,
@@ -206,15 +247,19 @@ def contended_bound_s(instance: Instance, bound: LagrangianBound) -> float:
 
 
 def _best_bound(
-    instance: Instance, works: Sequence[OptionCosts], prices: Float, dram_s: float, known_s: float
+    instance: Instance,
+    works: Sequence[OptionCosts],
+    memory_worth_s: Float,
+    dram_s: float,
+    known_s: float,
 ) -> tuple[float, int, float]:
     """The largest bound of all prices, the number of its price, and what replicas take there.
 
-    No step is shorter than `known_s`.
+    At each price all memory together is worth so many seconds. No step is shorter than `known_s`.
     """
     shape = len(works), max(len(work.options) for work in works)
     longest, replica_s = np.full(shape, np.inf), np.zeros(shape)
-    priced = np.full((*shape, prices.size), np.inf)
+    priced = np.full((*shape, memory_worth_s.size), np.inf)
     for table, work in enumerate(works):
         longest[table, : len(work.options)] = work.longest_s
         replica_s[table, : len(work.options)] = work.replica_s
@@ -223,21 +268,21 @@ def _best_bound(
     least_s = max(lowest_s, known_s)
     best_s, best, most_s, replicas_s = least_s, 0, -np.inf, 0.0
     # The middle price is mostly among the best: others need only show that they are no better.
-    for at in sorted(range(prices.size), key=lambda at: abs(at - prices.size // 2)):
+    for at in sorted(range(memory_worth_s.size), key=lambda at: abs(at - memory_worth_s.size // 2)):
         work_s = _Work(priced[:, :, at], longest, replica_s, lowest_s, instance.gpus)
-        hbm_worth_s = float(prices[at] * instance.hbm_bytes.sum())
+        worth_s = float(memory_worth_s[at])
         low = best_s
-        needed_s = work_s(low) - hbm_worth_s
+        needed_s = work_s(low) - worth_s
         if needed_s <= instance.gpus * low:
             if best_s == least_s and needed_s > most_s:  # The worth of HBM, if not the bound.
                 best, most_s, replicas_s = at, needed_s, work_s.most_replicas_s
             continue
         # Work falls in steps as T grows: find where it crosses GPUs × T.
         high = max(low, float(longest[np.isfinite(longest)].max())) + work_s.most_replicas_s
-        high = max(high, (work_s(high) - hbm_worth_s) / instance.gpus)
+        high = max(high, (work_s(high) - worth_s) / instance.gpus)
         while high - low > max(_EXACT * high, _SHORTEST_S):
             middle = (low + high) / 2
-            enough = work_s.is_within(middle, instance.gpus * middle + hbm_worth_s)
+            enough = work_s.is_within(middle, instance.gpus * middle + worth_s)
             low, high = (low, middle) if enough else (middle, high)
         best_s, best, replicas_s = low, at, work_s.most_replicas_s
     return best_s, best, replicas_s

@@ -13,7 +13,9 @@ _SLICES = 4
 """Row slices that are looked at besides the last."""
 
 
-def least(curve: CostCurve, hbm_bytes: float, prices: Float) -> tuple[float, Float]:
+def least(
+    curve: CostCurve, hbm_bytes: float, prices: Float, dram_prices: Float
+) -> tuple[float, Float]:
     """Least time, and least time + price × bytes, of a shard within `hbm_bytes`, in seconds.
 
     All or no rows in HBM are compared without the cost of a split. Infinite if not even the
@@ -22,15 +24,20 @@ def least(curve: CostCurve, hbm_bytes: float, prices: Float) -> tuple[float, Flo
     Parameters
     ----------
     prices : float64, shape (m,)
+        Of a byte of HBM.
+    dram_prices : float64, shape (m,)
+        Of a byte of DRAM, at each of them.
 
     Returns
     -------
     float, and float64 of shape (m,)
     """
-    bytes_, times = points_within(curve, curve.gpu_s[None], np.array([curve.split_s]), hbm_bytes)
+    seconds = np.stack((curve.gpu_s, curve.dram_bytes))
+    bytes_, (times, dram) = points_within(curve, seconds, np.array([curve.split_s, 0.0]), hbm_bytes)
     if not bytes_.size:
         return float("inf"), np.full(prices.shape, np.inf)
-    return float(times.min()), (times + prices[:, None] * bytes_).min(axis=1)
+    priced_s = times + prices[:, None] * bytes_ + dram_prices[:, None] * dram
+    return float(times.min()), priced_s.min(axis=1)
 
 
 def points_within(

@@ -68,13 +68,15 @@ class OptionPricer:
     ----------
     prices : float64, shape (m,)
         Seconds that a byte of HBM is worth.
+    dram_prices : float64, shape (m,)
+        The same of a byte of DRAM, at each of `prices`.
     """
 
-    def __init__(self, instance: Instance, prices: Float) -> None:
+    def __init__(self, instance: Instance, prices: Float, dram_prices: Float) -> None:
         self.instance = instance
-        self.prices = prices
+        self.prices, self.dram_prices = prices, dram_prices
         # Column slices of one width, in however many of a table's options, have one curve.
-        self._least = lru_cache(256)(lambda curve, most: least(curve, most, prices))
+        self._least = lru_cache(256)(lambda curve, most: least(curve, most, prices, dram_prices))
         self.most_of_kind = [
             max(
                 float(h)
@@ -101,12 +103,12 @@ class OptionPricer:
         """
         instance, options = self.instance, self.instance.options_of(table)
         cut = {
-            (one.replicated_rows, one.cold)
+            (one.replicated_rows, one.cold, one.home)
             for one in options
             if one.shard_count > 1 and one.cold != "cached"
         }
         known = [one for one in options if one.shard_count == 1 or one.cold == "cached"]
-        stood_for = [n for n, o in enumerate(known) if (o.replicated_rows, o.cold) in cut]
+        stood_for = [n for n, o in enumerate(known) if (o.replicated_rows, o.cold, o.home) in cut]
         if len(stood_for) < len(cut):
             return self.every(table)
         costs = [self._costs(table, option) for option in known]
@@ -147,7 +149,9 @@ class OptionPricer:
         priced_s = []
         for gpu in self.instance.kinds:
             curve = self.instance.free_curve(shard, gpu)
-            priced_s.append((curve.gpu_s + self.prices[:, None] * curve.hbm_bytes).min(axis=1))
+            hbm_s = self.prices[:, None] * curve.hbm_bytes
+            dram_s = self.dram_prices[:, None] * curve.dram_bytes
+            priced_s.append((curve.gpu_s + hbm_s + dram_s).min(axis=1))
         lowest: Float = np.min(priced_s, axis=0)
         return lowest
 

@@ -133,7 +133,8 @@ class Assignment:
         spared = Assignment(
             self.instance, self.shards, self.replicas, knapsacks, self.sums, self.moves
         )
-        return spared if spared.fits_dram() else None
+        fits = (spared.hosts({})[1] <= self.instance.all_dram_bytes).all()
+        return spared if fits else None
 
     @property
     def times_s(self) -> Float:

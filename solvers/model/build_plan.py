@@ -9,7 +9,7 @@ from placer.plan.drift import SPREAD_EVENLY
 from placer.plan.fields import RowOrder
 from placer.plan.memory import device_memory
 from placer.plan.plan import Plan
-from placer.plan.shard import Lookup, Shard
+from placer.plan.shard import Lookup, Memory, Shard
 from solvers.model.assignment import Assignment
 from solvers.model.instance import Instance, Placement, TableShard
 from solvers.model.uniform_splits import common_shares
@@ -50,9 +50,9 @@ def build_plan(
         table = problem.profile.tables[placed.shard.table].table
         parts = _parts(instance, placed)
         add(placed.shard.table, parts)
-        first, option = parts[0], placed.shard.option
+        option = placed.shard.option
         if len(parts) > 1:
-            list_ids(placed.shard.table, min(table.rows, first.rows[1]))
+            list_ids(placed.shard.table, min(table.rows, parts[-2].rows[1]))
         elif option.row_slices > 1 and not option.blocked:
             list_ids(placed.shard.table, min(table.rows, option.replicated_rows + SPREAD_EVENLY))
     hot_ids = {
@@ -80,6 +80,7 @@ def build_plan(
         batch_size=problem.batch_size,
         pipeline=problem.pipeline,
         dense=problem.dense,
+        widths=problem.widths,
     )
 
 
@@ -103,15 +104,20 @@ def _parts(instance: Instance, placed: Placement) -> list[Shard]:
     if shard.option.cold == "cached" and hot < members:
         lookup: Lookup = "cached" if hot else "uva"
         return [Shard(table.name, (start, stop, step), cols, devices, "dram", lookup, hot)]
-    edge = start + hot * step
+    home = shard.option.home
+    drive = members if not home.drive_share else max(hot, home.first_on_drive(members))
+    read: Lookup = "uva" if shard.option.cold == "cached" else shard.option.cold
     parts = []
-    if hot:
-        warm = (start, min(stop, edge), step)
-        parts.append(Shard(table.name, warm, cols, devices, "hbm", "device"))
-    if hot < members or not parts:
-        cold = (min(edge, stop), stop, step)
-        read: Lookup = "uva" if shard.option.cold == "cached" else shard.option.cold
-        parts.append(Shard(table.name, cold, cols, devices, "dram", read))
+    ranges: tuple[tuple[Memory, Lookup, int, int], ...] = (
+        ("hbm", "device", 0, hot),
+        ("dram", read, hot, drive),
+        ("ssd", read, drive, members),
+    )
+    for memory, lookup, first, last in ranges:
+        if first < last or (not members and memory == "dram"):
+            rows = (min(stop, start + first * step), min(stop, start + last * step), step)
+            dtype = home.dtype or None if memory != "hbm" else None
+            parts.append(Shard(table.name, rows, cols, devices, memory, lookup, dtype=dtype))
     return parts
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from cost_models import CostCurve, ShardingOption, TableShard
+from cost_models import IN_DRAM, CostCurve, ShardingOption, TableShard
 from placer.errors import ProblemError
 from placer.problem import Problem
 from placer.topology.devices import Gpu
@@ -70,6 +70,8 @@ class ConstraintRules:
             "row-wise": lambda option: option.row_slices > 1,
             "column-wise": lambda option: len(option.column_widths) > 1,
             "replicated": lambda option: option.replicated_rows > 0,
+            "ssd": lambda option: option.home.drive_share > 0,
+            "narrow": lambda option: bool(option.home.dtype),
         }
         refused = [test for kind, test in tests.items() if kind in forbidden]
         if table in self.group_of_table:
@@ -82,7 +84,16 @@ class ConstraintRules:
                         option.shard_count > servers or option.replicated_rows > 0 or option.blocked
                     )
                 )
-        if self.tiers.get(table) == "dram":
+        tier = self.tiers.get(table)
+        if tier == "ssd":
+            refused.append(lambda option: option.home.drive_share < 1 or option.replicated_rows > 0)
+        elif tier is not None:
+            refused.append(lambda option: option.home.drive_share > 0)
+        if "split" in forbidden:
+            refused.append(lambda option: 0 < option.home.drive_share < 1)
+        if "staged" in forbidden:
+            refused.append(lambda option: option.home != IN_DRAM)
+        if tier == "dram":
             refused.append(lambda option: option.replicated_rows > 0 or option.cold in forbidden)
             if "uva" in forbidden:  # A cache has at least a row, and here not all of them.
                 rows = self._rows[table]
@@ -114,7 +125,7 @@ class ConstraintRules:
         kept = np.ones(last + 1, dtype=bool)
         if tier == "hbm" or shard.option.cold in forbidden:
             kept[:-1] = False
-        if tier == "dram":
+        if tier in ("dram", "ssd"):
             kept[-1 if cached else slice(1, None)] = False
         if cached and "uva" in forbidden:
             kept[0] = False

@@ -7,7 +7,7 @@ import numpy as np
 from cost_models import CostCurve
 from solvers.model.knapsack import Float
 
-_CURVES = 2048
+_CURVES = 4096
 """Curves kept at a time; priced costs, which are far smaller, are kept for good."""
 
 

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from cost_models import (
     ANY_SHARE,
     WHOLE_TABLE,
+    ColdHome,
     CostCurve,
     CostModel,
     ShardingOption,
@@ -40,6 +41,13 @@ Block = tuple[TableShard, ...]
 
 _PRICED_TABLES = 500
 """Of more tables than these, an even sample sets the prices."""
+
+_SPARE_DRAM = 0.005
+"""Share of DRAM that searches leave free, where it is short: rows that a GPU turns out to have no
+room for go there when the plan is made."""
+
+_FILLED = 0.5
+"""Share of HBM that is taken to hold rows, not buffers, where it is asked if DRAM may be short."""
 
 _REPLICAS = 16
 """Sets of replicas whose sums are kept at a time."""
@@ -67,7 +75,8 @@ class Instance:
         One GPU of each kind.
     kind_of_gpu, host_of_gpu : list of int
     hbm_bytes, dram_bytes : float64
-        Memory of each GPU and host.
+        Memory of each GPU and host; where drives hold what DRAM has no room for, a little less
+        than `all_dram_bytes`.
     objective : Objective
         Step times of phase times.
     launches_s : list of float64, shape (phases,)
@@ -121,7 +130,10 @@ class Instance:
         self.arena_times = ArenaTimes(problem, [costs[kind] for kind in self.kind_of_gpu])
         hosts = {host.id: number for number, host in enumerate(topology.hosts)}
         self.host_of_gpu = [hosts[gpu.host] for gpu in topology.gpus]
-        self.dram_bytes = np.array([h.memory_bytes for h in topology.hosts], dtype=np.float64)
+        self.all_dram_bytes = np.array([h.memory_bytes for h in topology.hosts], dtype=np.float64)
+        self.dram_bytes = self.all_dram_bytes
+        if self.lacks_dram:
+            self.dram_bytes = self.all_dram_bytes * (1 - _SPARE_DRAM)
         self._rules = ConstraintRules(problem)
         # As the cost model has them, and as the objective weighs them.
         self._model_curves: LatestCurves = LatestCurves() if like is None else like._model_curves
@@ -133,6 +145,14 @@ class Instance:
         self._costs_at: dict[tuple[object, ...], Float] = {}
         self._option_costs: dict[tuple[int, ShardingOption, int], Float] = {}
         self._replicas: OrderedDict[int, Replicas] = OrderedDict()
+
+    @cached_property
+    def lacks_dram(self) -> bool:
+        """Whether tables may be larger than HBM and DRAM, and drives take the rest."""
+        if any(host.drive is None for host in self.problem.topology.hosts):
+            return False
+        tables = sum(one.table.total_bytes for one in self.problem.profile)
+        return tables > float(self.hbm_bytes.sum() * _FILLED + self.all_dram_bytes.sum())
 
     @cached_property
     def prices(self) -> Float:
@@ -149,7 +169,14 @@ class Instance:
                 pareto(np.hstack([costs_of(self.curve(s, gpu)) for s in self.uncut(table)]))
                 for table in sample
             ]
-        return prices_for(whole, hbm_bytes)
+        prices = prices_for(whole, hbm_bytes)
+        if not self.lacks_dram:
+            return prices
+        # A row that leaves HBM may save others the way to the drive, and be worth far more.
+        on_drive = ShardingOption(home=ColdHome(1.0))
+        driven = [costs_of(self.curve(TableShard(table, on_drive), gpu)) for table in sample]
+        both = np.unique(np.concatenate((prices, prices_for(driven, hbm_bytes))))
+        return both[::-1]
 
     def options_of(self, table: int) -> tuple[ShardingOption, ...]:
         """The sharding options of a table that are searched: those that are not forbidden."""
@@ -382,6 +409,11 @@ class Instance:
         """The search space in words, for plans and reports."""
         options = {option for table in range(self.tables) for option in self.options_of(table)}
         within = ", within the constraints" if self._rules.any else ""
+        homes = {option.home for option in options}
+        if any(home.drive_share for home in homes):
+            within = ", the coldest of them on the host's drive" + within
+        if dtypes := sorted({home.dtype for home in homes if home.dtype}):
+            within = f", perhaps as {' or '.join(dtypes)}" + within
         return (
             f"each table {ways_to_shard(options)}; each shard on one GPU, any number of its "
             "hottest rows in HBM and the rest in DRAM, "

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from cost_models import ANY_SHARE, Cold, ShardingOption, TableShard, shards_of
+from cost_models import ANY_SHARE, IN_DRAM, Cold, ShardingOption, TableShard, shards_of
 from placer.errors import PlanMismatchError
 from placer.plan.plan import Plan
 from placer.plan.shard import Shard
@@ -141,7 +141,7 @@ def read_shards(
     if replicated_rows and replicated_rows == table.rows:
         by_gpu = {gpu: mine for gpu, mine in by_gpu.items() if any(s.row_count for s in mine)}
     for option in sorted(
-        _options_of(table, replicated_rows, by_gpu),
+        _options_of(table, replicated_rows, by_gpu, options),
         key=lambda option: not is_one_of(option, options),
     ):
         placements = _matched(number, table, option, by_gpu)
@@ -163,7 +163,10 @@ def _head_of(table: Table, replicated: Sequence[Shard], gpus: Iterable[str]) -> 
 
 
 def _options_of(
-    table: Table, replicated_rows: int, by_gpu: dict[int, list[Shard]]
+    table: Table,
+    replicated_rows: int,
+    by_gpu: dict[int, list[Shard]],
+    searched: Sequence[ShardingOption],
 ) -> list[ShardingOption]:
     """The sharding options that shards may be of, by their outlines."""
     mine = [shard for part in by_gpu.values() for shard in part]
@@ -192,10 +195,15 @@ def _options_of(
     shapes = [ShardingOption(row_slices, column_widths) for row_slices in sorted(steps)]
     if slices > 1:
         shapes.append(ShardingOption(slices, column_widths, blocked=True, first_gpu=min(by_gpu)))
+    dtypes = {shard.dtype or "" for shard in filled if shard.lookup != "device"} or {""}
+    on_drive = any(shard.memory == "ssd" for shard in filled)
+    homes = {IN_DRAM} if not on_drive and dtypes == {""} else {o.home for o in searched}
     return [
-        shape._replace(replicated_rows=replicated_rows, cold=cold)
+        shape._replace(replicated_rows=replicated_rows, cold=cold, home=home)
         for cold in colds
         for shape in shapes
+        for home in sorted(homes)
+        if {home.dtype} == dtypes and (home.drive_share > 0) == on_drive
     ]
 
 
@@ -229,7 +237,7 @@ def _matched(
         hot = (
             None
             if filled_shard is None
-            else _hot_rows(range(*filled_shard.rows(table.rows)), filled, option.cold)
+            else _hot_rows(range(*filled_shard.rows(table.rows)), filled, option)
         )
         if filled_shard is None or hot is None:
             return None
@@ -237,12 +245,13 @@ def _matched(
     return sorted(placements, key=lambda placed: placed.shard)
 
 
-def _hot_rows(rows: range, shards: Sequence[Shard], cold: Cold) -> int | None:
+def _hot_rows(rows: range, shards: Sequence[Shard], option: ShardingOption) -> int | None:
     """The rows of a table shard that the plan has in HBM or a cache; None if rows do not match."""
-    hot = [shard for shard in shards if shard.lookup == "device"]
-    rest = [shard for shard in shards if shard.lookup != "device"]
-    count = sum(shard.row_count for shard in hot)
-    parts = [part for part in (rows[:count], rows[count:]) if part]
+    cold = option.cold
+    hot, in_dram, driven = ([s for s in shards if s.memory == m] for m in ("hbm", "dram", "ssd"))
+    rest, count = in_dram + driven, sum(shard.row_count for shard in hot)
+    edge = max(count, option.home.first_on_drive(len(rows))) if driven else len(rows)
+    parts = [part for part in (rows[:count], rows[count:edge], rows[edge:]) if part]
     if [range(*shard.rows) for shard in (*hot, *rest)] != parts:
         return None
     if cold != "cached":

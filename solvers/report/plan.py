@@ -9,7 +9,7 @@ from cost_models import CostReport, Roofline
 from cost_models.cost_report import GpuCost, HostCost
 from placer.dense import DenseLayers
 from placer.plan.drift import even_words
-from placer.plan.memory import MemoryUse, device_memory
+from placer.plan.memory import MemoryUse, device_memory, record_bytes
 from placer.plan.plan import Plan
 from placer.plan.shard import Memory, Shard
 from placer.problem import Problem
@@ -89,10 +89,12 @@ def placement_kind(plan: Plan, table: str) -> str:
     tiers = {shard.memory for shard in shards}
     if any(shard.lookup == "cached" for shard in shards):
         tier = "cached"
-    elif len(tiers) == 2:
-        tier = "hot/cold"
+    elif len(tiers) > 1:
+        memories = [m.upper() for m in ("hbm", "dram", "ssd") if m in tiers]
+        tier = "hot/cold" if tiers == {"hbm", "dram"} else "/".join(memories)
     else:
-        tier = "HBM" if tiers == {"hbm"} else "DRAM"
+        (tier,) = map(str.upper, tiers)
+    widths = sorted({shard.dtype for shard in shards if shard.dtype})
     shapes = []
     servers: dict[tuple[str, tuple[int, int]], set[str]] = defaultdict(set)
     single = [shard for shard in shards if len(shard.devices) == 1]
@@ -104,7 +106,7 @@ def placement_kind(plan: Plan, table: str) -> str:
         shapes.append("row-wise")
     if len({shard.cols for shard in single}) > 1:
         shapes.append("column-wise")
-    return ", ".join([tier, *shapes])
+    return ", ".join([tier, *widths, *shapes])
 
 
 def short_names(devices: Iterable[str]) -> str:
@@ -280,8 +282,10 @@ def _tier_bytes(table: Table, shards: Iterable[Shard], memory: Memory) -> int:
     """Return bytes of a table in HBM, caches of the rows of DRAM included, or in DRAM."""
     total = 0
     for shard in shards:
-        rows = shard.row_count * (shard.memory == memory) + shard.cache_rows * (memory == "hbm")
-        total += rows * table.bytes_per_row(shard.width) * len(shard.devices)
+        size = shard.row_count * record_bytes(table, shard) * (shard.memory == memory)
+        if memory == "hbm":
+            size += shard.cache_rows * table.bytes_per_row(shard.width)
+        total += size * len(shard.devices)
     return total
 
 
@@ -330,6 +334,11 @@ def _table_section(plan: Plan, cost: CostReport | None) -> Section:
         ),
         Column("hbm_bytes", of=lambda table: _tier_bytes(table, shards[table.name], "hbm")),
         Column("dram_bytes", of=lambda table: _tier_bytes(table, shards[table.name], "dram")),
+        *(
+            [Column("ssd_bytes", of=lambda table: _tier_bytes(table, shards[table.name], "ssd"))]
+            if any(shard.memory == "ssd" for shard in plan.shards)
+            else []
+        ),
         Column("hbm_lookup_share", "served", of=own("hbm_lookup_share")),
         Column("time_s", "GPU time", of=own("gpu_s")),
     )

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cost_models.arenas import Arena
-from solvers.bounds.lagrangian import LagrangianBound
+from solvers.bounds.lagrangian import LagrangianBound, with_dearer_memory
 from solvers.model.assignment import Assignment
 from solvers.model.instance import Block, Instance, ShardingOption, TableShard
 from solvers.model.knapsack import BYTES, DRAM_BYTES, GPU_S, PHASES, Float
@@ -31,6 +31,9 @@ _ATTEMPTS: tuple[tuple[float, _Balanced, bool], ...] = (
 are read in the way that needs the fewest buffers."""
 
 
+_DEARER = (1.0, 1.02, 1.05, 1.1, 1.2, 1.5, 2.0, 4.0, 16.0, 256.0)
+"""Factors of the bound's prices of memory, until the rows that are left in DRAM fit there."""
+
 _NORM = 5
 """Packing adds to the sum of such powers of phase times as little as possible."""
 
@@ -42,9 +45,19 @@ _LEAST_WEIGHT = 1e-4
 
 
 def construct(instance: Instance, bound: LagrangianBound, target_s: float) -> Assignment | None:
-    """Shard tables for a step time of `target_s` and assign them; None if no GPU has room."""
-    options = options_for(instance, bound, target_s)
-    return None if options is None else packed(instance, options, bound.price_s_per_byte)
+    """Shard tables for a step time of `target_s` and assign them; None if no GPU has room.
+
+    Where drives take what DRAM has no room for, more rows go there until the others fit.
+    """
+    for factor in _DEARER if instance.lacks_dram else _DEARER[:1]:
+        priced = bound if factor == 1 else with_dearer_memory(instance, bound, factor)
+        options = options_for(instance, priced, target_s)
+        if options is None:
+            continue
+        assignment = packed(instance, options, priced.price_s_per_byte)
+        if assignment is not None:
+            return assignment
+    return None
 
 
 def options_for(
@@ -111,7 +124,8 @@ def _finer(
 ) -> list[ShardingOption]:
     """An option, and others with about so many times as many shards, or with rows replicated."""
     most = _MOST_FINER * times * option.shard_count
-    return [other for other in options if other.cold == option.cold and other.shard_count <= most]
+    way = option.cold, option.home
+    return [o for o in options if (o.cold, o.home) == way and o.shard_count <= most]
 
 
 def _phases_of(
@@ -327,7 +341,8 @@ def _option_that_fits(
         for c in instance.options_of(table)
         if not c.column_widths
         and c.shard_count > option.shard_count
-        and (c.replicated_rows, c.cold) == (option.replicated_rows, option.cold)
+        and (c.replicated_rows, c.cold, c.home)
+        == (option.replicated_rows, option.cold, option.home)
     ]
     for more in finer:
         if fits(more):

@@ -126,7 +126,7 @@ def reshard_exactly(assignment: Assignment, clock: Clock) -> bool:
         for option in others:
             if option == now or option.shard_count > MOST_SHARDS or clock.spent:
                 continue
-            if few or option._replace(cold=now.cold) == now:
+            if few or option._replace(cold=now.cold, home=now.home) == now:
                 spread = Without(assignment, table).spread(option)
                 gains |= spread is not None and _make(assignment, *spread, assignment.key_s)
     return gains

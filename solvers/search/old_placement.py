@@ -25,7 +25,8 @@ class OldTable:
 
     def has_option(self, option: ShardingOption) -> bool:
         """Whether a sharding option is the table's, however cold rows are read."""
-        return option._replace(cold=self.option.cold) == self.option
+        now = self.option
+        return option._replace(cold=now.cold, home=now.home) == now
 
 
 def old_tables(instance: Instance, old: Plan) -> dict[int, OldTable]:
@@ -137,7 +138,7 @@ def _kind(option: ShardingOption, rows: int) -> tuple[object, ...]:
     """The properties by which constraints and cost models distinguish sharding options."""
     replicated = "all" if option.replicated_rows >= rows > 0 else bool(option.replicated_rows)
     sliced = (option.row_slices > 1, bool(option.column_widths))
-    return (*sliced, replicated, option.cold, option.blocked)
+    return (*sliced, replicated, option.cold, option.home, option.blocked)
 
 
 def _with_block(assignment: Assignment, block: tuple[TableShard, ...]) -> Assignment | None:

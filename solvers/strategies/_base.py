@@ -22,7 +22,7 @@ from solvers.model.clock import Clock
 from solvers.model.instance import Instance
 from solvers.result import Limits, SolveResult, Termination
 from solvers.strategies._search import Search
-from solvers.strategies._weighing import unreplicated, weighed
+from solvers.strategies._weighing import unreplicated, weighed, weights_of_drives
 
 _FINISH_BOUNDS, _FINISH_S_PER_TABLE = 0.9, 2e-3
 """Times what the first bound took that is kept for making, checking, writing and showing the plan;
@@ -50,6 +50,9 @@ class Strategy(ABC):
         failure = impossible(instance)
         if failure:
             return SolveResult(None, failure)
+        if instance.lacks_dram:
+            weights = weights_of_drives(instance)
+            instance = Instance(problem, cost_model, weights, like=instance)
         search = Search.start(instance, clock)
         enough_s = _FINISH_S_PER_TABLE * instance.tables
         clock.reserve(min(_FINISH_BOUNDS * search.bounded_in_s, enough_s))

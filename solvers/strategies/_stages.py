@@ -12,7 +12,9 @@ from solvers.model.delays import Delay
 from solvers.model.instance import Instance, ShardingOption
 from solvers.search.arena_construction import assignments_by_arena
 from solvers.search.branching import BranchingParams, branch_and_bound, points_of
+from solvers.search.construction import construct as construct_for
 from solvers.search.construction import options_for, packed, short_options
+from solvers.search.drive_shares import anneal_drive_shares
 from solvers.search.moves import improve
 from solvers.strategies._search import Search
 
@@ -110,6 +112,8 @@ def _packed(search: Search) -> Iterator[Assignment | None]:
         seen.add(tuple(options))
         known = search.first if is_first and target == TARGETS[0] else None
         assignment = packed(instance, options, price) if known is None else known.copy()
+        if assignment is None and instance.lacks_dram:
+            assignment = construct_for(instance, bound, target * bound.step_time_s)
         fits |= assignment is not None
         yield assignment
         if is_first and instance.gpus > 1:
@@ -134,6 +138,9 @@ def anneal(search: Search, share: float) -> Assignment | None:
 
     if search.best is None:
         return None
+    if search.instance.lacks_dram:  # Annealing does not count bytes of DRAM.
+        clock = search.clock.part(share)
+        return anneal_drive_shares(search.best, search.another_seed(), clock)
     return annealing.anneal(
         search.best,
         target_s=search.target_s,

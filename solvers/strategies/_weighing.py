@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from cost_models.base import Float
 from solvers.bounds.lagrangian import contended_bound_s
 from solvers.model.instance import Instance
 from solvers.search.construction import construct
@@ -29,6 +30,15 @@ _HOST_WAITS, _HOST_SHARES = 1.1, (0.1, 0.3, 0.6)
 then counts beside the main chain: little, as few rows in HBM spare a host most of its reads."""
 
 
+def weights_of_drives(instance: Instance) -> Float:
+    """Weights of chains where drives hold rows: the chain alone in which these are copied."""
+    schedule = instance.objective.schedule
+    copies = {n for n, name in enumerate(schedule.phases) if name in ("copies", "link")}
+    with_copies = [n for n, chain in enumerate(schedule.chains) if copies & {*chain}]
+    weights: Float = np.eye(len(schedule.chains))[with_copies[-1] if with_copies else 0]
+    return weights
+
+
 def weighed(search: Search) -> Search:
     """The search with the chains of phases weighed so that a first placement takes least time.
 
@@ -38,6 +48,10 @@ def weighed(search: Search) -> Search:
     instance, bound = search.instance, search.lagrangian
     first = search.first = construct(instance, bound, bound.step_time_s)
     many = search.clock.left_s < _WEIGHED_BOUNDS * search.bounded_in_s
+    if first is not None and instance.lacks_dram:
+        chains_s = instance.objective.schedule.chain_times_s(first.phase_s.T)
+        if instance.objective.chain_weights.argmax() == chains_s.argmax():
+            return search
     if first is None or (many and not search.clock.repeats):
         return search
     times_s = instance.objective.schedule.chain_times_s(first.phase_s.T)
@@ -50,6 +64,8 @@ def weighed(search: Search) -> Search:
     if not waits_for_host:  # Shares near that of what the chain takes.
         ratio = float(times_s[longest] / times_s[0]) if times_s[0] else np.inf
         tried = [s for s, low, high in _CHAIN_SHARES if low <= ratio < high]
+        if instance.lacks_dram and not tried:
+            tried = [0.0]
     for share in tried:
         weights = np.eye(times_s.size)[0]
         if not waits_for_host:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
+from placer.plan.memory import home_of
 from placer.plan.plan import Plan
 from placer.plan.shard import Lookup, Shard
 from placer.tables import DType, OptimizerName, Table
@@ -73,7 +74,8 @@ def slice_columns(
     """
     shards_of: dict[str, list[ArenaShard]] = defaultdict(list)
     for number, shard in enumerate(plan.shards):
-        shards_of[shard.table].append(ArenaShard(number, shard, _home(plan, shard)))
+        home = home_of(plan.topology, shard.devices[0], shard.memory)
+        shards_of[shard.table].append(ArenaShard(number, shard, home))
     for table in plan.tables:
         shards = shards_of[table.name]
         edges = sorted({0, table.dim, *(edge for part in shards for edge in part.shard.cols)})
@@ -91,9 +93,3 @@ def slice_columns(
                     if part.shard.cols[0] <= first and last <= part.shard.cols[1]
                 ),
             )
-
-
-def _home(plan: Plan, shard: Shard) -> str:
-    device = shard.devices[0]
-    gpu = plan.topology.gpus_by_id.get(device)
-    return device if shard.memory == "hbm" or gpu is None else gpu.host

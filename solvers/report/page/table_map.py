@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from placer.plan.memory import record_bytes
 from placer.plan.plan import Plan
 from placer.plan.shard import Shard
 from placer.profile.profile import Profile
@@ -91,7 +92,7 @@ def _strip(table: Table, shards: Sequence[Shard], number: dict[str, int]) -> lis
         row_bytes = table.bytes_per_row(shard.width)
         for device in shard.devices:
             tiers = used[number[device]]
-            tiers[shard.memory == "dram"] += shard.row_count * row_bytes
+            tiers[shard.memory != "hbm"] += shard.row_count * record_bytes(table, shard)
             tiers[0] += shard.cache_rows * row_bytes
     runs: list[list[int]] = []
     for at, tiers in sorted(used.items()):
@@ -104,20 +105,21 @@ def _strip(table: Table, shards: Sequence[Shard], number: dict[str, int]) -> lis
 
 def _shards(table: Table, shards: Sequence[Shard]) -> list[list[str]]:
     """Tier, devices, rows, columns, way to read and bytes of shards, those alike together."""
-    alike: dict[tuple[str, str, int, int, int], list[str]] = defaultdict(list)
+    alike: dict[tuple[str, str, int, int, int, int], list[str]] = defaultdict(list)
     for shard in shards:
-        key = (shard.memory, shard.lookup, shard.row_count, shard.width, len(shard.devices))
+        size = record_bytes(table, shard)
+        key = shard.memory, shard.lookup, shard.row_count, shard.width, len(shard.devices), size
         alike[key].extend(shard.devices)
     return [
         [
-            "HBM" if memory == "hbm" else "DRAM",
+            memory.upper(),
             plain(short_names(devices)),
             f"{len(devices) // copies} × {form.count(rows)}" if len(devices) > 1 else f"{rows:,}",
             str(width),
             lookup,
-            format_bytes(rows * table.bytes_per_row(width) * len(devices)),
+            format_bytes(rows * size * len(devices)),
         ]
-        for (memory, lookup, rows, width, copies), devices in sorted(
+        for (memory, lookup, rows, width, copies, size), devices in sorted(
             alike.items(), key=lambda item: (item[0][0] != "hbm", -item[0][2])
         )
     ]

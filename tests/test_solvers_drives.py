@@ -1,0 +1,203 @@
+"""Rows on drives and narrow rows: plans against enumeration, curves against whole plans."""
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from enumeration import Enumeration
+from fast_and_full import mostly_slow
+from tiny_problems import tiny_problem
+
+import cost_models.sharding_options as sharding_options
+from cost_models import ColdHome, Roofline, ShardingOption, TableShard
+from placer import Plan, Problem, Shard, Topology
+from placer.constraints.constraints import Constraints
+from placer.constraints.rules import TableRule
+from placer.errors import PlanError, ProblemError
+from placer.plan.diff import diff
+from placer.plan.memory import device_memory, record_bytes
+from placer.plan.migration import migration
+from placer.plan.verify import verify, violations
+from placer.tables import Table
+from placer.topology.devices import Drive
+from placer.workloads import named_workload
+from solvers import solve
+from solvers.bounds.binding import binding
+from solvers.model.build_plan import build_plan
+from solvers.model.instance import Instance, Placement
+from solvers.model.read_plan import placements_of
+
+
+@pytest.fixture
+def few_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables of few rows may be on drives, in three shares: all plans can be tried."""
+    monkeypatch.setattr(sharding_options, "_LEAST_DRIVE_BYTES", 0)
+    monkeypatch.setattr(sharding_options, "_DRIVE_SHARES", (1.0, 0.5, 0.75))
+
+
+def driven(seed: int) -> Problem:
+    """A tiny problem whose hosts have little memory, and a drive each."""
+    rng, problem = random.Random(seed), tiny_problem(seed)
+    hosts = tuple(
+        replace(
+            host,
+            memory_bytes=int(host.memory_bytes * rng.choice((0, 0.2, 0.5, 1))),
+            drive=Drive(1 << 30, rng.choice((1e6, 1e4)), rng.choice((2e5, 1e4))),
+        )
+        for host in problem.topology.hosts
+    )
+    widths = rng.choice(((), ("int8",), ("bfloat16",)))
+    return replace(problem, topology=replace(problem.topology, hosts=hosts), widths=widths)
+
+
+@pytest.mark.usefixtures("few_shares")
+@pytest.mark.parametrize("seed", mostly_slow([3, 5, 6, 8, 9, 12, 13, 15, 16, 17, 20, 22, 23]))
+def test_plans_on_drives_against_the_best_of_all(seed: int) -> None:
+    problem = driven(seed)
+    best_s, _ = Enumeration(problem, Roofline()).best()
+    result = solve(problem, gap=1e-3, time_limit_s=60, max_steps=300, threads=1)
+    assert result.step_time_s is not None
+    assert result.bound_s is not None
+    assert result.bound_s <= best_s * (1 + 1e-6)
+    assert best_s * (1 - 1e-9) <= result.step_time_s <= best_s * 1.01
+
+
+def small_memories() -> Problem:
+    """Three tables of 880 MB on two GPUs of 96 MiB, with 12 MiB of host memory."""
+    topology = Topology.parse("2xt4", hbm="96MiB", dram="12MiB", ssd="1GiB")
+    return Problem(named_workload("random-3@1"), topology, 512, widths=("int8",))
+
+
+@pytest.mark.usefixtures("few_shares")
+@pytest.mark.parametrize("row_slices", [1, 2])
+@pytest.mark.parametrize("home", [ColdHome(0.75), ColdHome(1.0, "int8"), ColdHome(0.0, "bfloat16")])
+def test_curves_equal_plans(row_slices: int, home: ColdHome) -> None:
+    problem = small_memories()
+    model, option = Roofline(), ShardingOption(row_slices, home=home)
+    instance = Instance(problem, model)
+    for table in range(instance.tables):
+        shards = instance.shards(table, option)
+        curves = [instance.curve(shard, 0) for shard in shards]
+        for share in (0.0, 0.3, 1.0):
+            hot = [int(share * int(curve.hot_rows[-1])) for curve in curves]
+            placements = [
+                Placement(s, gpu, h) for gpu, (s, h) in enumerate(zip(shards, hot, strict=True))
+            ]
+            plan = build_plan(instance, placements)
+            report = model.evaluate(problem.in_plan_order(plan), plan)
+            phases = np.array(report.phase_s)
+            for gpu, (curve, rows) in enumerate(zip(curves, hot, strict=True)):
+                split = curve.split_phase_s if 0 < rows < curve.hot_rows[-1] else 0.0
+                between = [np.interp(rows, curve.hot_rows, each) for each in curve.phase_s]
+                expected = np.array(between) + split + instance.launches_s[gpu]
+                assert phases[:, gpu] == pytest.approx(expected, rel=1e-6, abs=1e-12)
+                used = device_memory(plan)[f"gpu:{gpu}"]
+                at_least = np.interp(rows, curve.hot_rows, curve.hbm_bytes)
+                assert used.total_bytes >= at_least - 1e6
+
+
+def test_a_plan_with_drives_is_sound_and_reads_back(tmp_path: Path) -> None:
+    problem = small_memories()
+    result = solve(problem, time_limit_s=20, max_steps=200, threads=1)
+    plan = result.plan
+    assert plan is not None
+    assert not violations(plan)
+    plan.save(tmp_path / "plan.json")
+    read = Plan.load(tmp_path / "plan.json")
+    assert (read.shards, read.widths) == (plan.shards, plan.widths)
+    assert read.topology.hosts == plan.topology.hosts
+    assert Problem.of_plan(plan, problem.profile).sha256 == problem.sha256
+    instance = Instance(problem, Roofline())
+    for name in problem.profile.table_names:
+        assert placements_of(instance, plan, name) is not None
+
+
+def test_leaving_out_a_choice_is_never_better() -> None:
+    profile = named_workload("random-3@1")
+    base = Topology.parse("2xt4", hbm="96MiB", dram="1GiB")
+    small = replace(base, hosts=tuple(replace(h, memory_bytes=200 << 20) for h in base.hosts))
+
+    def step_s(topology: Topology, *widths: str) -> float:
+        problem = Problem(profile, topology, 512, widths=widths)  # type: ignore[arg-type]
+        found = solve(problem, time_limit_s=30, max_steps=300, threads=1)
+        return float("inf") if found.step_time_s is None else found.step_time_s
+
+    both = step_s(small.with_memory(ssd="1GiB"), "int8")
+    assert both <= 1.01 * step_s(small.with_memory(ssd="1GiB"))
+    assert both <= 1.01 * step_s(small, "int8")
+
+
+def test_drives_bind_where_they_hold_rows_that_are_read() -> None:
+    topology = Topology.parse("1xt4", hbm="256MiB", dram="1MiB", ssd="1TiB")
+    problem = Problem(named_workload("random-3@1"), topology, 512)
+    plan = solve(problem, time_limit_s=20, max_steps=50, threads=1).plan
+    assert plan is not None
+    assert any(shard.memory == "ssd" for shard in plan.shards)
+    assert binding(problem.in_plan_order(plan), plan, Roofline()).resource == "drives"
+
+
+@pytest.mark.parametrize(
+    ("rule", "keeps_off"),
+    [
+        (TableRule(forbid=frozenset({"ssd"})), lambda shard: shard.memory == "ssd"),
+        (TableRule(forbid=frozenset({"narrow"})), lambda shard: shard.dtype is not None),
+        (TableRule(tier="ssd"), lambda shard: shard.memory != "ssd"),
+    ],
+)
+def test_rules_of_drives_and_widths(rule: TableRule, keeps_off: object) -> None:
+    problem = replace(small_memories(), topology=Topology.parse("2xt4", hbm="1GiB", ssd="8GiB"))
+    ruled = replace(problem, constraints=Constraints.of({"*": rule}))
+    plan = solve(ruled, time_limit_s=20, max_steps=50, threads=1).plan
+    assert plan is not None
+    assert not any(keeps_off(shard) for shard in plan.shards if shard.row_count)  # type: ignore[operator]
+
+
+TABLE = Table("t", 1000, 8)
+COLD = Shard("t", (0, 1000, 1), (0, 8), ("gpu:0",), "ssd", "staged", staging_rows=10)
+
+
+def plan_of(shard: Shard, ssd: str | None = "1MiB") -> Plan:
+    return Plan((TABLE,), Topology.parse("1xt4", ssd=ssd), (shard,))
+
+
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        (plan_of(COLD, None), "the host of gpu:0 has no drive"),
+        (plan_of(replace(COLD, lookup="uva", staging_rows=0)), "not read by lookup 'uva'"),
+        (
+            plan_of(replace(COLD, memory="dram", lookup="host", dtype="int8", staging_rows=0)),
+            "int8",
+        ),
+        (plan_of(COLD, "4KiB"), "host:0 ssd would hold"),
+    ],
+)
+def test_plans_that_drives_cannot_hold(plan: Plan, words: str) -> None:
+    with pytest.raises(PlanError, match=words):
+        verify(plan)
+
+
+def test_bytes_of_a_drive_are_blocks() -> None:
+    assert record_bytes(TABLE, COLD) == -(-4096 // ((4096 - 4) // 36))
+    assert record_bytes(TABLE, replace(COLD, dtype="int8")) == -(-4096 // ((4096 - 4) // 20))
+    wide = Table("t", 10, 2048)
+    assert record_bytes(wide, replace(COLD, cols=(0, 2048))) == 3 * 4096
+
+
+def test_rows_move_between_drives_and_memory() -> None:
+    on_drive, in_dram = plan_of(COLD), plan_of(replace(COLD, memory="dram"))
+    moves = diff(on_drive, in_dram).moves
+    assert [move.kind for move in moves] == ["SSD to DRAM"]
+    assert migration(diff(on_drive, in_dram)).waits_for == "host:0 ssd"
+
+
+def test_a_width_that_is_none() -> None:
+    with pytest.raises(ProblemError, match="int4"):
+        replace(small_memories(), widths=("int4",))  # type: ignore[arg-type]
+
+
+def test_costs_of_shards_on_drives_name_their_shard() -> None:
+    option = ShardingOption(home=ColdHome(0.5))
+    assert TableShard(0, option).cost_key != TableShard(0).cost_key
