@@ -1,0 +1,372 @@
+"""Tables that grow over 1, 2 and 4 ranks, beside fixed ones and beside key maps by themselves."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from executor_cases import plan_of
+from ranks_cases import batches_of, close, every_placement, sharded, table_with, train_step
+from ranks_launcher import Job, Outcomes, run
+from torch import Tensor
+
+from placer.errors import PlanMismatchError
+from placer.executor import BagBatch, PlacedEmbeddings, look_ahead
+from placer.executor.distributed import ShardedEmbeddings
+from placer.growing import Growing, KeyCounts, KeyMap
+from placer.growing.key_map import Int, parts_of
+from placer.plan.plan import Plan
+from placer.tables import OPTIMIZERS
+
+CAPACITY = 60
+STEPS = 6
+WORLDS = (1, 2, 4)
+MANY = {
+    "lfu": Growing(CAPACITY),
+    "lru": Growing(CAPACITY, eviction="lru"),
+    "ttl": Growing(CAPACITY, ttl=3),
+    "admission": Growing(CAPACITY, admission=2),
+}
+
+
+def keys_of(count: int, world: int) -> Int:
+    """Any int64 that are keys, as many of each rank's part."""
+    drawn = np.random.default_rng(5).integers(-(2**63), 2**63 - 1, 40 * count)
+    parts = parts_of(drawn, world)
+    own = [drawn[parts == part][: count // world] for part in range(world)]
+    return np.concatenate(own)[np.random.default_rng(6).permutation(count)]
+
+
+def key_batches(plan: Plan, world: int, step: int, keys: Int) -> list[BagBatch]:
+    """The batch of each rank."""
+    batches = batches_of(plan.tables, world, step)
+    random = np.random.default_rng(step)
+    for batch in batches:
+        drawn = (keys.size * random.random(batch.ids.numel()) ** 2).astype(int)
+        batch.ids.copy_(torch.from_numpy(keys[drawn]))
+    return batches
+
+
+def spans_by_table(plan: Plan, batch: BagBatch) -> dict[str, slice]:
+    """The lookups of each table, whose features follow each other."""
+    spans, bag = {}, 0
+    for table in plan.tables:
+        last = bag + batch.batch_size * len(table.features)
+        spans[table.name] = slice(int(batch.offsets[bag]), int(batch.offsets[last]))
+        bag = last
+    return spans
+
+
+class Maps:
+    """The key maps of all ranks, read by one process."""
+
+    def __init__(self, plan: Plan, growing: Mapping[str, Growing], world: int) -> None:
+        self.plan = plan
+        self.maps = {
+            name: [KeyMap(how, part, world) for part in range(world)]
+            for name, how in growing.items()
+        }
+
+    def read(self, batches: Sequence[BagBatch]) -> tuple[list[BagBatch], dict[str, list[int]]]:
+        """Batches with rows for keys, and the rows of each table that had another key before."""
+        rows = [batch.ids.clone() for batch in batches]
+        reused: dict[str, list[int]] = {}
+        for name, maps in self.maps.items():
+            parts = [own.ids[spans_by_table(self.plan, own)[name]] for own in batches]
+            keys = torch.cat(parts).numpy()
+            found, owners = np.empty(keys.size, np.int64), parts_of(keys, len(maps))
+            reused[name] = []
+            for part, own in enumerate(maps):
+                step = own.read(keys[owners == part], 2)
+                found[owners == part] = step.rows
+                reused[name] += step.reused.tolist()
+            by_rank = torch.split(torch.from_numpy(found), [part.numel() for part in parts])
+            for batch, own_rows, values in zip(batches, rows, by_rank, strict=True):
+                own_rows[spans_by_table(self.plan, batch)[name]] = values
+        return [replace(batch, ids=own) for batch, own in zip(batches, rows, strict=True)], reused
+
+    def counts(self, name: str) -> KeyCounts:
+        return KeyCounts(*np.sum([own.counts for own in self.maps[name]], 0).tolist())
+
+
+def growing_of(plan: Plan, how: Growing) -> dict[str, Growing]:
+    return {table.name: how for table in plan.tables}
+
+
+def states(model: ShardedEmbeddings | PlacedEmbeddings) -> dict[str, Tensor]:
+    return {**model.state_dict(), **model.optimizer_state_dict()}
+
+
+def assert_equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
+    for key, value in one.items():
+        if ".keys." not in key or key in other:
+            assert torch.equal(value, other[key]), key
+
+
+def like_a_vocabulary(rank: int, world: int, optimizer: str) -> None:
+    """With rows enough: to the bit, whatever the plan, as the order of first reading says."""
+    plan = every_placement(optimizer)
+    growing = sharded(plan, growing=growing_of(plan, Growing(CAPACITY)))
+    fixed = sharded(plan)
+    keys = keys_of(40, world)
+    rows_of: dict[str, dict[int, int]] = {table.name: {} for table in plan.tables}
+    given = {table.name: [0] * world for table in plan.tables}
+    for step in range(STEPS):
+        batches = key_batches(plan, world, step, keys)
+        rows = [batch.ids.clone() for batch in batches]
+        for table, place in itertools.product(plan.tables, range(world)):
+            span = spans_by_table(plan, batches[place])[table.name]
+            read = batches[place].ids[span].tolist()
+            for key in read:
+                if key not in rows_of[table.name]:
+                    (part,) = parts_of(np.array([key]), world).tolist()
+                    rows_of[table.name][key] = 1 + part + world * given[table.name][part]
+                    given[table.name][part] += 1
+            rows[place][span] = torch.tensor([rows_of[table.name][key] for key in read]).long()
+        as_rows = [replace(b, ids=own) for b, own in zip(batches, rows, strict=True)]
+        mine, _ = train_step(growing, rank, batches, step)
+        theirs, _ = train_step(fixed, rank, as_rows, step)
+        assert_equal(mine, theirs)
+    assert_equal(states(fixed), states(growing))
+    for name, expected in rows_of.items():
+        live, rows_live = growing.live_keys(name)
+        assert dict(zip(live.tolist(), rows_live.tolist(), strict=True)) == expected
+    for name, counts in growing.key_counts().items():
+        assert counts.admitted == len(rows_of[name]) > CAPACITY // 2
+    growing.close(), fixed.close()
+
+
+def reused_rows(rank: int, world: int, optimizer: str, how: Growing) -> int:
+    """Beside a fixed table with a row for each time that a key got one."""
+    plan = every_placement(optimizer, ("sum", "none"))
+    model = sharded(plan, growing=growing_of(plan, how))
+    maps, keys = Maps(plan, model.keys.maps and growing_of(plan, how), world), keys_of(240, world)
+    names = [table.name for table in plan.tables]
+    weights = model.state_dict()
+    beginnings = {name: [weights[f"{name}.weight"][0]] for name in names}
+    life_of = {name: {0: 0} for name in names}
+    lives, found = [], []
+    for step in range(2 * STEPS):
+        batches = key_batches(plan, world, step, keys)
+        as_rows, reused = maps.read(batches)
+        before = model.state_dict()
+        outputs = model(batches[rank])
+        after = model.state_dict()
+        for name in names:
+            read = torch.cat([b.ids[spans_by_table(plan, b)[name]] for b in as_rows]).tolist()
+            for row in dict.fromkeys(read):
+                if row not in life_of[name] or row in reused[name]:
+                    life_of[name][row] = len(beginnings[name])
+                    beginnings[name].append(after[f"{name}.weight"][row])
+            changed = (before[f"{name}.weight"] != after[f"{name}.weight"]).any(1)
+            assert set(changed.nonzero().flatten().tolist()) == set(reused[name])
+        for batch in as_rows:
+            for name, span in spans_by_table(plan, batch).items():
+                lives_read = [life_of[name][row] for row in batch.ids[span].tolist()]
+                batch.ids[span] = torch.tensor(lives_read).long()
+        lives.append(as_rows)
+        torch.autograd.backward([output.square().sum() for output in outputs.values()])
+        found.append({name: output.detach() for name, output in outputs.items()})
+    counts = model.key_counts()
+    assert counts == {name: maps.counts(name) for name in names}
+    model.close()
+    tables = [replace(table, rows=len(beginnings[table.name])) for table in plan.tables]
+    start = {name: torch.stack(rows) for name, rows in beginnings.items()}
+    fixed = sharded(plan_of(tables), weights=start)
+    for step, as_lives in enumerate(lives):
+        outputs = fixed(as_lives[rank])
+        torch.autograd.backward([output.square().sum() for output in outputs.values()])
+        for name, output in outputs.items():
+            close(found[step][name], output.detach(), f"step {step}, feature {name!r}")
+    fixed.close()
+    return min(count.evicted + count.expired for count in counts.values())
+
+
+def ahead(rank: int, world: int, how: Growing) -> None:
+    """Looking ahead changes nothing, and a state that is saved meanwhile has all that was sent."""
+    plan = every_placement("adagrad", ("sum", "none"))
+    keys, found = keys_of(240, world), []
+    for looks in (False, True):
+        model = sharded(plan, growing=growing_of(plan, how))
+        batches = [key_batches(plan, world, step, keys)[rank] for step in range(3 * STEPS)]
+        for step, batch in enumerate(look_ahead(batches, model) if looks else batches):
+            outputs = model(batch)
+            torch.autograd.backward([output.square().sum() for output in outputs.values()])
+            if step % 5 == 4:
+                model.state_dict()
+        counts = model.key_counts()
+        found.append(states(model) | {"counts": torch.tensor(list(counts.values()))})
+        assert min(count.evicted for count in counts.values()) > 10
+        model.close()
+    assert found[0].keys() == found[1].keys()
+    assert_equal(*found)
+
+
+def saved(rank: int, world: int, how: Growing) -> tuple[dict[str, Tensor], list[KeyCounts]]:
+    """A run goes on from its state as if nothing had been; the state."""
+    plan = every_placement("adam", ("sum",))
+    keys = keys_of(240, world)
+    first, second = (sharded(plan, growing=growing_of(plan, how), seed=seed) for seed in (3, 3))
+    for step in range(STEPS):
+        train_step(first, rank, key_batches(plan, world, step, keys), step)
+    state = states(first)
+    counts = list(first.key_counts().values())
+    second.load_state_dict(first.state_dict())
+    second.load_optimizer_state_dict(first.optimizer_state_dict())
+    for step in range(STEPS, 2 * STEPS):
+        batches = key_batches(plan, world, step, keys)
+        mine, _ = train_step(first, rank, batches, step)
+        theirs, _ = train_step(second, rank, batches, step)
+        assert_equal(mine, theirs)
+    assert_equal(states(first), states(second))
+    assert first.key_counts() == second.key_counts()
+    first.close(), second.close()
+    return state, counts
+
+
+def loaded(
+    rank: int, world: int, how: Growing, state: dict[str, Tensor], counts: list[KeyCounts]
+) -> dict[str, Tensor]:
+    """What another number of ranks has saved: every key has its row, and trains on in it."""
+    plan = every_placement("adam", ("sum",))
+    grows = growing_of(plan, how)
+    options = {"growing": grows, "seed": 8}
+    model = sharded(plan, **options)
+    model.load_state_dict({key: value for key, value in state.items() if key in model.state_dict()})
+    model.load_optimizer_state_dict(
+        model.optimizer_state_dict()
+        | {key: value for key, value in state.items() if key in model.optimizer_state_dict()}
+    )
+    assert_equal({key: value for key, value in states(model).items() if ".keys." not in key}, state)
+    assert list(model.key_counts().values()) == counts
+    alone = PlacedEmbeddings(plan, growing=grows, lr=0.1, eps=1e-6, backend="torch")
+    alone.load_state_dict(model.state_dict())
+    alone.load_optimizer_state_dict(model.optimizer_state_dict())
+    live = {name: model.live_keys(name) for name in grows}
+    for name, (keys, rows) in live.items():
+        assert all(map(torch.equal, alone.live_keys(name), (keys, rows)))
+        assert keys.unique().numel() == keys.numel() > CAPACITY // 2
+    known = torch.stack([keys[: CAPACITY // 2] for keys, _ in live.values()])
+    for step in range(3):  # Keys that have rows: what they have learned is there.
+        batches = batches_of(plan.tables, world, step)
+        for batch in batches:
+            for number, span in enumerate(spans_by_table(plan, batch).values()):
+                batch.ids[span] = known[number][batch.ids[span] % known.shape[1]]
+        outputs = model(batches[rank])
+        theirs = alone(batches[rank])
+        for name, output in outputs.items():
+            close(output.detach(), theirs[name].detach(), f"step {step}, feature {name!r}")
+    again = sharded(plan, **options)
+    again.load_state_dict(model.state_dict())
+    assert_equal(model.state_dict(), again.state_dict())
+    model.close(), again.close()
+    return {name: torch.stack(values) for name, values in live.items()}
+
+
+def evaluates(rank: int, world: int) -> None:
+    """Without gradients keys are found, unknown ones read row 0, and nothing changes."""
+    plan = plan_of([table_with("adagrad", ("sum",))])
+    model = sharded(plan, growing={"t": Growing(CAPACITY)})
+    keys = torch.arange(10, 26, 2) * 2**40
+    batch = BagBatch.from_features({"t.sum": (keys, None, None)}, ["t.sum"])
+    model(batch)["t.sum"].sum().backward()
+    before, counts = model.state_dict(), model.key_counts()
+    strange = BagBatch.from_features({"t.sum": (keys + 1, None, None)}, ["t.sum"])
+    with torch.no_grad():
+        known, unknown = model(batch)["t.sum"], model(strange)["t.sum"]
+    live = dict(zip(*(values.tolist() for values in model.live_keys("t")), strict=True))
+    weight = before["t.weight"]
+    assert torch.equal(known, weight[[live[key] for key in keys.tolist()]])
+    assert torch.equal(unknown, weight[[0] * 8])
+    assert_equal(before, model.state_dict())
+    assert model.key_counts() == counts
+    model.close()
+
+
+def refused(rank: int, world: int) -> list[str]:
+    """Faults of one rank or of all are errors on all."""
+    plan, said = plan_of([table_with("adagrad", ("sum",), rows=2)]), []
+    mine = {"t": Growing(CAPACITY, ttl=rank)}
+    for one, growing in (
+        (plan, {"t": Growing(1)}),
+        (plan, {"u": Growing(1)}),
+        (plan_of([table_with("adagrad", ("sum",))]), mine),
+    ):
+        with pytest.raises(PlanMismatchError) as error:
+            sharded(one, growing=growing)
+        said.append(str(error.value))
+    return said
+
+
+def jobs_of(world: int) -> list[Job]:
+    jobs: list[Job] = [("evaluates", evaluates, ())]
+    jobs += [(f"vocabulary {name}", like_a_vocabulary, (name,)) for name in OPTIMIZERS]
+    jobs += [
+        (f"reused {name}", reused_rows, (optimizer, how))
+        for (name, how), optimizer in zip(MANY.items(), OPTIMIZERS, strict=True)
+    ]
+    jobs += [(f"saved {name}", saved, (how,)) for name, how in MANY.items()]
+    jobs += [(f"ahead {name}", ahead, (how,)) for name, how in MANY.items() if world > 1]
+    return jobs if world == 1 else [*jobs, ("refused", refused, ())]
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[int, Outcomes]:
+    return {world: run(world, jobs_of(world)) for world in WORLDS}
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_with_rows_enough_it_trains_like_a_vocabulary(
+    outcomes: dict[int, Outcomes], world: int, optimizer: str
+) -> None:
+    outcomes[world].of(f"vocabulary {optimizer}")
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("name", MANY)
+def test_a_key_that_gets_a_used_row_trains_as_in_a_new_one(
+    outcomes: dict[int, Outcomes], world: int, name: str
+) -> None:
+    assert min(outcomes[world].of(f"reused {name}")) > 10
+
+
+@pytest.mark.parametrize("world", WORLDS[1:])
+@pytest.mark.parametrize("name", MANY)
+def test_looking_ahead_changes_nothing(
+    outcomes: dict[int, Outcomes], world: int, name: str
+) -> None:
+    outcomes[world].of(f"ahead {name}")
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_evaluation_changes_nothing(outcomes: dict[int, Outcomes], world: int) -> None:
+    outcomes[world].of("evaluates")
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_every_key_has_its_row_again_on_any_number_of_ranks(
+    outcomes: dict[int, Outcomes], name: str
+) -> None:
+    states_of = {world: outcomes[world].of(f"saved {name}")[0] for world in WORLDS}
+    for world in WORLDS:
+        others = [other for other in WORLDS if other != world]
+        jobs: list[Job] = [
+            (f"from {other}", loaded, (MANY[name], *states_of[other])) for other in others
+        ]
+        found = run(world, jobs)
+        for other in others:
+            for live in found.of(f"from {other}"):
+                assert live.keys() == found.of(f"from {other}")[0].keys()
+
+
+@pytest.mark.parametrize("world", WORLDS[1:])
+def test_what_does_not_fit_is_named_on_every_rank(
+    outcomes: dict[int, Outcomes], world: int
+) -> None:
+    for few, unknown, other in outcomes[world].of("refused"):
+        assert f"capacity 1 is less than the {world} ranks" in few
+        assert "'u' grows and the plan lacks it" in unknown
+        assert "have another plan, or other growing tables, than rank 0" in other
