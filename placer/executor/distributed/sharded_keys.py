@@ -105,7 +105,7 @@ class ShardedKeys(GrowingKeys):
         rows, begun = self._mapped(keys, read, max(_AHEAD, open_steps) if training else None)
         ids[here] = comm.exchange("keys", torch.from_numpy(rows), received, sizes).cpu().long()
         if training:
-            self._tell_holders(begun, routes, batch.ids.device, comm)
+            self._send_changes(begun, routes, batch.ids.device, comm)
         return replace(batch, ids=ids.to(batch.ids.device))
 
     def _mapped(
@@ -122,7 +122,7 @@ class ShardedKeys(GrowingKeys):
                 rows[here] = steps[name].rows
         return rows, steps
 
-    def _tell_holders(
+    def _send_changes(
         self,
         steps: Mapping[str, StepRows],
         routes: Mapping[str, TableRoutes],
@@ -130,18 +130,19 @@ class ShardedKeys(GrowingKeys):
         comm: Communicator,
     ) -> None:
         """Send the rows that have other keys now to all who hold them, and note what comes."""
-        told: list[list[Int]] = [[np.empty((0, 3), np.int64)] for _ in range(comm.world)]
+        parts: list[list[Int]] = [[np.empty((0, 3), np.int64)] for _ in range(comm.world)]
         for number, (name, step) in enumerate(steps.items()):
             if step.reused.size:
                 numbers = np.full(step.reused.size, number)
                 said = np.column_stack((numbers, step.reused, step.new_keys))
                 held = routes[name].places_by_rank(torch.from_numpy(step.reused).to(device))
                 for rank, places in held.items():
-                    told[rank].append(said[places.cpu().numpy()])
-        parts = [np.concatenate(said) for said in told]
-        sizes, each = [part.size for part in parts], [1] * comm.world
+                    parts[rank].append(said[places.cpu().numpy()])
+        sizes, each = [sum(part.size for part in own) for own in parts], [1] * comm.world
         received = comm.exchange("header", torch.tensor(sizes), each, each).tolist()
-        values = torch.from_numpy(np.concatenate(parts).reshape(-1))
+        values = torch.from_numpy(
+            np.concatenate([part for own in parts for part in own]).reshape(-1)
+        )
         came = comm.exchange("keys", values, sizes, received).cpu().view(-1, 3)
         for number, name in enumerate(steps):
             own = came[came[:, 0] == number]
