@@ -126,7 +126,7 @@ def parts_of(keys: Int, parts: int) -> Int:
     Examples
     --------
     >>> parts_of(np.array([8, 16, 24, -1]), 4)
-    array([3, 0, 2, 3])
+    array([2, 3, 3, 1])
     """
     found = np.empty(keys.size, np.int64)
     _kernels().parts_of(np.ascontiguousarray(keys), found, parts)
