@@ -347,7 +347,7 @@ def test_what_does_not_fit_is_named_on_every_rank(outcomes: Outcomes) -> None:
         for few, unknown, other in outcomes.of("refused"):
             assert "capacity 1 is less than the" in few
             assert "'u' grows and the plan lacks it" in unknown
-            assert "have another plan, or other growing tables, than rank 0" in other
+            assert "have another plan than rank 0, or other growing tables" in other
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ def check_same(
     other = [rank for rank, theirs in enumerate(said) if theirs != said[0]]
     if other:
         raise PlanMismatchError(
-            f"ranks {other} have another plan, or other growing tables, than rank 0; load the same "
+            f"ranks {other} have another plan than rank 0, or other growing tables; load the same "
             "file on all of them"
         )
 
