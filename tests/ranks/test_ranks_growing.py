@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,12 +14,13 @@ from ranks_cases import batches_of, close, every_placement, sharded, table_with,
 from ranks_launcher import Job, Outcomes, run
 from torch import Tensor
 
-from placer.errors import PlanMismatchError
+from placer.errors import CheckpointError, PlanMismatchError
 from placer.executor import BagBatch, PlacedEmbeddings, look_ahead
 from placer.executor.distributed import ShardedEmbeddings
 from placer.growing import Growing, KeyCounts, KeyMap
 from placer.growing.key_map import Int, parts_of
 from placer.plan.plan import Plan
+from placer.storage.checkpoint import load_model, save_model
 from placer.tables import OPTIMIZERS
 
 CAPACITY = 60
@@ -290,6 +292,35 @@ def evaluates(rank: int, world: int) -> None:
     model.close()
 
 
+def in_a_folder(rank: int, world: int, folder: str, how: Growing) -> None:
+    """A model saved by `save_model` has its keys in another process."""
+    plan = some_placements("adagrad")
+    model = sharded(plan, growing=growing_of(plan, how))
+    save_model(f"{folder}/empty", model)
+    for step in range(STEPS):
+        train_step(model, rank, key_batches(plan, world, step, keys_of(240, world)), step)
+    save_model(f"{folder}/trained", model)
+    other = PlacedEmbeddings(plan, growing=growing_of(plan, how), seed=8)
+    again = sharded(plan, growing=growing_of(plan, how), seed=8)
+    for name in ("trained", "empty"):
+        load_model(f"{folder}/{name}", other)
+        load_model(f"{folder}/{name}", again)
+        for table in growing_of(plan, how):
+            live = again.live_keys(table)
+            assert all(map(torch.equal, other.live_keys(table), live))
+            assert bool(live[0].numel()) == (name == "trained")
+        if name == "trained":
+            assert_equal(states(again), states(model))
+    fixed = sharded(plan)
+    with pytest.raises(CheckpointError, match=r"keys\.rows is of no table"):
+        load_model(f"{folder}/trained", fixed)
+    save_model(f"{folder}/fixed", fixed)
+    with pytest.raises(CheckpointError, match=r"keys\.rows is missing"):
+        load_model(f"{folder}/fixed", again)
+    for each in (model, again, fixed):
+        each.close()
+
+
 def refused(rank: int, world: int) -> list[str]:
     """Faults of one rank or of all are errors on all."""
     plan, said = plan_of([table_with("adagrad", ("sum",), rows=2)]), []
@@ -340,6 +371,11 @@ def test_rows_change_hands(outcomes: Outcomes, name: str) -> None:
 def test_looking_ahead_changes_nothing(outcomes: Outcomes, name: str) -> None:
     if f"ahead {name}" in outcomes:
         outcomes.of(f"ahead {name}")
+
+
+@pytest.mark.parametrize("world", mostly_slow((1, 2, 4), 2))
+def test_a_saved_model_has_its_keys(tmp_path: Path, world: int) -> None:
+    run(world, [("saves", in_a_folder, (str(tmp_path), MANY["admission"]))]).of("saves")
 
 
 def test_what_does_not_fit_is_named_on_every_rank(outcomes: Outcomes) -> None:
