@@ -292,6 +292,29 @@ def evaluates(rank: int, world: int) -> None:
     model.close()
 
 
+def parts_by_themselves(rank: int, world: int, how: Growing) -> None:
+    """Some of the tables train by themselves as they do with all others."""
+    plan, keys = some_placements("adagrad"), keys_of(240, world)
+    whole, cut = (sharded(plan, growing=growing_of(plan, how)) for _ in range(2))
+    parts = [cut.part(SOME[:2]), cut.part(SOME[2:])]
+    for step in range(8):
+        batch = key_batches(plan, world, step, keys)[rank]
+        bounds = [batch.batch_size * 2 * tables for tables in (0, 2, len(SOME))]
+        for model, (first, last) in [
+            (whole, (0, bounds[-1])),
+            (parts[0], (0, bounds[1])),
+            (parts[1], (bounds[1], bounds[2])),
+        ]:
+            offsets = batch.offsets[first : last + 1]
+            ids = batch.ids[offsets[0] : offsets[-1]]
+            outputs = model(BagBatch(ids, offsets - offsets[0], batch.batch_size))
+            torch.autograd.backward([output.square().sum() for output in outputs.values()])
+    assert_equal(states(whole), states(cut))
+    assert whole.key_counts() == cut.key_counts()
+    assert min(counts.evicted for counts in whole.key_counts().values()) > 0
+    whole.close(), cut.close()
+
+
 def in_a_folder(rank: int, world: int, folder: str, how: Growing) -> None:
     """A model saved by `save_model` has its keys in another process."""
     plan = some_placements("adagrad")
@@ -346,7 +369,7 @@ def jobs_of(world: int) -> list[Job]:
     jobs += [(f"saved {name}", saved, (how,)) for name, how in MANY.items()]
     if world > 1:
         jobs += [(f"ahead {name}", ahead, (how,)) for name, how in MANY.items()]
-        jobs.append(("refused", refused, ()))
+        jobs += [("parts", parts_by_themselves, (MANY["lru"],)), ("refused", refused, ())]
     return jobs
 
 
@@ -371,6 +394,11 @@ def test_rows_change_hands(outcomes: Outcomes, name: str) -> None:
 def test_looking_ahead_changes_nothing(outcomes: Outcomes, name: str) -> None:
     if f"ahead {name}" in outcomes:
         outcomes.of(f"ahead {name}")
+
+
+def test_parts_train_by_themselves(outcomes: Outcomes) -> None:
+    if "parts" in outcomes:
+        outcomes.of("parts")
 
 
 @pytest.mark.parametrize("world", mostly_slow((1, 2, 4), 2))
