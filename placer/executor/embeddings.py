@@ -152,7 +152,6 @@ class Embeddings(nn.Module, ABC):
 
     def key_counts(self) -> dict[str, KeyCounts]:
         """Return the counters of the keys of each table that grows; all processes must call it."""
-        self.id_order()  # Waits for batches that were sent ahead.
         return self.keys.counts()
 
     def live_keys(self, table: str) -> tuple[Tensor, Tensor]:
@@ -160,7 +159,6 @@ class Embeddings(nn.Module, ABC):
 
         Rows ascend. Every process gets all keys, and all of them must call this.
         """
-        self.id_order()
         return self.keys.live(table)
 
     def optimizer_state_dict(self) -> dict[str, Tensor]:

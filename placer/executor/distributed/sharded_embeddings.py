@@ -161,6 +161,7 @@ class ShardedEmbeddings(Embeddings):
         self._served = Served(survey, comm, device, gradient_scale, build, self.keys)
         inputs = InputExchange(survey, self._served.channels, comm, device, self.keys)
         self._inputs = InputsAhead(inputs, self._new_group)
+        self.keys.wait = self._inputs.wait
         orders = {module: module.id_order() for module in self._served.modules}
         held = {name: orders[module] for name, module in self._served.held.items()}
         self._order = DistributedIdOrder(survey, counts_updates, held, comm, device)
@@ -290,7 +291,7 @@ class ShardedEmbeddings(Embeddings):
 
     def id_order(self) -> DistributedIdOrder:
         if self.keys.maps:  # Batches that were sent ahead may have given rows to other keys.
-            self._inputs.wait()
+            self.keys.wait()
             self.keys.begin_rows(self._order)
         return self._order
 

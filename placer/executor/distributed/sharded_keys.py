@@ -2,7 +2,7 @@
 
 import copy
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -39,6 +39,11 @@ class ShardedKeys(GrowingKeys):
         See `GrowingKeys`.
     comm : Communicator
         For what the main thread asks; batches come with their own.
+
+    Attributes
+    ----------
+    wait : callable
+        Waits until all batches that were sent ahead are mapped.
     """
 
     def __init__(
@@ -50,6 +55,7 @@ class ShardedKeys(GrowingKeys):
     ) -> None:
         super().__init__(growing, tables, seed, comm.rank, comm.world)
         self._comm = comm
+        self.wait: Callable[[], None] = lambda: None
         self._new_rows: deque[tuple[str, Tensor, Int]] = deque()
 
     def of_tables(self, names: Sequence[str]) -> "ShardedKeys":
@@ -155,17 +161,20 @@ class ShardedKeys(GrowingKeys):
             self._begin_again(*self._new_rows.popleft(), order)
 
     def counts(self) -> dict[str, KeyCounts]:
+        self.wait()
         return {
             name: KeyCounts(*self._comm.total("state", torch.tensor(own)).tolist())
             for name, own in super().counts().items()
         }
 
     def live(self, table: str) -> tuple[Tensor, Tensor]:
+        self.wait()
         keys, rows = (self._joined(values) for values in super().live(table))
         order = rows.argsort()
         return keys[order], rows[order]
 
     def state(self) -> dict[str, Tensor]:
+        self.wait()
         return {name: self._joined(values) for name, values in super().state().items()}
 
     def _joined(self, values: Tensor) -> Tensor:
