@@ -17,11 +17,13 @@ from placer.executor.tensor_names import (
     check_weights,
     state_shapes,
 )
+from placer.growing import KeyCounts
 from placer.plan.plan import Plan
 from placer.tables import OPTIMIZERS, OptimizerName
 
 if TYPE_CHECKING:
     from placer.executor.distributed.collectives import Kind, Volume
+    from placer.executor.growing_keys import GrowingKeys
     from placer.executor.id_order import IdOrder
 
 
@@ -41,9 +43,12 @@ class Embeddings(nn.Module, ABC):
     features : tuple of FeatureRead
     rank, world : int
         This process's number among those that share the tables, and how many they are.
+    keys : GrowingKeys
+        Which rows have which keys, of tables that grow.
     """
 
     rank, world = 0, 1
+    keys: "GrowingKeys"
 
     def __init__(
         self,
@@ -145,6 +150,17 @@ class Embeddings(nn.Module, ABC):
         """Go on counting updates from here."""
         self.id_order().set_update_count(updates)
 
+    def key_counts(self) -> dict[str, KeyCounts]:
+        """Return the counters of the keys of each table that grows; all processes must call it."""
+        return self.keys.counts()
+
+    def live_keys(self, table: str) -> tuple[Tensor, Tensor]:
+        """Keys of a table that grows, and the rows that they have now: int64, shape (keys,).
+
+        Rows ascend. Every process gets all keys, and all of them must call this.
+        """
+        return self.keys.live(table)
+
     def optimizer_state_dict(self) -> dict[str, Tensor]:
         """Optimizer state by ``<table>.<name>``, in id order whatever the plan.
 
@@ -184,6 +200,8 @@ class Embeddings(nn.Module, ABC):
         order = self.id_order()
         for weight in order.weights():
             destination[f"{prefix}{weight.table.name}.weight"] = order.read(weight)
+        for name, values in self.keys.state().items():
+            destination[f"{prefix}{name}"] = values
 
     def _load_from_state_dict(
         self,
@@ -198,14 +216,18 @@ class Embeddings(nn.Module, ABC):
         keys = {f"{prefix}{table.name}.weight": table.name for table in self.plan.tables}
         weights = {name: state_dict[key] for key, name in keys.items() if key in state_dict}
         check_weights("checkpoint", weights, self.plan.tables)
-        missing = [key for key in keys if key not in state_dict]
+        maps = {f"{prefix}{name}": name for name in self.keys.names()}
+        names = {*keys, *maps}
+        missing = [key for key in (*keys, *maps) if key not in state_dict]
         missing_keys.extend(missing)
         if strict:
-            unknown = [key for key in state_dict if key.startswith(prefix) and key not in keys]
+            unknown = [key for key in state_dict if key.startswith(prefix) and key not in names]
             unexpected_keys.extend(unknown)
             if missing or unknown:
                 return  # The caller raises, and the weights stay as they are.
         order = self.id_order()
+        if all(key in state_dict for key in maps):
+            self.keys.load_state({name: state_dict[key] for key, name in maps.items()})
         for weight in order.weights():
             if weight.table.name in weights:
                 order.overwrite(weight, weights[weight.table.name])

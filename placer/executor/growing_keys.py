@@ -8,15 +8,14 @@ import torch
 from torch import Tensor
 
 from placer.errors import PlanMismatchError
-from placer.executor.id_order import tensors_of
-from placer.executor.local.local_id_order import LocalIdOrder
+from placer.executor.id_order import IdOrder, tensors_of
 from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.lookups.batch_reads import FeatureRead, feature_bounds
-from placer.executor.memory.initial_weights import weights_again
+from placer.executor.memory.initial_weights import weights_of_keys
 from placer.growing.key_map import Growing, Int, KeyCounts, KeyMap
 from placer.tables import Table
 
-_MOST_OPEN_STEPS = 64
+MOST_OPEN_STEPS = 64
 """Steps that are taken to be open at most: whoever drops a batch after its forward pass without a
 backward pass never closes its step."""
 
@@ -30,6 +29,8 @@ class GrowingKeys:
     tables : mapping of table name to Table
     seed : int or None
         Of the weights that reset rows begin with; None: zeros.
+    part, parts : int
+        Which part of each table's keys is here, where several processes share them.
 
     Raises
     ------
@@ -42,6 +43,8 @@ class GrowingKeys:
         growing: Mapping[str, Growing],
         tables: Mapping[str, Table],
         seed: int | None,
+        part: int = 0,
+        parts: int = 1,
     ) -> None:
         for name, how in growing.items():
             if name not in tables:
@@ -53,7 +56,7 @@ class GrowingKeys:
                     f"table {name!r} has {tables[name].rows:,} rows in the plan; a capacity of "
                     f"{how.capacity:,} keys takes {how.rows:,}, as row 0 is of all other keys"
                 )
-        self.maps = {name: KeyMap(how) for name, how in growing.items()}
+        self.maps = {name: KeyMap(how, part, parts) for name, how in growing.items()}
         self._seed = seed
         self.open_steps = 0
 
@@ -62,7 +65,7 @@ class GrowingKeys:
         batch: BagBatch,
         features: tuple[FeatureRead, ...],
         training: bool,
-        id_order: Callable[[], LocalIdOrder],
+        id_order: Callable[[], IdOrder],
     ) -> BagBatch:
         """Return the batch with rows in the place of keys.
 
@@ -87,34 +90,40 @@ class GrowingKeys:
                 ids[part] = torch.from_numpy(rows[taken : taken + length])
                 taken += length
         if training:
-            self.open_steps = min(self.open_steps + 1, _MOST_OPEN_STEPS)
+            self.open_steps = min(self.open_steps + 1, MOST_OPEN_STEPS)
         return replace(batch, ids=ids.to(batch.ids.device))
 
     def end_step(self) -> None:
         """Close the oldest open step: rows that only it read may be taken back."""
         self.open_steps = max(0, self.open_steps - 1)
 
-    def _read(self, name: str, keys: Int, id_order: Callable[[], LocalIdOrder]) -> Int:
+    def _read(self, name: str, keys: Int, id_order: Callable[[], IdOrder]) -> Int:
         # One step is always taken to be open, so that looking ahead changes nothing.
         step = self.maps[name].read(keys, max(1, self.open_steps))
         if step.reused.size:
-            self._begin_again(name, torch.from_numpy(step.reused.copy()), id_order())
+            rows = torch.from_numpy(step.reused.copy())
+            self._begin_again(name, rows, step.new_keys, id_order())
         return step.rows
 
-    def _begin_again(self, name: str, rows: Tensor, order: LocalIdOrder) -> None:
-        """Draw new weights for rows, and set their optimizer state to zero."""
+    def _begin_again(self, name: str, rows: Tensor, keys: Int, order: IdOrder) -> None:
+        """Draw new weights for rows that these keys have now, and set optimizer state to zero."""
         order.synchronize()
         table = order.plan.tables_by_name[name]
         for tensor in tensors_of(table, order.optimizers[name]):
             values = torch.zeros(rows.numel(), *tensor.shape[1:])
             if tensor.name == "weight" and self._seed is not None:
-                admitted = self.maps[name].counts.admitted
-                values = weights_again(table, self._seed, rows.numel(), admitted)
+                values = weights_of_keys(table, self._seed, keys)
             order.write_rows(table, tensor.name, rows, values)
 
     def counts(self) -> dict[str, KeyCounts]:
         """Return the counters of each table's keys."""
         return {name: keys.counts for name, keys in self.maps.items()}
+
+    def live(self, table: str) -> tuple[Tensor, Tensor]:
+        """Return the keys of a table that have rows, and these rows, ascending."""
+        keys, rows = (torch.from_numpy(values) for values in self.maps[table].live())
+        order = rows.argsort()
+        return keys[order], rows[order]
 
     def state(self) -> dict[str, Tensor]:
         """Return the state of all key maps, by ``<table>.keys.<name>``: int64 tensors."""

@@ -189,6 +189,13 @@ class IdOrder(ABC):
         """Overwrite what this process holds of some rows."""
 
     @abstractmethod
+    def write_rows(self, table: Table, name: str, ids: Tensor, values: Tensor) -> None:
+        """Overwrite what this process holds of rows of a tensor, whose ids are distinct.
+
+        Call `synchronize` before.
+        """
+
+    @abstractmethod
     def local_shards(self) -> Iterator[LocalShard]:
         """What this process holds of each tensor, a table's weight first."""
 

@@ -74,6 +74,24 @@ def _slot_of(slots, rows, key):
 
 
 @numba.njit(cache=True, nogil=True)
+def parts_of(keys, out, parts):
+    """The part of each key, by bits of its hash that do not choose its slot."""
+    for j in range(keys.size):
+        low = mix(keys[j]) & np.uint64(0xFFFFFFFF)
+        out[j] = np.int64((low * np.uint64(parts)) >> np.uint64(32))
+
+
+@numba.njit(cache=True, nogil=True)
+def draw(keys, seed, bound, out):
+    """Values uniform in ±bound for each key, the same whenever it is drawn; float32."""
+    for j in range(keys.size):
+        first = mix(mix(keys[j]) + seed)
+        for column in range(out.shape[1]):
+            bits = mix(first + np.uint64(column) * np.uint64(0x9E3779B97F4A7C15))
+            out[j, column] = bound * (np.float64(bits >> np.uint64(40)) * 2.0**-23 - 1.0)
+
+
+@numba.njit(cache=True, nogil=True)
 def find(keys, out, slots, rows):
     """The row of each key, 0 for those that have none; changes nothing."""
     for j in range(keys.size):

@@ -1,7 +1,6 @@
 """Which row of a table has which key, while keys come and go."""
 
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -114,10 +113,24 @@ class KeyCounts(NamedTuple):
 
 
 class StepRows(NamedTuple):
-    """Rows of a step's keys, and those among them that had another key before."""
+    """Rows of a step's keys; those among them that had another key before, and their keys now."""
 
     rows: Int
     reused: Int
+    new_keys: Int
+
+
+def parts_of(keys: Int, parts: int) -> Int:
+    """Return which of so many key maps has each key: the same in every process, by a hash.
+
+    Examples
+    --------
+    >>> parts_of(np.array([8, 16, 24, -1]), 4)
+    array([2, 3, 3, 1])
+    """
+    found = np.empty(keys.size, np.int64)
+    _kernels().parts_of(np.ascontiguousarray(keys), found, parts)
+    return found
 
 
 class KeyMap:
@@ -126,14 +139,22 @@ class KeyMap:
     Deterministic: the same steps give the same rows. As long as there are free rows, and with
     `admission` 1, keys have rows 1, 2, … in the order of their first reading.
 
+    Several maps can share a table. Each is read with the keys of its part alone, and gives them the
+    rows ``1 + part``, ``1 + part + parts``, … in this order.
+
     Parameters
     ----------
     growing : Growing
+        Of the whole table.
+    part, parts : int
+        Which of so many maps it is; see `parts_of`.
 
     Raises
     ------
     BackendError
         If Numba is not installed.
+    PlanMismatchError
+        If there are fewer rows than maps.
 
     Examples
     --------
@@ -152,24 +173,35 @@ class KeyMap:
     STATE = "rows", "counts", "sketch"
     """The names of `state`."""
 
-    def __init__(self, growing: Growing) -> None:
-        self.growing = growing
-        kernels = self._kernels
-        self._slots = np.zeros(growing.slot_count, np.int32)
-        self._rows = np.zeros(growing.rows, kernels.RECORD)
-        self._state = np.zeros(kernels.PLACES, np.int64)
-        width = growing.capacity if growing.admission > 1 else 1
-        self._sketch = np.zeros((kernels.SKETCH_ROWS, width), np.uint8)
+    def __init__(self, growing: Growing, part: int = 0, parts: int = 1) -> None:
+        if growing.capacity < parts:
+            raise PlanMismatchError(
+                f"capacity {growing.capacity} is less than the {parts} ranks that share the table; "
+                "each has the keys of its own rows"
+            )
+        self.growing, self.part, self.parts = growing, part, parts
+        self._kernels = _kernels()
+        self._allocate(np.arange(1 + part, growing.rows, parts))
 
-    @cached_property
-    def _kernels(self) -> Any:
-        try:
-            from placer.growing import kernels
-        except ImportError as error:
-            raise BackendError(
-                "tables that grow need Numba: pip install 'embedding-placer[cpu]'"
-            ) from error
-        return kernels
+    def _allocate(self, numbers: Int) -> None:
+        """Make an empty map with the rows of these numbers, in the order in which it gives them."""
+        self._own = replace(self.growing, capacity=numbers.size)
+        is_whole = np.array_equal(numbers, np.arange(1, self.growing.rows))
+        self._numbers = None if is_whole else np.append(0, numbers).astype(np.int32)
+        self._slots = np.zeros(self._own.slot_count, np.int32)
+        self._rows = np.zeros(self._own.rows, self._kernels.RECORD)
+        self._state = np.zeros(self._kernels.PLACES, np.int64)
+        self._sketch = np.zeros(self._sketch_shape(self.parts), np.uint8)
+
+    def _sketch_shape(self, parts: int) -> tuple[int, int]:
+        """Shape of the sketch of each of so many maps."""
+        growing = self.growing
+        width = -(-growing.capacity // parts) if growing.admission > 1 else 1
+        return self._kernels.SKETCH_ROWS, width
+
+    def _numbered(self, rows: Int) -> Int:
+        """Rows of the table, from those of this map."""
+        return rows if self._numbers is None else self._numbers[rows].astype(np.int64)
 
     def read(self, keys: Int, open_steps: int = 1) -> StepRows:
         """Make one step: find the row of each key, and give rows to new ones.
@@ -180,7 +212,7 @@ class KeyMap:
         open_steps : int
             How many steps before this one are still open; their rows keep their keys.
         """
-        growing, kernels = self.growing, self._kernels
+        growing, kernels = self._own, self._kernels
         rows, reused = np.empty(keys.size, np.int64), np.empty(keys.size, np.int64)
         count = kernels.read(
             np.ascontiguousarray(keys),
@@ -197,13 +229,15 @@ class KeyMap:
             _FORGET_READS * growing.capacity,
             self._state[kernels.STEP] + 1 - open_steps,
         )
-        return StepRows(rows, reused[:count])
+        reused = reused[:count]
+        new_keys = self._rows["key"][reused]
+        return StepRows(self._numbered(rows), self._numbered(reused), new_keys)
 
     def find(self, keys: Int) -> Int:
         """Find the row of each key, 0 where it has none; nothing is counted."""
         rows = np.empty(keys.size, np.int64)
         self._kernels.find(np.ascontiguousarray(keys), rows, self._slots, self._rows)
-        return rows
+        return self._numbered(rows)
 
     @property
     def counts(self) -> KeyCounts:
@@ -212,48 +246,110 @@ class KeyMap:
         return KeyCounts(*(int(value) for value in self._state[first:]))
 
     def live(self) -> tuple[Int, Int]:
-        """Return all keys that have rows, and these rows, ascending: int64, shape (keys,) each."""
+        """Return all keys that have rows, and these rows: int64, shape (keys,) each."""
         used = int(self._state[self._kernels.USED])
         rows = 1 + np.flatnonzero(self._rows["step"][1 : used + 1] >= 0)
-        return self._rows["key"][rows], rows
+        return self._rows["key"][rows], self._numbered(rows)
 
     def state(self) -> dict[str, Int]:
-        """Return all that the next steps depend on, to be saved: int64 arrays by `STATE`."""
-        records = self._rows[: int(self._state[self._kernels.USED]) + 1].copy()
+        """Return all that the next steps depend on, to be saved: int64 arrays by `STATE`.
+
+        Those of all maps of a table, one after the other, are what `load_state` takes.
+        """
+        used = int(self._state[self._kernels.USED])
+        records = self._rows[1 : used + 1].view(np.int64).reshape(used, 2)
+        rows = np.column_stack((records, self._numbered(np.arange(1, used + 1))))
         sketch = np.pad(self._sketch.reshape(-1), (0, -self._sketch.size % 8))
-        rows = records.view(np.int64).reshape(records.size, -1)
-        return dict(zip(self.STATE, (rows, self._state.copy(), sketch.view(np.int64)), strict=True))
+        values = rows, self._state[None].copy(), sketch.view(np.int64)[None]
+        return dict(zip(self.STATE, values, strict=True))
 
     def load_state(self, state: dict[str, Int]) -> None:
-        """Go on where another map of the same table was.
+        """Go on where the maps of the same table were.
+
+        Every key has its row again, whatever the number of maps. With as many maps as there were,
+        all goes on as it would have; otherwise eviction goes around from the beginning, keys that
+        wait for a row are counted anew, and the first map has the counters of all.
 
         Raises
         ------
         CheckpointError
-            If it is of a map with another capacity or admission, or damaged.
+            If it is of a table with another capacity or admission, or damaged; or if some map
+            would have no row.
         """
-        kernels, growing = self._kernels, self.growing
+        kernels = self._kernels
         rows, counts, sketch = (np.ascontiguousarray(state[name], np.int64) for name in self.STATE)
-        known = self.state()
-        used = int(counts[kernels.USED]) if counts.shape == known["counts"].shape else -1
-        fits = 0 <= used <= growing.capacity and (
-            sketch.shape == known["sketch"].shape
-            and rows.shape == (used + 1, known["rows"].shape[1])
-            # Kernels follow these unchecked.
-            and 0 <= counts[kernels.SKETCH] < self._sketch.shape[1]
-            and counts[[kernels.HAND, kernels.SWEEP]].min() >= 0
-        )
-        if fits:
-            records = rows.reshape(-1).view(kernels.RECORD)
-            free = np.append(records["key"][1:][records["step"][1:] < 0], counts[kernels.FREE])
-            fits = free.min() >= 0 and free.max() <= used
-        if not fits:
+        if not self._fits(rows, counts, sketch):
             raise CheckpointError(
-                f"saved keys are not of a table with capacity {growing.capacity:,} and admission "
-                f"{growing.admission}, or are damaged"
+                f"saved keys are not of a table with capacity {self.growing.capacity:,} and "
+                f"admission {self.growing.admission}, or are damaged"
             )
-        self._rows[: used + 1], self._state[:] = records, counts
-        self._rows[used + 1 :] = 0
-        self._sketch[:] = sketch.view(np.uint8)[: self._sketch.size].reshape(self._sketch.shape)
-        self._slots[:] = 0
-        kernels.fill_slots(self._slots, self._rows, used)
+        records, numbers = rows[:, :2].copy().view(kernels.RECORD)[:, 0], rows[:, 2]
+        is_same = len(counts) == self.parts
+        if is_same:
+            parts = np.arange(self.parts).repeat(counts[:, kernels.USED])
+        else:
+            live = records["step"] >= 0
+            parts = np.where(live, parts_of(records["key"], self.parts), (numbers - 1) % self.parts)
+        unused = np.ones(self.growing.rows, bool)
+        unused[0] = unused[numbers] = False
+        (free,) = unused.nonzero()
+        sizes = np.bincount(np.append(parts, (free - 1) % self.parts), minlength=self.parts)
+        if sizes.min() == 0:
+            raise CheckpointError(
+                f"capacity {self.growing.capacity:,} leaves no row for the keys of rank "
+                f"{sizes.argmin()} of {self.parts}; take fewer ranks"
+            )
+        (own,) = (parts == self.part).nonzero()
+        if not is_same:
+            own = own[numbers[own].argsort()]
+        self._allocate(np.append(numbers[own], free[(free - 1) % self.parts == self.part]))
+        self._rows[1 : own.size + 1] = records[own]
+        if is_same:
+            self._state[:] = counts[self.part]
+            flat = sketch[self.part].view(np.uint8)[: self._sketch.size]
+            self._sketch[:] = flat.reshape(self._sketch.shape)
+        else:
+            self._go_on(counts, own.size)
+        kernels.fill_slots(self._slots, self._rows, own.size)
+
+    def _go_on(self, counts: Int, used: int) -> None:
+        """Set the counters of a map that has rows of several, and chain its free rows."""
+        kernels = self._kernels
+        self._state[kernels.STEP] = counts[:, kernels.STEP].max()
+        self._state[kernels.USED] = used
+        chain = np.append(1 + np.flatnonzero(self._rows["step"][1 : used + 1] < 0), 0)
+        self._rows["key"][chain[:-1]] = chain[1:]
+        self._state[kernels.FREE] = chain[0]
+        if self.part == 0:
+            self._state[kernels.HITS :] = counts[:, kernels.HITS :].sum(0)
+
+    def _fits(self, rows: Int, counts: Int, sketch: Int) -> bool:
+        """Whether a state is one of this table; kernels follow its numbers unchecked."""
+        kernels, capacity = self._kernels, self.growing.capacity
+        if counts.ndim != 2 or counts.shape[1] != kernels.PLACES or not len(counts):
+            return False
+        used, (sketch_rows, width) = counts[:, kernels.USED], self._sketch_shape(len(counts))
+        if used.min() < 0 or used.max() > capacity or rows.shape != (used.sum(), 3):
+            return False
+        freed = rows[:, :2].copy().view(kernels.RECORD)[:, 0]["step"] < 0
+        links = np.append(rows[freed, 0], counts[:, kernels.FREE])
+        most = np.append(used.repeat(used)[freed], used)
+        numbers = np.append(0, np.sort(rows[:, 2]))
+        return bool(
+            sketch.shape == (len(counts), -(-sketch_rows * width // 8))
+            and ((counts[:, kernels.SKETCH] >= 0) & (counts[:, kernels.SKETCH] < width)).all()
+            and counts[:, [kernels.HAND, kernels.SWEEP]].min() >= 0
+            and ((links >= 0) & (links <= most)).all()
+            and (np.diff(numbers) > 0).all()
+            and numbers[-1] <= capacity
+        )
+
+
+def _kernels() -> Any:
+    try:
+        from placer.growing import kernels
+    except ImportError as error:
+        raise BackendError(
+            "tables that grow need Numba: pip install 'embedding-placer[cpu]'"
+        ) from error
+    return kernels

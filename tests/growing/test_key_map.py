@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from placer.errors import BackendError, CheckpointError, PlanMismatchError
-from placer.growing import Growing, KeyMap
-from placer.growing.key_map import Eviction, Int
+from placer.growing import Growing, KeyCounts, KeyMap
+from placer.growing.key_map import Eviction, Int, parts_of
 
 _WINDOW = 16
 
@@ -200,6 +200,106 @@ def test_a_saved_map_goes_on_as_it_would_have(
     assert one.counts == other.counts
 
 
+PATTERNS = {
+    "consecutive": np.arange(200_000),
+    "from far on": 2**40 + np.arange(200_000),
+    "negative": -np.arange(200_000),
+    "multiples of 8": 8 * np.arange(200_000),
+    "multiples of 1,000": 1000 * np.arange(200_000),
+    "one residue of 7": 3 + 7 * np.arange(200_000),
+    "high bits alone": np.arange(200_000) << 45,
+    "two fields": (np.arange(2000)[:, None] * 2**32 + np.arange(100)).ravel(),
+}
+
+
+@pytest.mark.parametrize("parts", [2, 3, 4, 7, 8, 16])
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_parts_are_even_whatever_pattern_keys_have(pattern: str, parts: int) -> None:
+    sizes = np.bincount(parts_of(PATTERNS[pattern], parts), minlength=parts)
+    assert sizes.size == parts
+    assert sizes.max() < 1.03 * sizes.mean()
+
+
+def test_keys_of_a_part_are_found_as_quickly_as_others() -> None:
+    """The bits that choose a part are not those that choose a slot: slots would be crowded."""
+    from placer.growing.kernels import mix
+
+    slots = Growing(50_000).slot_count
+    keys = np.arange(400_000)
+    own = keys[parts_of(keys, 8) == 3]
+    homes = np.array([(int(mix(key)) >> 32) * slots >> 32 for key in own])
+    assert np.bincount(homes * 16 // slots, minlength=16).max() < 1.1 * own.size / 16
+
+
+def _joined(maps: Sequence[KeyMap]) -> dict[str, Int]:
+    states = [own.state() for own in maps]
+    return {name: np.concatenate([state[name] for state in states]) for name in KeyMap.STATE}
+
+
+def _read(maps: Sequence[KeyMap], keys: Int) -> Int:
+    rows, parts = np.empty(keys.size, np.int64), parts_of(keys, len(maps))
+    for part, own in enumerate(maps):
+        rows[parts == part] = own.read(keys[parts == part]).rows
+    return rows
+
+
+def _rows_of(maps: Sequence[KeyMap]) -> dict[int, int]:
+    live = [np.stack(own.live()).tolist() for own in maps]
+    rows = {key: row for keys, rows in live for key, row in zip(keys, rows, strict=True)}
+    assert len(set(rows.values())) == len(rows)
+    return rows
+
+
+@given(
+    seed=st.integers(0, 999),
+    before=st.integers(1, 5),
+    after=st.integers(1, 5),
+    admission=st.integers(1, 2),
+    drawn=st.integers(20, 200),
+)
+def test_maps_of_parts_go_on_as_one_or_as_many(
+    seed: int, before: int, after: int, admission: int, drawn: int
+) -> None:
+    """No key loses its row when other maps go on, and no row is lost or had twice."""
+    random, growing = np.random.default_rng(seed), Growing(97, admission, ttl=5)
+    maps = [KeyMap(growing, part, before) for part in range(before)]
+    for _ in range(12):
+        _read(maps, random.integers(0, drawn, 30))
+    state, rows = _joined(maps), _rows_of(maps)
+    same = [KeyMap(growing, part, before) for part in range(before)]
+    others = [KeyMap(growing, part, after) for part in range(after)]
+    for own in (*same, *others):
+        own.load_state(state)
+    assert _rows_of(same) == _rows_of(others) == rows
+    keys = np.array(list(rows), np.int64)
+    parts = parts_of(keys, after)
+    for part, own in enumerate(others):
+        assert own.find(keys[parts == part]).tolist() == [
+            rows[key] for key in keys[parts == part].tolist()
+        ]
+    total = [KeyCounts(*np.sum([own.counts for own in each], 0)) for each in (maps, same, others)]
+    assert total[0] == total[1] == total[2]
+    for _ in range(12):
+        keys = random.integers(0, drawn, 30)
+        assert np.array_equal(_read(maps, keys), _read(same, keys))
+        _read(others, keys)
+    for _ in range(6):  # All rows can be had: keys of old ones are gone after `ttl` steps.
+        _read(others, 10_000 + np.arange(600))
+        _read(others, 10_000 + np.arange(600))
+    assert sorted(_rows_of(others).values()) == list(range(1, 98))
+
+
+def test_a_map_without_a_row_is_refused() -> None:
+    keys = KeyMap(Growing(4))
+    own = np.arange(100)[parts_of(np.arange(100), 2) == 0][:4]
+    keys.read(own)
+    other = KeyMap(Growing(4), 1, 2)
+    with pytest.raises(CheckpointError, match="no row for the keys of rank 1 of 2"):
+        other.load_state(keys.state())
+    with pytest.raises(PlanMismatchError, match="capacity 1 is less than the 2 ranks"):
+        KeyMap(Growing(1), 0, 2)
+
+
 @pytest.mark.parametrize("other", [Growing(9), Growing(10, admission=2)])
 def test_a_state_of_another_capacity_or_admission_is_refused(other: Growing) -> None:
     keys, fits = KeyMap(other), KeyMap(Growing(10))
@@ -235,7 +335,14 @@ def test_a_state_whose_numbers_lead_nowhere_is_refused() -> None:
     state = keys.state()
     counts, rows = state["counts"], state["rows"].copy()
     rows[1:, 0] = 2**40  # Keys, and the links of free rows.
-    for damaged in ({"counts": np.full_like(counts, 2**40)}, {"rows": rows}):
+    twice, beyond = state["rows"].copy(), state["rows"].copy()
+    twice[:, 2], beyond[0, 2] = 1, 11
+    for damaged in (
+        {"counts": np.full_like(counts, 2**40)},
+        {"rows": rows},
+        {"rows": twice},
+        {"rows": beyond},
+    ):
         with pytest.raises(CheckpointError, match="saved keys"):
             keys.load_state({**state, **damaged})
 

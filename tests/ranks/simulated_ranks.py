@@ -25,6 +25,7 @@ from placer.executor.distributed.input_exchange import InputExchange
 from placer.executor.distributed.placement.division import Target
 from placer.executor.distributed.serving import Serve, Served
 from placer.executor.distributed.sharded_batch import spans
+from placer.executor.distributed.sharded_keys import ShardedKeys
 from placer.executor.distributed.survey import Survey
 from placer.executor.distributed.whole_rows import RowTotals
 from placer.executor.lookups.batch_reads import FeatureRead, feature_reads
@@ -345,9 +346,10 @@ class World:
         def build(own: Plan, totals: RowTotals | None) -> Rows:
             return Rows(own, self.targets, totals, comm.rank, self)
 
-        served = Served(survey, comm, HOST, 1.0, build)
-        inputs = InputExchange(survey, served.channels, comm, HOST)
-        asked = inputs(batch, True)
+        keys = ShardedKeys({}, {}, None, comm)
+        served = Served(survey, comm, HOST, 1.0, build, keys)
+        inputs = InputExchange(survey, served.channels, comm, HOST, keys)
+        asked = inputs(batch, True, 0)
         anchor = torch.zeros((), requires_grad=True)
         flat = Serve.apply(anchor, None, asked, served, True)
         outputs = combine(flat, asked, served.channels, survey)

@@ -16,6 +16,7 @@ from ranks_cases import batches_of, sharded, table_with
 from ranks_launcher import join_group
 
 from placer.errors import BackendError
+from placer.growing import Growing
 
 TIMEOUT_S = 5.0
 
@@ -26,10 +27,13 @@ def _train(rank: int, world: int, folder: str, dies: str) -> None:
     table = table_with("adagrad")
     plan = plan_of([table], [shard(table, (i, 61, 4), on=f"gpu:{i}") for i in range(4)])
     dist.barrier()  # The start of a process may take longer than the timeout.
-    model = sharded(plan, process_group=group, backend="torch")
+    growing = {"t": Growing(60)} if dies == "killed in keys" else None
+    model = sharded(plan, process_group=group, backend="torch", growing=growing)
     for step in range(4):
         batch = batches_of(plan.tables, world, step)[rank]
         try:
+            if growing and (rank, step) == (1, 2):
+                model.keys.maps["t"].read = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
             outputs = model(batch)
             if (rank, step) == (1, 2):
                 if dies == "killed":
@@ -43,7 +47,7 @@ def _train(rank: int, world: int, folder: str, dies: str) -> None:
             return
 
 
-@pytest.mark.parametrize("dies", ["killed", "stuck", "ended"])
+@pytest.mark.parametrize("dies", ["killed", "stuck", "ended", "killed in keys"])
 def test_a_lost_rank_ends_the_job_within_the_timeout(dies: str) -> None:
     context = multiprocessing.get_context("forkserver")
     with tempfile.TemporaryDirectory() as folder:
@@ -58,6 +62,7 @@ def test_a_lost_rank_ends_the_job_within_the_timeout(dies: str) -> None:
             for process in ranks:
                 process.kill()
                 process.join()
-    assert said.startswith("step 2: rank 0 of 3: exchanging gradients failed: ")
+    what = "keys of growing tables" if dies == "killed in keys" else "gradients"
+    assert said.startswith(f"step 2: rank 0 of 3: exchanging {what} failed: ")
     assert f"Rank 1 died, or did not come within {TIMEOUT_S:g} s" in said
     assert "or ended earlier: are the loaders equally long?" in said

@@ -14,6 +14,7 @@ from placer.executor.distributed.lost_ranks import rank_lost
 
 Kind = Literal[
     "header",
+    "keys",
     "lengths",
     "ids",
     "weights",
@@ -24,13 +25,14 @@ Kind = Literal[
     "rows",
     "state",
 ]
-"""What is sent: batch sizes; lengths of bags; ids of rows; their weights (and the gradients of
-these); pooled rows; their gradients; how many replicated rows were touched, and their summed
-gradients; Σ g² of column-sliced rows; checkpoints."""
+"""What is sent: batch sizes; keys of growing tables, and their rows; lengths of bags; ids of rows;
+their weights (and the gradients of these); pooled rows; their gradients; how many replicated rows
+were touched, and their summed gradients; Σ g² of column-sliced rows; checkpoints."""
 
 
 _WORDS: dict[Kind, str] = {
     "header": "sizes and agreements",
+    "keys": "keys of growing tables",
     "outputs": "pooled rows",
     "state": "rows of a checkpoint",
 }

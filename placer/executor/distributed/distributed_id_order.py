@@ -134,11 +134,14 @@ class DistributedIdOrder(IdOrder):
         return any(rows.numel() for *_, rows in self._here(block))
 
     def write(self, block: IdRange, values: Tensor) -> None:
-        for target, places, rows in self._here(block):
+        self.write_rows(block.tensor.table, block.tensor.name, block.ids, values)
+
+    def write_rows(self, table: Table, name: str, ids: Tensor, values: Tensor) -> None:
+        for target, places, rows in self._parts(table, ids, self._is_held):
             own = values[places]
-            if not block.tensor.is_per_row:
+            if values.dim() > 1:
                 own = own[:, slice(*target.cols)]
-            _write_rows(self._held, target, block.tensor.name, rows, own)
+            _write_rows(self._held, target, name, rows, own)
 
     def local_shards(self) -> Iterator[LocalShard]:
         for routes in self._routes.values():
@@ -183,19 +186,24 @@ class DistributedIdOrder(IdOrder):
             is_first = not block.tensor.is_per_row or not target.cols[0]
             return is_first and only in (None, target.holder_for(asker))
 
-        return self._parts(block, is_source)
+        return self._parts(block.tensor.table, block.ids, is_source)
 
     def _here(self, block: IdRange) -> Iterator[_Part]:
         """The parts of a block that this process holds."""
-        return self._parts(block, lambda target: target.name in self._held)
+        return self._parts(block.tensor.table, block.ids, self._is_held)
 
-    def _parts(self, block: IdRange, is_wanted: Callable[[Target], bool]) -> Iterator[_Part]:
-        routes = self._routes[block.tensor.table.name]
+    def _is_held(self, target: Target) -> bool:
+        return target.name in self._held
+
+    def _parts(
+        self, table: Table, ids: Tensor, is_wanted: Callable[[Target], bool]
+    ) -> Iterator[_Part]:
+        routes = self._routes[table.name]
         for columns in routes.column_slices:
             wanted = [is_wanted(target) for target in columns.targets]
             if not any(wanted):
                 continue
-            position, rows = routes.route(block.ids.to(self._device), columns)
+            position, rows = routes.route(ids.to(self._device), columns)
             position, rows = position.cpu(), rows.cpu()
             for number, target in enumerate(columns.targets):
                 if wanted[number]:

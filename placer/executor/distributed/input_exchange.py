@@ -12,6 +12,7 @@ from placer.errors import DataError, PlacerError
 from placer.executor.distributed.collectives import Communicator
 from placer.executor.distributed.placement.channels import Channels, Unit
 from placer.executor.distributed.sharded_batch import ShardedBatch, UnitStep, spans
+from placer.executor.distributed.sharded_keys import ShardedKeys
 from placer.executor.distributed.survey import Survey
 from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.lookups.batch_reads import Bags, check_ids, ready_to_read
@@ -30,9 +31,12 @@ class InputExchange:
     channels: Channels
     comm: Communicator
     device: torch.device
+    keys: ShardedKeys
 
-    def __call__(self, batch: BagBatch, training: bool) -> ShardedBatch:
+    def __call__(self, batch: BagBatch, training: bool, open_steps: int) -> ShardedBatch:
         """Exchange a batch's lookups; every rank must be here with one of its own.
+
+        `open_steps` is what the keys' `begin_step` gave.
 
         Raises
         ------
@@ -44,7 +48,8 @@ class InputExchange:
         try:
             batch, bags = ready_to_read(batch, self.survey.features, self.device)
             for feature, (start, stop) in zip(self.survey.features, bags.spans, strict=True):
-                check_ids(batch.ids[start:stop], feature)
+                if feature.table not in self.keys.maps:
+                    check_ids(batch.ids[start:stop], feature)
         except PlacerError as error:
             fault = error
         weights = batch.weights
@@ -54,6 +59,9 @@ class InputExchange:
         if fault is not None:
             raise fault
         _check_headers(headers, training)
+        batch = self.keys.exchange(
+            batch, self.survey.features, training, open_steps, self.survey.routes, self.comm
+        )
         samples = [int(header[0]) for header in headers]
         weighted, wanted = (any(header[column] for header in headers) for column in (2, 3))
         routes, lookups = self._route(batch, bags.spans)

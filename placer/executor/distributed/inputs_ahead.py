@@ -54,7 +54,8 @@ class InputsAhead:
         if self._stream is not None:
             with torch.cuda.device(self._inputs.device):
                 made = recorded()
-        return self._thread.submit(self._exchange, batch, training, made)
+        open_steps = self._inputs.keys.begin_step(training)
+        return self._thread.submit(self._exchange, batch, training, open_steps, made)
 
     def arrived(self, sent: SentBatch) -> ShardedBatch:
         """What the ranks ask of each other.
@@ -76,8 +77,13 @@ class InputsAhead:
     def now(self, batch: BagBatch, training: bool) -> ShardedBatch:
         """Exchange a batch that was not sent ahead, after those that were."""
         if self._thread is None:
-            return self._inputs(batch, training)
+            return self._inputs(batch, training, self._inputs.keys.begin_step(training))
         return self.arrived(self.send(batch, training))
+
+    def wait(self) -> None:
+        """Wait until all that was sent has come."""
+        if self._thread is not None:
+            self._thread.submit(int).result()
 
     def close(self) -> None:
         """Wait for what is on its way, whether anyone still wants it or not."""
@@ -86,17 +92,21 @@ class InputsAhead:
             self.comm.close()
 
     def _exchange(
-        self, batch: BagBatch, training: bool, made: "torch.cuda.Event | None"
+        self,
+        batch: BagBatch,
+        training: bool,
+        open_steps: int,
+        made: "torch.cuda.Event | None",
     ) -> "tuple[ShardedBatch, torch.cuda.Event | None]":
         if self._lost is not None:
             raise self._lost  # Nobody would answer: do not wait for the timeout again.
         try:
             if self._stream is None:
-                return self._inputs(batch, training), None
+                return self._inputs(batch, training, open_steps), None
             with torch.cuda.device(self._inputs.device), torch.cuda.stream(self._stream):
                 if made is not None:
                     self._stream.wait_event(made)
-                return self._inputs(batch, training), recorded()
+                return self._inputs(batch, training, open_steps), recorded()
         except Exception as error:
             if not on_every_rank(error):
                 self._lost = error

@@ -19,6 +19,7 @@ from placer.executor.distributed.placement.local_plans import channel_name
 from placer.executor.distributed.replicas import ReplicaUpdates
 from placer.executor.distributed.row_sums import all_reduce_rows
 from placer.executor.distributed.sharded_batch import ShardedBatch, UnitStep
+from placer.executor.distributed.sharded_keys import ShardedKeys
 from placer.executor.distributed.survey import Survey
 from placer.executor.distributed.whole_rows import RowTotals
 from placer.executor.local.placed_embeddings import PlacedEmbeddings
@@ -38,6 +39,8 @@ class Served:
         What gradients are multiplied by: 1/world where ranks average their losses.
     build : callable
         Builds what holds a part of the plan, from that part and what adds up Σ g².
+    keys : ShardedKeys
+        An update closes their oldest open step.
 
     Attributes
     ----------
@@ -53,10 +56,11 @@ class Served:
         device: torch.device,
         gradient_scale: float,
         build: Callable[[Plan, RowTotals | None], PlacedEmbeddings],
+        keys: ShardedKeys,
     ) -> None:
         targets, rank = survey.targets, comm.rank
         self.survey, self.comm, self.device = survey, comm, device
-        self.gradient_scale = gradient_scale
+        self.gradient_scale, self.keys = gradient_scale, keys
         self.channels = channels_of(rank, comm.world, targets, survey.channels)
         self._totals = RowTotals.of(targets, rank, device, comm)
         self._any_replicated = any(target.replicated for target in targets)
@@ -156,6 +160,7 @@ class Served:
             totals = all_reduce_rows(self.comm, holders, sums)
             for one, own_totals in zip(self._replicas, totals, strict=True):
                 one.apply(own_totals)
+        self.keys.end_step()
         return result
 
     def _return_weight_gradients(self, served: Tensor, step: ShardedBatch) -> Tensor:

@@ -19,6 +19,7 @@ from placer.executor.distributed.input_exchange import InputExchange
 from placer.executor.distributed.inputs_ahead import InputsAhead, SentBatch
 from placer.executor.distributed.serving import Serve, Served
 from placer.executor.distributed.sharded_batch import ShardedBatch, UnitStep
+from placer.executor.distributed.sharded_keys import ShardedKeys
 from placer.executor.distributed.survey import Survey, check_all_built, check_same
 from placer.executor.distributed.whole_rows import RowTotals
 from placer.executor.embeddings import Embeddings
@@ -28,6 +29,7 @@ from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.memory.directory import RowCacheStats
 from placer.executor.optimizers.rounding import rounding_of
 from placer.executor.uncompiled import uncompiled
+from placer.growing import Growing
 from placer.plan.plan import Plan
 from placer.tables import OptimizerName
 
@@ -56,7 +58,7 @@ class ShardedEmbeddings(Embeddings):
     average_gradients : bool
         Whether the loss is the mean over each rank's samples, as under
         `DistributedDataParallel`, so that the ranks' gradients are averaged; else they are added.
-    optimizer, device, seed, weights, padding_idx
+    optimizer, device, seed, weights, padding_idx, growing
         See `PlacedEmbeddings`. Of the first rank's `weights` each keeps what it holds, as
         `DistributedDataParallel` does with parameters; others need not pass any.
     **options
@@ -72,6 +74,8 @@ class ShardedEmbeddings(Embeddings):
         If `torch.distributed` is not initialized, the backend is not there, or a rank is lost.
     """
 
+    keys: ShardedKeys
+
     def __init__(
         self,
         plan: Plan,
@@ -83,6 +87,7 @@ class ShardedEmbeddings(Embeddings):
         seed: int | None = 0,
         weights: Mapping[str, Tensor] | None = None,
         padding_idx: Mapping[str, int] | None = None,
+        growing: Mapping[str, Growing] | None = None,
         **options: Any,
     ) -> None:
         initial = dict(weights or {})
@@ -95,12 +100,10 @@ class ShardedEmbeddings(Embeddings):
                 "ShardedEmbeddings shares tables over torch.distributed, which is not initialized; "
                 "call torch.distributed.init_process_group before, or take make_embeddings"
             )
-        if options.pop("growing", None):
-            raise BackendError("tables that grow train in one process; these are several ranks")
         comm = Communicator(process_group, self.device)
         self._comm, self.rank, self.world = comm, comm.rank, comm.world
         scale = 1 / comm.world if average_gradients else 1.0
-        check_same(plan, self.optimizers, comm)
+        check_same(plan, self.optimizers, growing or {}, comm)
         survey = Survey.of(plan, self.features, self.optimizers, comm.world, self.device)
 
         def build(own: Plan, totals: RowTotals | None) -> PlacedEmbeddings:
@@ -112,6 +115,7 @@ class ShardedEmbeddings(Embeddings):
         failure: PlacerError | None = None
         self._new_group = partial(Communicator, process_group, self.device)
         try:
+            self.keys = ShardedKeys(growing or {}, plan.tables_by_name, seed, comm)
             self._connect(survey, scale, self.counts_updates, build)
         except PlacerError as error:
             failure = error
@@ -137,6 +141,7 @@ class ShardedEmbeddings(Embeddings):
         part.features = tuple(read for read in self.features if read.table in part.optimizers)
         survey = Survey.of(part.plan, part.features, part.optimizers, self.world, self.device)
         held = self._served.held
+        part.keys = self.keys.of_tables(names)
 
         def build(own: Plan, totals: RowTotals | None) -> PlacedEmbeddings:
             return held[own.tables[0].name].part(own, totals)
@@ -153,9 +158,10 @@ class ShardedEmbeddings(Embeddings):
     ) -> None:
         """Make what this rank holds, sends and serves, and its tables by id."""
         comm, device = self._comm, self.device
-        self._served = Served(survey, comm, device, gradient_scale, build)
-        inputs = InputExchange(survey, self._served.channels, comm, device)
+        self._served = Served(survey, comm, device, gradient_scale, build, self.keys)
+        inputs = InputExchange(survey, self._served.channels, comm, device, self.keys)
         self._inputs = InputsAhead(inputs, self._new_group)
+        self.keys.wait = self._inputs.wait
         orders = {module: module.id_order() for module in self._served.modules}
         held = {name: orders[module] for name, module in self._served.held.items()}
         self._order = DistributedIdOrder(survey, counts_updates, held, comm, device)
@@ -205,6 +211,7 @@ class ShardedEmbeddings(Embeddings):
             step = self._inputs.now(batch, training=True)
         else:
             step = self._inputs.arrived(batch)
+        self.keys.begin_rows(self._order)
         units: list[UnitStep] = []
         served = self._served
         held = zip(served.channels.units, served.modules, step.units, strict=True)
@@ -229,6 +236,7 @@ class ShardedEmbeddings(Embeddings):
         """
         training = torch.is_grad_enabled()
         step = self._inputs.now(batch, training) if isinstance(batch, BagBatch) else batch
+        self.keys.begin_rows(self._order)
         anchor = torch.zeros((), device=self.device, requires_grad=True)
         flat = Serve.apply(  # type: ignore[no-untyped-call]
             anchor, step.bags.weights, step, self._served, training
@@ -282,6 +290,9 @@ class ShardedEmbeddings(Embeddings):
         return dict(total)
 
     def id_order(self) -> DistributedIdOrder:
+        if self.keys.maps:  # Batches that were sent ahead may have given rows to other keys.
+            self.keys.wait()
+            self.keys.begin_rows(self._order)
         return self._order
 
     def update_count(self) -> int:

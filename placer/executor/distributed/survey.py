@@ -18,6 +18,7 @@ from placer.executor.distributed.placement.local_plans import (
 )
 from placer.executor.distributed.placement.table_routes import TableRoutes, table_routes
 from placer.executor.lookups.batch_reads import FeatureRead
+from placer.growing import Growing
 from placer.plan.plan import Plan
 from placer.tables import OptimizerName
 
@@ -87,14 +88,20 @@ class Survey:
         ).plan
 
 
-def check_same(plan: Plan, optimizers: Mapping[str, OptimizerName], comm: Communicator) -> None:
+def check_same(
+    plan: Plan,
+    optimizers: Mapping[str, OptimizerName],
+    growing: Mapping[str, Growing],
+    comm: Communicator,
+) -> None:
     """Check that all ranks have the same plan: others would wait for each other for ever.
 
     Raises
     ------
     PlanMismatchError
     """
-    digest = hashlib.sha256(repr((plan.tables, plan.shards, sorted(optimizers.items()))).encode())
+    options = sorted(optimizers.items()), sorted(growing.items(), key=lambda item: item[0])
+    digest = hashlib.sha256(repr((plan.tables, plan.shards, *options)).encode())
     for name in sorted(plan.hot_ids):
         digest.update(name.encode() + plan.hot_ids[name].tobytes())
     number = int.from_bytes(digest.digest()[:7], "little")
@@ -102,7 +109,8 @@ def check_same(plan: Plan, optimizers: Mapping[str, OptimizerName], comm: Commun
     other = [rank for rank, theirs in enumerate(said) if theirs != said[0]]
     if other:
         raise PlanMismatchError(
-            f"ranks {other} have another plan than rank 0; load the same file on all of them"
+            f"ranks {other} have another plan than rank 0, or other growing tables; load the same "
+            "file on all of them"
         )
 
 

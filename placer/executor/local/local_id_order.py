@@ -86,7 +86,6 @@ class LocalIdOrder(IdOrder):
         return result
 
     def write_rows(self, table: Table, name: str, ids: Tensor, values: Tensor) -> None:
-        """Overwrite rows of a tensor, whose ids are distinct; call `synchronize` before."""
         values = values.to(self._device)
         for columns, rows, cols, held in self._column_slices(table, name):
             slots = columns.slots_of(ids.to(self._device))

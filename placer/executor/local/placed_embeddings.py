@@ -4,7 +4,7 @@ import copy
 from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, get_args
 
 import torch
 from torch import Tensor
@@ -32,7 +32,7 @@ from placer.executor.optimizers.rule import check_constants
 from placer.executor.scaled_gradients import watch_scalers
 from placer.executor.streams import indexed, recorded
 from placer.executor.uncompiled import uncompiled
-from placer.growing import Growing, KeyCounts
+from placer.growing import Growing
 from placer.plan.plan import Plan
 from placer.tables import OptimizerName
 
@@ -148,6 +148,7 @@ class PlacedEmbeddings(Embeddings):
         kernels = make_backend(backend, self.device, cache_policy)
         sliced_elsewhere = () if whole_rows is None else whole_rows.dims
         self._layout = lay_out(plan, self.optimizers, self.device, sliced_elsewhere)
+        self.keys = GrowingKeys(growing or {}, plan.tables_by_name, seed)
         self._runtime = Runtime(
             tuple(kernels.allocate(spec) for spec in self._layout.arenas),
             kernels,
@@ -156,7 +157,7 @@ class PlacedEmbeddings(Embeddings):
             self._stochastic,
             torch.tensor(lr, dtype=torch.float32, device=self.device),
             torch.zeros((), dtype=torch.int64, device=self.device),
-            GrowingKeys(growing or {}, plan.tables_by_name, seed),
+            self.keys,
             whole_rows,
         )
         order = self.id_order()
@@ -298,15 +299,6 @@ class PlacedEmbeddings(Embeddings):
             results[feature.name] = batch.bags.output(index, feature, whole)
         return results
 
-    def key_counts(self) -> dict[str, KeyCounts]:
-        """Return the counters of the keys of each table that grows."""
-        return self._runtime.keys.counts()
-
-    def live_keys(self, table: str) -> tuple[Tensor, Tensor]:
-        """Keys of a table that grows, and the rows that they have now: int64, shape (keys,)."""
-        keys, rows = self._runtime.keys.maps[table].live()
-        return torch.from_numpy(keys), torch.from_numpy(rows)
-
     def hit_rates(self) -> HitRates | None:
         backend = self._runtime.backend
         if backend.in_one_memory:
@@ -361,33 +353,6 @@ class PlacedEmbeddings(Embeddings):
             self._runtime.arenas,
             self._runtime.updates,
         )
-
-    def _save_to_state_dict(
-        self, destination: dict[str, Any], prefix: str, keep_vars: bool
-    ) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        for name, values in self._runtime.keys.state().items():
-            destination[f"{prefix}{name}"] = values
-
-    def _load_from_state_dict(
-        self,
-        state_dict: Mapping[str, Any],
-        prefix: str,
-        local_metadata: Mapping[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
-        names = {f"{prefix}{name}": name for name in self._runtime.keys.names()}
-        rest = {key: value for key, value in state_dict.items() if key not in names}
-        missing = [key for key in names if key not in state_dict]
-        missing_keys.extend(missing)
-        super()._load_from_state_dict(
-            rest, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-        )
-        if not missing:
-            self._runtime.keys.load_state({name: state_dict[key] for key, name in names.items()})
 
     def _prepare(self, batch: BagBatch, training: bool) -> PreparedBatch:
         """Check a batch and find its rows, on the current stream."""

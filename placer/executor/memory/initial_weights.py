@@ -3,6 +3,8 @@
 import hashlib
 from collections.abc import Iterator
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -14,22 +16,26 @@ CHUNK_ROWS = 65536
 
 def initial_weights(table: Table, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Chunks of ids and of their weights: float32, uniform in ±1/√rows."""
-    generator = _generator(f"{seed}/{table.name}")
+    generator = torch.Generator().manual_seed(_number(f"{seed}/{table.name}"))
+    bound = _bound(table)
     for start in range(0, table.rows, CHUNK_ROWS):
         ids = torch.arange(start, min(table.rows, start + CHUNK_ROWS))
-        yield ids, _drawn(table, ids.numel(), generator)
+        weights = torch.empty(ids.numel(), table.dim)
+        yield ids, weights.uniform_(-bound, bound, generator=generator)
 
 
-def weights_again(table: Table, seed: int, rows: int, before: int) -> Tensor:
-    """Draw weights by the same law for rows that are reset, after `before` rows got keys."""
-    return _drawn(table, rows, _generator(f"{seed}/{table.name}/{before}"))
+def weights_of_keys(table: Table, seed: int, keys: npt.NDArray[np.int64]) -> Tensor:
+    """Draw weights by the same law for rows that begin again, by seed, table name and key alone."""
+    from placer.growing import kernels  # Numba is there where tables grow.
+
+    values = np.empty((keys.size, table.dim), np.float32)
+    kernels.draw(keys, np.uint64(_number(f"{seed}/{table.name}/keys")), _bound(table), values)
+    return torch.from_numpy(values)
 
 
-def _generator(name: str) -> torch.Generator:
-    digest = hashlib.sha256(name.encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
+def _number(name: str) -> int:
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "little")
 
 
-def _drawn(table: Table, rows: int, generator: torch.Generator) -> Tensor:
-    bound = max(table.rows, 1) ** -0.5
-    return torch.empty(rows, table.dim).uniform_(-bound, bound, generator=generator)
+def _bound(table: Table) -> float:
+    return float(max(table.rows, 1) ** -0.5)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from placer.adapters.pytorch.stand_in import StandIn
 from placer.errors import CheckpointError
 from placer.executor.embeddings import Embeddings
+from placer.executor.growing_keys import GrowingKeys
 from placer.executor.id_order import IdOrder, TableTensor
 from placer.executor.tensor_names import UPDATES
 from placer.storage.checkpoint.dcp_reader import read_tensors
@@ -80,6 +81,8 @@ def save_model(
         kept[(key,)] = tensor
     for prefix, tables in parts.counted.items():
         kept[STATE, f"{prefix}{UPDATES}"] = torch.tensor(tables.update_count())
+    for prefix, keys in parts.keys.items():
+        kept |= {(MODEL, f"{prefix}{name}"): values for name, values in keys.state().items()}
 
     save_folder(folder, parts.named, kept, if_there="save to another folder")
     for module in model.modules():
@@ -125,7 +128,18 @@ def load_model(
     if not optimizer_state:
         counts = {}
     known = {key: rows for key, rows in stored.items() if key.split(".")[0] in groups}
+    maps = {f"{MODEL}.{prefix}": keys for prefix, keys in parts.keys.items()}
+    missing = [f"{p}{name}" for p, keys in maps.items() for name in keys.names()]
+    missing = [key for key in missing if key not in known]
+    if missing:
+        raise CheckpointError(f"{folder} does not fit the model: {missing[0]} is missing")
+    states = {
+        prefix: {name: known.pop(f"{prefix}{name}").whole() for name in keys.names()}
+        for prefix, keys in maps.items()
+    }
     load_stored(f"{folder} does not fit the model", named, known, counts=counts, tensors=dense)
+    for prefix, state in states.items():
+        maps[prefix].load_state(state)
     with torch.no_grad():
         for key, tensor in dense.items():
             tensor.copy_(stored[key].whole())
@@ -146,18 +160,22 @@ class _Parts:
     named : list of NamedTables
     counted : mapping of prefix to IdOrder
         Where it matters how many updates there have been.
+    keys : mapping of prefix to GrowingKeys
+        Of modules with tables that grow.
     dense : mapping of key to Tensor
         Parameters and buffers themselves, by their key in the state dict.
     """
 
     named: list[NamedTables]
     counted: Mapping[str, IdOrder]
+    keys: Mapping[str, GrowingKeys]
     dense: Mapping[str, Tensor]
 
 
 def _parts_of(model: nn.Module) -> _Parts:
     named: list[NamedTables] = []
     counted: dict[str, IdOrder] = {}
+    keys: dict[str, GrowingKeys] = {}
     dense: dict[str, Tensor] = {}
     seen: set[int] = set()
     for path, module in model.named_modules(remove_duplicate=False):
@@ -178,12 +196,14 @@ def _parts_of(model: nn.Module) -> _Parts:
         named.append(NamedTables(order, tensors))
         if order.counts_updates and id(embeddings) not in seen:
             counted[prefix] = order
+        if embeddings.keys.maps:
+            keys[prefix] = embeddings.keys
         seen.add(id(embeddings))
     if not named:
         raise CheckpointError(
             "the model has no placed tables; save it with torch.distributed.checkpoint itself"
         )
-    return _Parts(named, counted, dense)
+    return _Parts(named, counted, keys, dense)
 
 
 def _tables_in(module: nn.Module) -> tuple[Embeddings, Callable[[str], str]] | None:

@@ -1,5 +1,6 @@
 """Where the rows of each table are: for lookups, checkpoints and initial weights alike."""
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -36,6 +37,17 @@ class TableRoutes:
         if columns.router is None:
             return torch.zeros_like(ids, dtype=torch.int64), ids.long()
         return columns.router.route(ids if self.order is None else self.order.ranks_of(ids))
+
+    def places_by_rank(self, ids: Tensor) -> dict[int, Tensor]:
+        """Which of the ids each rank holds, some columns or all: their positions, ascending."""
+        found: dict[int, list[Tensor]] = defaultdict(list)
+        for columns in self.column_slices:
+            position, _ = self.route(ids, columns)
+            for number, target in enumerate(columns.targets):
+                places = torch.nonzero(position == number).squeeze(1)
+                for rank in target.holders:
+                    found[rank].append(places)
+        return {rank: torch.unique(torch.cat(parts)) for rank, parts in found.items()}
 
     @property
     def nbytes(self) -> int:

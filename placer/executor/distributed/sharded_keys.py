@@ -1,0 +1,186 @@
+"""Gives rows to the keys of growing tables over many ranks: each rank maps its part of them."""
+
+import copy
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from placer.executor.distributed.collectives import Communicator
+from placer.executor.distributed.placement.table_routes import TableRoutes
+from placer.executor.growing_keys import MOST_OPEN_STEPS, GrowingKeys
+from placer.executor.id_order import IdOrder
+from placer.executor.lookups.bag_batch import BagBatch
+from placer.executor.lookups.batch_reads import FeatureRead, feature_bounds
+from placer.growing import Growing, KeyCounts
+from placer.growing.key_map import Int, StepRows, parts_of
+from placer.tables import Table
+
+_AHEAD = 2
+"""Steps that are always taken to be open: those during which a batch is sent ahead."""
+
+
+class ShardedKeys(GrowingKeys):
+    """The key maps of growing tables, of which each rank has the keys that a hash gives to it.
+
+    A key goes to its rank, and the number of its row comes back; the lookup then goes where the
+    plan has that row. Ranks read keys in the order of ranks and, of a rank, of its batch.
+
+    Keys are mapped where batches are exchanged, which may be a thread beside the training. Rows
+    that change keys begin again in the main thread, which alone touches rows: `begin_rows`.
+
+    Parameters
+    ----------
+    growing, tables, seed
+        See `GrowingKeys`.
+    comm : Communicator
+        For what the main thread asks; batches come with their own.
+
+    Attributes
+    ----------
+    wait : callable
+        Waits until all batches that were sent ahead are mapped.
+    """
+
+    def __init__(
+        self,
+        growing: Mapping[str, Growing],
+        tables: Mapping[str, Table],
+        seed: int | None,
+        comm: Communicator,
+    ) -> None:
+        super().__init__(growing, tables, seed, comm.rank, comm.world)
+        self._comm = comm
+        self.wait: Callable[[], None] = lambda: None
+        self._new_rows: deque[tuple[str, Tensor, Int]] = deque()
+
+    def of_tables(self, names: Sequence[str]) -> "ShardedKeys":
+        """Return those of some tables, with steps of their own."""
+        part = copy.copy(self)
+        part.maps = {name: keys for name, keys in self.maps.items() if name in names}
+        part.open_steps, part._new_rows = 0, deque()
+        return part
+
+    def begin_step(self, training: bool) -> int:
+        """Open a step; how many were open before it."""
+        before = self.open_steps
+        if training:
+            self.open_steps = min(before + 1, MOST_OPEN_STEPS)
+        return before
+
+    def exchange(
+        self,
+        batch: BagBatch,
+        features: Sequence[FeatureRead],
+        training: bool,
+        open_steps: int,
+        routes: Mapping[str, TableRoutes],
+        comm: Communicator,
+    ) -> BagBatch:
+        """Return the batch with rows in the place of keys; all ranks must call it.
+
+        Parameters
+        ----------
+        open_steps : int
+            What `begin_step` gave.
+        routes : mapping of table name to TableRoutes
+            Where rows are.
+        """
+        if not self.maps:
+            return batch
+        ids = batch.ids.cpu().to(torch.int64, copy=True)
+        tables, world = len(self.maps), comm.world
+        numbers = {name: number for number, name in enumerate(self.maps)}
+        table_of = np.full(ids.numel(), -1)
+        for feature, span in zip(features, feature_bounds(batch, features), strict=True):
+            table_of[slice(*span)] = numbers.get(feature.table, -1)
+        (places,) = (table_of >= 0).nonzero()
+        # By rank and, of a rank, by table, as they stand in the batch.
+        groups = parts_of(ids.numpy()[places], world) * tables + table_of[places]
+        here = torch.from_numpy(places[groups.argsort(kind="stable")])
+        counts = np.bincount(groups, minlength=world * tables)
+        sizes, each = counts.reshape(world, tables).sum(1).tolist(), [tables] * world
+        came = comm.exchange("header", torch.from_numpy(counts), each, each).cpu().numpy()
+        received = came.reshape(world, tables).sum(1).tolist()
+        keys = comm.exchange("keys", ids[here], sizes, received).cpu().numpy()
+        read = np.tile(np.arange(tables), world).repeat(came)
+        rows, begun = self._mapped(keys, read, max(_AHEAD, open_steps) if training else None)
+        ids[here] = comm.exchange("keys", torch.from_numpy(rows), received, sizes).cpu().long()
+        if training:
+            self._send_changes(begun, routes, batch.ids.device, comm)
+        return replace(batch, ids=ids.to(batch.ids.device))
+
+    def _mapped(
+        self, keys: Int, table_of: Int, open_steps: int | None
+    ) -> tuple[npt.NDArray[np.int32], dict[str, StepRows]]:
+        """Rows of this rank's part of keys, given the number of each one's table; and steps."""
+        rows, steps = np.empty(keys.size, np.int32), {}
+        for number, (name, own) in enumerate(self.maps.items()):
+            here = table_of == number
+            if open_steps is None:
+                rows[here] = own.find(keys[here])
+            else:
+                steps[name] = own.read(keys[here], open_steps)
+                rows[here] = steps[name].rows
+        return rows, steps
+
+    def _send_changes(
+        self,
+        steps: Mapping[str, StepRows],
+        routes: Mapping[str, TableRoutes],
+        device: torch.device,
+        comm: Communicator,
+    ) -> None:
+        """Send the rows that have other keys now to all who hold them, and note what comes."""
+        parts: list[list[Int]] = [[np.empty((0, 3), np.int64)] for _ in range(comm.world)]
+        for number, (name, step) in enumerate(steps.items()):
+            if step.reused.size:
+                numbers = np.full(step.reused.size, number)
+                said = np.column_stack((numbers, step.reused, step.new_keys))
+                held = routes[name].places_by_rank(torch.from_numpy(step.reused).to(device))
+                for rank, places in held.items():
+                    parts[rank].append(said[places.cpu().numpy()])
+        sizes, each = [sum(part.size for part in own) for own in parts], [1] * comm.world
+        received = comm.exchange("header", torch.tensor(sizes), each, each).tolist()
+        values = torch.from_numpy(
+            np.concatenate([part for own in parts for part in own]).reshape(-1)
+        )
+        came = comm.exchange("keys", values, sizes, received).cpu().view(-1, 3)
+        for number, name in enumerate(steps):
+            own = came[came[:, 0] == number]
+            if len(own):
+                self._new_rows.append((name, own[:, 1], own[:, 2].contiguous().numpy()))
+
+    def begin_rows(self, order: IdOrder) -> None:
+        """Reset the rows that have other keys since the last call, where this rank holds them."""
+        while self._new_rows:
+            self._begin_again(*self._new_rows.popleft(), order)
+
+    def counts(self) -> dict[str, KeyCounts]:
+        self.wait()
+        return {
+            name: KeyCounts(*self._comm.total("state", torch.tensor(own)).tolist())
+            for name, own in super().counts().items()
+        }
+
+    def live(self, table: str) -> tuple[Tensor, Tensor]:
+        self.wait()
+        keys, rows = (self._joined(values) for values in super().live(table))
+        order = rows.argsort()
+        return keys[order], rows[order]
+
+    def state(self) -> dict[str, Tensor]:
+        self.wait()
+        return {name: self._joined(values) for name, values in super().state().items()}
+
+    def _joined(self, values: Tensor) -> Tensor:
+        """The tensors of all ranks, one after the other, on all of them."""
+        comm, size = self._comm, values.numel()
+        sizes = comm.gather("header", torch.tensor([size])).flatten().tolist()
+        sent = values.reshape(-1).repeat(comm.world)
+        found = comm.exchange("state", sent, [size] * comm.world, sizes)
+        return found.cpu().view(-1, *values.shape[1:])

@@ -1,0 +1,425 @@
+"""Tables that grow over several ranks, beside fixed ones and beside key maps by themselves."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from executor_cases import plan_of
+from fast_and_full import mostly_slow
+from ranks_cases import batches_of, close, every_placement, sharded, table_with, train_step
+from ranks_launcher import Job, Outcomes, run
+from torch import Tensor
+
+from placer.errors import CheckpointError, PlanMismatchError
+from placer.executor import BagBatch, PlacedEmbeddings, look_ahead
+from placer.executor.distributed import ShardedEmbeddings
+from placer.growing import Growing, KeyCounts, KeyMap
+from placer.growing.key_map import Int, parts_of
+from placer.plan.plan import Plan
+from placer.storage.checkpoint import load_model, save_model
+from placer.tables import OPTIMIZERS
+
+CAPACITY = 60
+STEPS = 6
+SOME = ("hbm", "hot, then row-wise", "grid", "replicas", "cold rows staged")
+MANY = {
+    "lfu": Growing(CAPACITY),
+    "lru": Growing(CAPACITY, eviction="lru"),
+    "ttl": Growing(CAPACITY, ttl=3),
+    "admission": Growing(CAPACITY, admission=2),
+}
+
+
+def keys_of(count: int, world: int) -> Int:
+    """Any int64 that are keys, as many of each rank's part."""
+    drawn = np.random.default_rng(5).integers(-(2**63), 2**63 - 1, 40 * count)
+    parts = parts_of(drawn, world)
+    own = [drawn[parts == part][: count // world] for part in range(world)]
+    return np.concatenate(own)[np.random.default_rng(6).permutation(count)]
+
+
+def some_placements(optimizer: str, poolings: Sequence[str] = ("sum", "none")) -> Plan:
+    return every_placement(optimizer, poolings).of_tables(SOME)
+
+
+def key_batches(plan: Plan, world: int, step: int, keys: Int) -> list[BagBatch]:
+    """The batch of each rank."""
+    batches = batches_of(plan.tables, world, step)
+    random = np.random.default_rng(step)
+    for batch in batches:
+        drawn = (keys.size * random.random(batch.ids.numel()) ** 2).astype(int)
+        batch.ids.copy_(torch.from_numpy(keys[drawn]))
+    return batches
+
+
+def spans_by_table(plan: Plan, batch: BagBatch) -> dict[str, slice]:
+    """The lookups of each table, whose features follow each other."""
+    spans, bag = {}, 0
+    for table in plan.tables:
+        last = bag + batch.batch_size * len(table.features)
+        spans[table.name] = slice(int(batch.offsets[bag]), int(batch.offsets[last]))
+        bag = last
+    return spans
+
+
+class Maps:
+    """The key maps of all ranks, read by one process."""
+
+    def __init__(self, plan: Plan, growing: Mapping[str, Growing], world: int) -> None:
+        self.plan = plan
+        self.maps = {
+            name: [KeyMap(how, part, world) for part in range(world)]
+            for name, how in growing.items()
+        }
+
+    def read(self, batches: Sequence[BagBatch]) -> tuple[list[BagBatch], dict[str, list[int]]]:
+        """Batches with rows for keys, and the rows of each table that had another key before."""
+        rows = [batch.ids.clone() for batch in batches]
+        reused: dict[str, list[int]] = {}
+        for name, maps in self.maps.items():
+            parts = [own.ids[spans_by_table(self.plan, own)[name]] for own in batches]
+            keys = torch.cat(parts).numpy()
+            found, owners = np.empty(keys.size, np.int64), parts_of(keys, len(maps))
+            reused[name] = []
+            for part, own in enumerate(maps):
+                step = own.read(keys[owners == part], 2)
+                found[owners == part] = step.rows
+                reused[name] += step.reused.tolist()
+            by_rank = torch.split(torch.from_numpy(found), [part.numel() for part in parts])
+            for batch, own_rows, values in zip(batches, rows, by_rank, strict=True):
+                own_rows[spans_by_table(self.plan, batch)[name]] = values
+        return [replace(batch, ids=own) for batch, own in zip(batches, rows, strict=True)], reused
+
+    def counts(self, name: str) -> KeyCounts:
+        return KeyCounts(*np.sum([own.counts for own in self.maps[name]], 0).tolist())
+
+
+def growing_of(plan: Plan, how: Growing) -> dict[str, Growing]:
+    return {table.name: how for table in plan.tables}
+
+
+def states(model: ShardedEmbeddings | PlacedEmbeddings) -> dict[str, Tensor]:
+    return {**model.state_dict(), **model.optimizer_state_dict()}
+
+
+def assert_equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
+    """What the first one has, the other one has."""
+    for key, value in one.items():
+        assert torch.equal(value, other[key]), key
+
+
+def like_a_vocabulary(rank: int, world: int, optimizer: str) -> None:
+    """With rows enough: to the bit, whatever the plan, as the order of first reading says."""
+    plan = every_placement(optimizer)
+    growing = sharded(plan, growing=growing_of(plan, Growing(CAPACITY)))
+    fixed = sharded(plan)
+    keys = keys_of(40, world)
+    rows_of: dict[str, dict[int, int]] = {table.name: {} for table in plan.tables}
+    given = {table.name: [0] * world for table in plan.tables}
+    for step in range(STEPS):
+        batches = key_batches(plan, world, step, keys)
+        rows = [batch.ids.clone() for batch in batches]
+        for table, place in itertools.product(plan.tables, range(world)):
+            span = spans_by_table(plan, batches[place])[table.name]
+            read = batches[place].ids[span].tolist()
+            for key in read:
+                if key not in rows_of[table.name]:
+                    (part,) = parts_of(np.array([key]), world).tolist()
+                    rows_of[table.name][key] = 1 + part + world * given[table.name][part]
+                    given[table.name][part] += 1
+            rows[place][span] = torch.tensor([rows_of[table.name][key] for key in read]).long()
+        as_rows = [replace(b, ids=own) for b, own in zip(batches, rows, strict=True)]
+        mine, _ = train_step(growing, rank, batches, step)
+        theirs, _ = train_step(fixed, rank, as_rows, step)
+        assert_equal(mine, theirs)
+    assert_equal(states(fixed), states(growing))
+    for name, expected in rows_of.items():
+        live, rows_live = growing.live_keys(name)
+        assert dict(zip(live.tolist(), rows_live.tolist(), strict=True)) == expected
+    for name, counts in growing.key_counts().items():
+        assert counts.admitted == len(rows_of[name]) > CAPACITY // 2
+    growing.close(), fixed.close()
+
+
+def reused_rows(rank: int, world: int, optimizer: str, how: Growing) -> int:
+    """Beside a fixed table with a row for each time that a key got one."""
+    plan = some_placements(optimizer)
+    model = sharded(plan, growing=growing_of(plan, how))
+    maps, keys = Maps(plan, growing_of(plan, how), world), keys_of(240, world)
+    names = [table.name for table in plan.tables]
+    weights = model.state_dict()
+    beginnings = {name: [weights[f"{name}.weight"][0]] for name in names}
+    life_of = {name: {0: 0} for name in names}
+    lives, found = [], []
+    for step in range(8 * STEPS // world):
+        batches = key_batches(plan, world, step, keys)
+        as_rows, reused = maps.read(batches)
+        before = model.state_dict()
+        outputs = model(batches[rank])
+        after = model.state_dict()
+        for name in names:
+            read = torch.cat([b.ids[spans_by_table(plan, b)[name]] for b in as_rows]).tolist()
+            for row in dict.fromkeys(read):
+                if row not in life_of[name] or row in reused[name]:
+                    life_of[name][row] = len(beginnings[name])
+                    beginnings[name].append(after[f"{name}.weight"][row])
+            changed = (before[f"{name}.weight"] != after[f"{name}.weight"]).any(1)
+            assert set(changed.nonzero().flatten().tolist()) == set(reused[name])
+        for batch in as_rows:
+            for name, span in spans_by_table(plan, batch).items():
+                lives_read = [life_of[name][row] for row in batch.ids[span].tolist()]
+                batch.ids[span] = torch.tensor(lives_read).long()
+        lives.append(as_rows)
+        torch.autograd.backward([output.square().sum() for output in outputs.values()])
+        found.append({name: output.detach() for name, output in outputs.items()})
+    counts = model.key_counts()
+    assert counts == {name: maps.counts(name) for name in names}
+    model.close()
+    tables = [replace(table, rows=len(beginnings[table.name])) for table in plan.tables]
+    start = {name: torch.stack(rows) for name, rows in beginnings.items()}
+    fixed = sharded(plan_of(tables), weights=start)
+    for step, as_lives in enumerate(lives):
+        outputs = fixed(as_lives[rank])
+        torch.autograd.backward([output.square().sum() for output in outputs.values()])
+        for name, output in outputs.items():
+            close(found[step][name], output.detach(), f"step {step}, feature {name!r}")
+    fixed.close()
+    return min(count.evicted + count.expired for count in counts.values())
+
+
+def ahead(rank: int, world: int, how: Growing) -> None:
+    """Looking ahead changes nothing, and a state that is saved meanwhile has all that was sent."""
+    plan = some_placements("adagrad")
+    keys, found = keys_of(240, world), []
+    for looks in (False, True):
+        model = sharded(plan, growing=growing_of(plan, how))
+        batches = [key_batches(plan, world, step, keys)[rank] for step in range(3 * STEPS)]
+        for step, batch in enumerate(look_ahead(batches, model) if looks else batches):
+            outputs = model(batch)
+            torch.autograd.backward([output.square().sum() for output in outputs.values()])
+            if step % 5 == 4:
+                model.state_dict()
+        counts = model.key_counts()
+        found.append(states(model) | {"counts": torch.tensor(list(counts.values()))})
+        assert min(count.evicted + count.expired for count in counts.values()) > 10
+        model.close()
+    assert found[0].keys() == found[1].keys()
+    assert_equal(*found)
+
+
+def saved(rank: int, world: int, how: Growing) -> tuple[dict[str, Tensor], list[KeyCounts]]:
+    """A run goes on from its state as if nothing had been; the state."""
+    plan = some_placements("adam", ("sum",))
+    keys = keys_of(240, world)
+    first, second = (sharded(plan, growing=growing_of(plan, how), seed=seed) for seed in (3, 3))
+    half = 6 * STEPS // world
+    for step in range(half):
+        train_step(first, rank, key_batches(plan, world, step, keys), step)
+    state = states(first)
+    counts = list(first.key_counts().values())
+    second.load_state_dict(first.state_dict())
+    second.load_optimizer_state_dict(first.optimizer_state_dict())
+    for step in range(half, 2 * half):
+        batches = key_batches(plan, world, step, keys)
+        mine, _ = train_step(first, rank, batches, step)
+        theirs, _ = train_step(second, rank, batches, step)
+        assert_equal(mine, theirs)
+    assert_equal(states(first), states(second))
+    assert first.key_counts() == second.key_counts()
+    first.close(), second.close()
+    return state, counts
+
+
+def loaded(
+    rank: int, world: int, how: Growing, state: dict[str, Tensor], counts: list[KeyCounts]
+) -> None:
+    """What another number of ranks has saved: every key has its row, and trains on in it."""
+    plan = some_placements("adam", ("sum",))
+    grows = growing_of(plan, how)
+    model = sharded(plan, growing=grows, seed=8)
+    weights, trained = model.state_dict(), model.optimizer_state_dict()
+    model.load_state_dict({key: state[key] for key in weights})
+    model.load_optimizer_state_dict({key: state[key] for key in trained})
+    assert_equal({key: value for key, value in states(model).items() if ".keys." not in key}, state)
+    assert list(model.key_counts().values()) == counts
+    alone = PlacedEmbeddings(plan, growing=grows, lr=0.1, eps=1e-6, seed=8, backend="torch")
+    alone.load_state_dict(model.state_dict())
+    alone.load_optimizer_state_dict(model.optimizer_state_dict())
+    live = {name: model.live_keys(name) for name in grows}
+    for name, (keys, rows) in live.items():
+        assert all(map(torch.equal, alone.live_keys(name), (keys, rows)))
+        assert keys.unique().numel() == keys.numel() > 10
+    known = torch.stack([keys[:10] for keys, _ in live.values()])
+    (batch,) = batches_of(plan.tables, 1, 0)
+    for number, span in enumerate(spans_by_table(plan, batch).values()):
+        batch.ids[span] = known[number][batch.ids[span] % known.shape[1]]
+    with torch.no_grad():  # What keys have learned is there.
+        outputs, theirs = model(batch), alone(batch)
+    for name, output in outputs.items():
+        close(output, theirs[name], f"feature {name!r}")
+    again, keys = sharded(plan, growing=grows, seed=8), keys_of(240, world)
+    again.load_state_dict(model.state_dict())
+    again.load_optimizer_state_dict(model.optimizer_state_dict())
+    for step in range(STEPS):
+        batches = key_batches(plan, world, step, keys)
+        for each in (model, again):
+            train_step(each, rank, batches, step)
+    assert_equal(states(model), states(again))
+    model.close(), again.close()
+
+
+def evaluates(rank: int, world: int) -> None:
+    """Without gradients keys are found, unknown ones read row 0, and nothing changes."""
+    plan = plan_of([table_with("adagrad", ("sum",))])
+    model = sharded(plan, growing={"t": Growing(CAPACITY)})
+    keys = torch.arange(10, 26, 2) * 2**40
+    batch = BagBatch.from_features({"t.sum": (keys, None, None)}, ["t.sum"])
+    model(batch)["t.sum"].sum().backward()
+    before, counts = model.state_dict(), model.key_counts()
+    strange = BagBatch.from_features({"t.sum": (keys + 1, None, None)}, ["t.sum"])
+    with torch.no_grad():
+        known, unknown = model(batch)["t.sum"], model(strange)["t.sum"]
+    live = dict(zip(*(values.tolist() for values in model.live_keys("t")), strict=True))
+    weight = before["t.weight"]
+    assert torch.equal(known, weight[[live[key] for key in keys.tolist()]])
+    assert torch.equal(unknown, weight[[0] * 8])
+    assert_equal(before, model.state_dict())
+    assert model.key_counts() == counts
+    model.close()
+
+
+def parts_by_themselves(rank: int, world: int, how: Growing) -> None:
+    """Some of the tables train by themselves as they do with all others."""
+    plan, keys = some_placements("adagrad"), keys_of(240, world)
+    whole, cut = (sharded(plan, growing=growing_of(plan, how)) for _ in range(2))
+    parts = [cut.part(SOME[:2]), cut.part(SOME[2:])]
+    for step in range(8):
+        batch = key_batches(plan, world, step, keys)[rank]
+        bounds = [batch.batch_size * 2 * tables for tables in (0, 2, len(SOME))]
+        for model, (first, last) in [
+            (whole, (0, bounds[-1])),
+            (parts[0], (0, bounds[1])),
+            (parts[1], (bounds[1], bounds[2])),
+        ]:
+            offsets = batch.offsets[first : last + 1]
+            ids = batch.ids[offsets[0] : offsets[-1]]
+            outputs = model(BagBatch(ids, offsets - offsets[0], batch.batch_size))
+            torch.autograd.backward([output.square().sum() for output in outputs.values()])
+    assert_equal(states(whole), states(cut))
+    assert whole.key_counts() == cut.key_counts()
+    assert min(counts.evicted for counts in whole.key_counts().values()) > 0
+    whole.close(), cut.close()
+
+
+def in_a_folder(rank: int, world: int, folder: str, how: Growing) -> None:
+    """A model saved by `save_model` has its keys in another process."""
+    plan = some_placements("adagrad")
+    model = sharded(plan, growing=growing_of(plan, how))
+    save_model(f"{folder}/empty", model)
+    for step in range(STEPS):
+        train_step(model, rank, key_batches(plan, world, step, keys_of(240, world)), step)
+    save_model(f"{folder}/trained", model)
+    other = PlacedEmbeddings(plan, growing=growing_of(plan, how), seed=8)
+    again = sharded(plan, growing=growing_of(plan, how), seed=8)
+    for name in ("trained", "empty"):
+        load_model(f"{folder}/{name}", other)
+        load_model(f"{folder}/{name}", again)
+        for table in growing_of(plan, how):
+            live = again.live_keys(table)
+            assert all(map(torch.equal, other.live_keys(table), live))
+            assert bool(live[0].numel()) == (name == "trained")
+        if name == "trained":
+            assert_equal(states(again), states(model))
+    fixed = sharded(plan)
+    with pytest.raises(CheckpointError, match=r"keys\.rows is of no table"):
+        load_model(f"{folder}/trained", fixed)
+    save_model(f"{folder}/fixed", fixed)
+    with pytest.raises(CheckpointError, match=r"keys\.rows is missing"):
+        load_model(f"{folder}/fixed", again)
+    for each in (model, again, fixed):
+        each.close()
+
+
+def refused(rank: int, world: int) -> list[str]:
+    """Faults of one rank or of all are errors on all."""
+    plan, said = plan_of([table_with("adagrad", ("sum",), rows=2)]), []
+    mine = {"t": Growing(CAPACITY, ttl=rank)}
+    for one, growing in (
+        (plan, {"t": Growing(1)}),
+        (plan, {"u": Growing(1)}),
+        (plan_of([table_with("adagrad", ("sum",))]), mine),
+    ):
+        with pytest.raises(PlanMismatchError) as error:
+            sharded(one, growing=growing)
+        said.append(str(error.value))
+    return said
+
+
+def jobs_of(world: int) -> list[Job]:
+    jobs: list[Job] = [("evaluates", evaluates, ())]
+    jobs += [(f"vocabulary {name}", like_a_vocabulary, (name,)) for name in OPTIMIZERS]
+    jobs += [
+        (f"reused {name}", reused_rows, (optimizer, how))
+        for (name, how), optimizer in zip(MANY.items(), OPTIMIZERS, strict=True)
+    ]
+    jobs += [(f"saved {name}", saved, (how,)) for name, how in MANY.items()]
+    if world > 1:
+        jobs += [(f"ahead {name}", ahead, (how,)) for name, how in MANY.items()]
+        jobs += [("parts", parts_by_themselves, (MANY["lru"],)), ("refused", refused, ())]
+    return jobs
+
+
+@pytest.fixture(
+    scope="module", params=mostly_slow((1, 2, 4), 2), ids=lambda world: f"{world} ranks"
+)
+def outcomes(request: pytest.FixtureRequest) -> Outcomes:
+    return run(request.param, jobs_of(request.param))
+
+
+@pytest.mark.parametrize("name", [name for name, *_ in jobs_of(1)])
+def test_on_many_ranks(outcomes: Outcomes, name: str) -> None:
+    outcomes.of(name)
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_rows_change_hands(outcomes: Outcomes, name: str) -> None:
+    assert min(outcomes.of(f"reused {name}")) > 10
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_looking_ahead_changes_nothing(outcomes: Outcomes, name: str) -> None:
+    if f"ahead {name}" in outcomes:
+        outcomes.of(f"ahead {name}")
+
+
+def test_parts_train_by_themselves(outcomes: Outcomes) -> None:
+    if "parts" in outcomes:
+        outcomes.of("parts")
+
+
+@pytest.mark.parametrize("world", mostly_slow((1, 2, 4), 2))
+def test_a_saved_model_has_its_keys(tmp_path: Path, world: int) -> None:
+    run(world, [("saves", in_a_folder, (str(tmp_path), MANY["admission"]))]).of("saves")
+
+
+def test_what_does_not_fit_is_named_on_every_rank(outcomes: Outcomes) -> None:
+    if "refused" in outcomes:
+        for few, unknown, other in outcomes.of("refused"):
+            assert "capacity 1 is less than the" in few
+            assert "'u' grows and the plan lacks it" in unknown
+            assert "have another plan than rank 0, or other growing tables" in other
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    mostly_slow([(2, 1), (2, 4), (1, 2), (1, 4), (4, 2), (4, 1)], (2, 1)),
+)
+def test_every_key_has_its_row_again_on_another_number_of_ranks(source: int, target: int) -> None:
+    before = run(source, [(name, saved, (how,)) for name, how in MANY.items()])
+    after = run(target, [(name, loaded, (how, *before.of(name)[0])) for name, how in MANY.items()])
+    for name in MANY:
+        after.of(name)
