@@ -22,6 +22,7 @@ from placer.tables import OPTIMIZERS, OptimizerName
 
 if TYPE_CHECKING:
     from placer.executor.distributed.collectives import Kind, Volume
+    from placer.executor.growing_keys import GrowingKeys
     from placer.executor.id_order import IdOrder
 
 
@@ -41,9 +42,12 @@ class Embeddings(nn.Module, ABC):
     features : tuple of FeatureRead
     rank, world : int
         This process's number among those that share the tables, and how many they are.
+    keys : GrowingKeys or None
+        The key maps of this process.
     """
 
     rank, world = 0, 1
+    keys: "GrowingKeys | None" = None
 
     def __init__(
         self,

@@ -29,8 +29,8 @@ sorted anew. Measured by tests/executor/test_executor_memory.py, on a CPU."""
 class MemoryUse:
     """Bytes on one device, by purpose, beside what the device has.
 
-    `row_map_bytes` are of id → slot maps, `buffer_bytes` of staged rows, of exchange buffers
-    and of the integers of the lookups in flight.
+    `row_map_bytes` are of id → slot maps, and of the key maps of tables that grow;
+    `buffer_bytes` of staged rows, of exchange buffers and of the integers of the lookups in flight.
     """
 
     device: str
@@ -84,6 +84,7 @@ def device_memory(plan: Plan) -> dict[str, MemoryUse]:
     devices: tuple[Gpu | Host, ...] = (*topology.gpus, *topology.hosts)
     used: dict[str, dict[str, int]] = {device.id: defaultdict(int) for device in devices}
     mapped: set[tuple[str, str]] = set()
+    keyed: set[tuple[str, str]] = set()
     for shard in plan.shards:
         table = plan.tables_by_name[shard.table]
         for device in shard.devices:
@@ -96,6 +97,10 @@ def device_memory(plan: Plan) -> dict[str, MemoryUse]:
                 used[device]["cache_bytes"] += cache_bytes(table, shard)
             if plan.order_of(shard.table).kind == "profile":
                 mapped.add((shard.table, device))
+            if shard.table in plan.growing:
+                keyed.add((shard.table, device if gpu is None else gpu.host))
+    for name, host in keyed:
+        used[host]["row_map_bytes"] += plan.growing[name].nbytes
     for name, device in mapped:
         used[device]["row_map_bytes"] += row_map_bytes(plan.tables_by_name[name])
     return {

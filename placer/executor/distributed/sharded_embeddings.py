@@ -95,7 +95,7 @@ class ShardedEmbeddings(Embeddings):
                 "ShardedEmbeddings shares tables over torch.distributed, which is not initialized; "
                 "call torch.distributed.init_process_group before, or take make_embeddings"
             )
-        if options.pop("growing", None):
+        if options.pop("growing", None) or plan.growing:
             raise BackendError("tables that grow train in one process; these are several ranks")
         comm = Communicator(process_group, self.device)
         self._comm, self.rank, self.world = comm, comm.rank, comm.world

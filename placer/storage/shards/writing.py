@@ -13,7 +13,7 @@ from placer.files import StrPath, replacing
 from placer.plan.diff import PlanDiff, diff
 from placer.plan.order import Ranks
 from placer.plan.plan import Plan
-from placer.plan.verify import verify
+from placer.plan.verify import refuse_growing, verify
 from placer.storage.row_blocks import chunk_rows, row_blocks
 from placer.storage.run_state import STATES, WEIGHTS, Checkpoint
 from placer.storage.shards.shard_file import ShardLayout, shard_writer
@@ -207,6 +207,7 @@ def write_tables(
     PlacerError
         If the file cannot be written; what was there before is there still.
     """
+    refuse_growing(plan, "a file of tables")
     named = {
         f"{table}.{name}": rows
         for table, tensors in _tensors_by_table(plan, checkpoint, with_optimizer).items()
