@@ -1,7 +1,9 @@
 """What a solver solves: tables with their profile, a machine, a batch size and constraints."""
 
+import glob
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -10,14 +12,18 @@ from placer.constraints.constraints import Constraints
 from placer.constraints.rules import TableRule
 from placer.dense import Dense, DenseLayers, DenseMemory, DenseNetwork, dense_memory
 from placer.errors import ProblemError
+from placer.growing.key_map import Growing
 from placer.pipeline import PIPELINES, Pipeline
 from placer.plan.drift import in_plan_order
 from placer.plan.plan import Plan
+from placer.profile.growing_tables import with_growing
 from placer.profile.profile import Profile
 from placer.summary import Summarized
 from placer.topology.devices import Gpu
 from placer.topology.topology import Topology
 from placer.units import format_bytes
+
+_ROWS_WITHOUT_ORDER = TableRule(forbid=frozenset(("split", "replicated")))
 
 
 @dataclass(frozen=True, repr=False)
@@ -41,6 +47,10 @@ class Problem(Summarized):
     dense : DenseLayers, MeasuredDense, optional
         What each GPU trains beside the embeddings. Its `reserved_bytes` are those that were taken
         off each GPU here. None: steps are the embeddings' work alone.
+    growing : mapping of table name to Growing
+        Tables whose rows are given to keys as they are read. `profile` has them with their
+        capacity + 1 rows from here on (`with_growing`). As nobody knows which rows will be hot,
+        they are neither split between memories nor replicated.
 
     Raises
     ------
@@ -63,6 +73,7 @@ class Problem(Summarized):
     constraints: Constraints = field(default_factory=Constraints)
     pipeline: Pipeline = "look-ahead"
     dense: Dense | None = None
+    growing: Mapping[str, Growing] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not len(self.profile):
@@ -71,6 +82,11 @@ class Problem(Summarized):
             raise ProblemError(
                 f"batch_size must be at least 1 sample per GPU, not {self.batch_size}"
             )
+        if self.growing:
+            object.__setattr__(self, "profile", with_growing(self.profile, self.growing))
+            rules = tuple((glob.escape(name), _ROWS_WITHOUT_ORDER) for name in self.growing)
+            tables = (*self.constraints.tables, *rules)
+            object.__setattr__(self, "constraints", replace(self.constraints, tables=tables))
         if self.constraints:
             applied = self.constraints.on(self.topology, self.profile.table_names)
             object.__setattr__(self, "topology", applied.reserved(self.topology))
@@ -121,6 +137,11 @@ class Problem(Summarized):
         """Samples per step over all GPUs."""
         return self.batch_size * len(self.topology.gpus)
 
+    @property
+    def key_map_bytes(self) -> int:
+        """DRAM of a host that the key maps of all tables that grow take."""
+        return sum(how.nbytes for how in self.growing.values())
+
     @cached_property
     def lookup_bytes_per_sample(self) -> float:
         """Bytes of weights that a sample looks up in all tables."""
@@ -159,7 +180,8 @@ class Problem(Summarized):
         `reserve` of the constraints is left out: the plan's machine is without that memory.
         """
         rules = replace(constraints or Constraints(), reserve=())
-        return cls(profile, plan.topology, plan.batch_size, rules, plan.pipeline, plan.dense)
+        how: Any = plan.pipeline, plan.dense, plan.growing
+        return cls(profile, plan.topology, plan.batch_size, rules, *how)
 
     def in_plan_order(self, plan: Plan) -> "Problem":
         """Return the problem with accesses over a plan's row order; see `plan.drift`."""
@@ -171,8 +193,8 @@ class Problem(Summarized):
         """Hash of all that a placement depends on: tables, accesses, machine, batch, constraints.
 
         Names of sources and other words for people do not enter. What is as usual does not
-        either: no constraints, no dense part, and a pipeline that looks ahead. With constraints,
-        two ways to ask the same of every table are the same.
+        either: no constraints, no dense part, no table that grows, and a pipeline that looks
+        ahead. With constraints, two ways to ask the same of every table are the same.
         """
         facts: dict[str, Any] = {
             "tables": [asdict(profile.table) for profile in self.profile],
@@ -185,6 +207,8 @@ class Problem(Summarized):
             facts["pipeline"] = self.pipeline
         if self.dense is not None:
             facts["dense"] = asdict(self.dense)
+        if self.growing:
+            facts["growing"] = {name: asdict(how) for name, how in self.growing.items()}
         if self.constraints:
             rules = {name: self.constraints.rule_of(name) for name in self.profile.table_names}
             facts["constraints"] = {

@@ -1,8 +1,10 @@
 """`placer profile` and `placer workloads`: what a log says of each table."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
+from placer.growing.key_map import Growing
 from placer.growing.working_set import SHARES, WorkingSet
+from placer.profile.growing_tables import hit_rate_for
 from placer.profile.profile import Profile
 from placer.profile.table_profile import TableProfile
 from placer.report import section as form
@@ -166,11 +168,11 @@ def _table_row(profile: TableProfile, batch_size: int, fit: bool) -> Row:
 def _ids_in_use(working_sets: Mapping[str, WorkingSet]) -> Section:
     """Report how many ids windows read, and what share of lookups fewer rows would serve."""
     rows: list[Row] = []
-    for name, found in working_sets.items():
+    for name, found in working_sets.items():  # What follows the shares is for plans.
         later = found.unknown_of_windows[1:]
         rates: Row = {
             f"{rate.eviction}_hit_rate_{share:.0%}": rate.hit_rate
-            for share, rate in zip(SHARES * 2, found.hit_rates, strict=True)
+            for share, rate in zip(SHARES * 2, found.hit_rates, strict=False)
         }
         rows.append(
             {
@@ -199,6 +201,16 @@ def _ids_in_use(working_sets: Mapping[str, WorkingSet]) -> Section:
         ),
         tuple(rows),
     )
+
+
+def growing_words(profile: Profile, growing: Mapping[str, Growing]) -> Iterator[str]:
+    """Say how many keys each table that grows has rows for, and the hit rate that is predicted."""
+    for name, how in growing.items():
+        predicted = ""
+        if profile[name].hit_rates:
+            share = form.share(hit_rate_for(profile[name], how.capacity))
+            predicted = f", for a predicted hit rate of {share}"
+        yield f"{name} grows: a row for each of {counted(how.capacity, 'key')}{predicted}"
 
 
 def _exponent(profile: TableProfile, fit: bool) -> float | None:

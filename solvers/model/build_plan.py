@@ -80,6 +80,7 @@ def build_plan(
         batch_size=problem.batch_size,
         pipeline=problem.pipeline,
         dense=problem.dense,
+        growing=dict(problem.growing),
     )
 
 

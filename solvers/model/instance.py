@@ -121,7 +121,9 @@ class Instance:
         self.arena_times = ArenaTimes(problem, [costs[kind] for kind in self.kind_of_gpu])
         hosts = {host.id: number for number, host in enumerate(topology.hosts)}
         self.host_of_gpu = [hosts[gpu.host] for gpu in topology.gpus]
-        self.dram_bytes = np.array([h.memory_bytes for h in topology.hosts], dtype=np.float64)
+        # Any host may come to serve tables that grow.
+        hosts_bytes = [host.memory_bytes - problem.key_map_bytes for host in topology.hosts]
+        self.dram_bytes: Float = np.maximum(np.array(hosts_bytes, dtype=np.float64), 0.0)
         self._rules = ConstraintRules(problem)
         # As the cost model has them, and as the objective weighs them.
         self._model_curves: LatestCurves = LatestCurves() if like is None else like._model_curves
