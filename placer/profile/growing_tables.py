@@ -64,20 +64,23 @@ def with_hit_rates(profile: Profile, found: Mapping[str, WorkingSet]) -> Profile
 def hit_rate_for(profile: TableProfile, capacity: int) -> float:
     """Predict the share of lookups whose key has a row, with eviction ``lfu``, in the next window.
 
-    Between measured capacities it is linear in the logarithm of the capacity, from no hit with one
-    row on.
+    Between measured capacities it is linear in the logarithm of the capacity. Below the least of
+    them it is proportional to the capacity, which is less than it will be.
 
     Raises
     ------
     ProblemError
         If the profile has no hit rates.
     """
-    logs, rates = _curve(profile)
-    return float(np.interp(np.log(capacity), logs, rates))
+    capacities, rates = _curve(profile)
+    known = float(np.interp(np.log(capacity), np.log(capacities), rates))
+    return known * min(1.0, capacity / float(capacities[0]))
 
 
 def capacity_for(profile: TableProfile, hit_rate: float) -> int:
     """Find the smallest capacity with a predicted hit rate; see `hit_rate_for`.
+
+    It is not below the least capacity that was measured.
 
     Parameters
     ----------
@@ -101,7 +104,7 @@ def capacity_for(profile: TableProfile, hit_rate: float) -> int:
     >>> capacity_for(table, 0.7)
     100
     """
-    logs, rates = _curve(profile)
+    capacities, rates = _curve(profile)
     if not 0 < hit_rate <= rates[-1]:
         raise ProblemError(
             f"no number of rows gives table {profile.name!r} a hit rate of {_percent(hit_rate)}: "
@@ -109,22 +112,23 @@ def capacity_for(profile: TableProfile, hit_rate: float) -> int:
             "for the first time"
         )
     right = int(np.searchsorted(rates, hit_rate))
+    if right == 0:
+        return int(capacities[0])
     share = (hit_rate - rates[right - 1]) / (rates[right] - rates[right - 1])
-    exact = np.exp(logs[right - 1] + share * (logs[right] - logs[right - 1]))
+    exact = capacities[right - 1] ** (1 - share) * capacities[right] ** share
     return int(np.ceil(exact - 1e-6))
 
 
 def _curve(profile: TableProfile) -> tuple[Float, Float]:
-    """Logarithms of capacities, and rising hit rates."""
+    """Capacities, ascending, and rising hit rates."""
     measured = {one.capacity: one.hit_rate for one in profile.hit_rates if one.eviction == "lfu"}
     if not measured:
         raise ProblemError(
             f"the hit rate of table {profile.name!r} with fewer rows is not known: profile the log "
             "with --window and the samples of a day, or give a number of keys"
         )
-    capacities = np.array([1, *sorted(measured)], dtype=np.float64)
-    rates = np.array([0.0, *(measured[one] for one in sorted(measured))])
-    return np.log(capacities), np.maximum.accumulate(rates)
+    capacities = np.array(sorted(measured), dtype=np.float64)
+    return capacities, np.maximum.accumulate([measured[int(one)] for one in capacities])
 
 
 def growing_of(profile: Profile, texts: Sequence[str]) -> dict[str, Growing]:

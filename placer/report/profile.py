@@ -1,10 +1,8 @@
 """`placer profile` and `placer workloads`: what a log says of each table."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
-from placer.growing.key_map import Growing
 from placer.growing.working_set import SHARES, WorkingSet
-from placer.profile.growing_tables import hit_rate_for
 from placer.profile.profile import Profile
 from placer.profile.table_profile import TableProfile
 from placer.report import section as form
@@ -201,16 +199,6 @@ def _ids_in_use(working_sets: Mapping[str, WorkingSet]) -> Section:
         ),
         tuple(rows),
     )
-
-
-def growing_words(profile: Profile, growing: Mapping[str, Growing]) -> Iterator[str]:
-    """Say how many keys each table that grows has rows for, and the hit rate that is predicted."""
-    for name, how in growing.items():
-        predicted = ""
-        if profile[name].hit_rates:
-            share = form.share(hit_rate_for(profile[name], how.capacity))
-            predicted = f", for a predicted hit rate of {share}"
-        yield f"{name} grows: a row for each of {counted(how.capacity, 'key')}{predicted}"
 
 
 def _exponent(profile: TableProfile, fit: bool) -> float | None:

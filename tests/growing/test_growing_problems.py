@@ -63,7 +63,10 @@ def test_a_capacity_has_the_hit_rate_that_was_asked_for() -> None:
     item = _profile()["item"]
     rates = [hit_rate_for(item, capacity) for capacity in range(1, 700)]
     assert rates == sorted(rates)
-    for wanted in (0.05, 0.4, 0.75, 0.9):
+    least = min(one.capacity for one in item.hit_rates)
+    assert capacity_for(item, 1e-3) == least
+    assert 0 < hit_rate_for(item, least - 1) < hit_rate_for(item, least)
+    for wanted in (0.4, 0.75, 0.9):
         capacity = capacity_for(item, wanted)
         assert hit_rate_for(item, capacity) >= wanted - 1e-9
         assert hit_rate_for(item, capacity - 1) < wanted
