@@ -156,8 +156,8 @@ class AccessCdf:
         Rows that are added are not read. Of fewer rows the hottest are read as before, and the
         others share the rest of the lookups evenly.
 
-        >>> AccessCdf.from_counts([4, 2, 1, 1]).over(3).shares.tolist()
-        [0.0, 0.5, 1.0]
+        >>> AccessCdf.from_counts([4, 2, 2, 2]).over(3).shares.tolist()
+        [0.0, 0.4, 1.0]
         """
         ranks, shares = self.ranks[self.ranks < rows], self.shares[self.ranks < rows]
         if rows < self.rows:

@@ -29,10 +29,10 @@ def keys_section(counts: Mapping[str, KeyCounts]) -> Section:
     names = ("hits", "misses", "waiting", "refused", "admitted", "evicted", "expired", "live")
     return Section(
         "keys",
-        "Keys of tables that grow (lookups: hits to refused; rows: admitted to live)",
+        "Keys of tables that grow",
         (
             Column("table", "table"),
-            Column("hit_rate", "hit rate"),
+            Column("hit_rate", "hit rate", form.share),
             *(Column(name, name, form.count) for name in names),
         ),
         tuple(rows),

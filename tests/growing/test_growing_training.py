@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from cli_cases import invoke
+from safetensors.torch import load_file
 from training_cases import QUICK, plan_for
 
 from cost_models import Roofline, log_stream, simulate
@@ -23,6 +24,7 @@ from placer.data.encoded import EncodedLog
 from placer.data.mapping import RawKeys
 from placer.errors import CheckpointError, PlanMismatchError
 from placer.growing import Growing, KeyMap
+from placer.storage.shards import write_shards, write_tables
 from placer.training.batches import batches
 from placer.training.checkpoint import load
 from placer.training.config import CheckpointPolicy
@@ -107,6 +109,27 @@ def test_a_resumed_run_is_bit_equal(placement: str, stop_after: int, tmp_path: P
     assert rest.keys == whole.keys
     assert (rest.auc, rest.log_loss) == (whole.auc, whole.log_loss)
     _assert_same_run(tmp_path / "parts", tmp_path / "whole")
+
+
+def test_a_file_of_tables_has_the_keys_and_their_rows(tmp_path: Path) -> None:
+    log = _log()
+    plan = _plan(log)
+    result = train(plan, log, CONFIG, checkpoints=CheckpointPolicy(tmp_path))
+    saved = load(tmp_path)
+    write_tables(plan, saved, tmp_path / "tables.safetensors")
+    found = load_file(tmp_path / "tables.safetensors")
+    assert set(found) == {f"{t}.weight" for t in ("item", "tag", "city")} | {
+        f"{t}.{name}" for t in ("item", "tag") for name in ("keys", "rows")
+    }
+    keys = KeyMap(HOW)
+    keys.load_state({n: saved.tensors["key_maps"][f"item.keys.{n}"].numpy() for n in keys.STATE})
+    assert keys.find(found["item.keys"].numpy()).tolist() == found["item.rows"].tolist()
+    assert found["item.keys"].numel() == result.keys["item"].live > 0
+    without = replace(saved, tensors={**saved.tensors, "key_maps": {}})
+    with pytest.raises(CheckpointError, match=r"lacks 'item.keys.rows' of a table that grows"):
+        write_tables(plan, without, tmp_path / "tables.safetensors")
+    with pytest.raises(PlanMismatchError, match="a folder of shards does not have"):
+        write_shards(plan, saved, tmp_path / "shards")
 
 
 def test_checkpoints_of_other_tables_are_refused(tmp_path: Path) -> None:
