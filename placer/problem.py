@@ -137,11 +137,6 @@ class Problem(Summarized):
         """Samples per step over all GPUs."""
         return self.batch_size * len(self.topology.gpus)
 
-    @property
-    def key_map_bytes(self) -> int:
-        """DRAM of a host that the key maps of all tables that grow take."""
-        return sum(how.nbytes for how in self.growing.values())
-
     @cached_property
     def lookup_bytes_per_sample(self) -> float:
         """Bytes of weights that a sample looks up in all tables."""

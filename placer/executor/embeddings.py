@@ -42,12 +42,12 @@ class Embeddings(nn.Module, ABC):
     features : tuple of FeatureRead
     rank, world : int
         This process's number among those that share the tables, and how many they are.
-    keys : GrowingKeys or None
-        The key maps of this process.
+    keys : GrowingKeys
+        Which rows have which keys, of tables that grow.
     """
 
     rank, world = 0, 1
-    keys: "GrowingKeys | None" = None
+    keys: "GrowingKeys"
 
     def __init__(
         self,

@@ -5,16 +5,22 @@ that fits here fits in training.
 """
 
 from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from placer.growing.key_map import Growing
 from placer.plan.plan import Plan
 from placer.plan.shard import Shard
 from placer.tables import Table
 from placer.topology.devices import Gpu, Host
+from placer.topology.topology import Topology
 
 ROW_MAP_BYTES_PER_ROW = 4
 """A table whose ranks are not its ids needs a map from id to slot: one int32 a row."""
+
+ROW_NUMBER_BYTES = 4
+"""A key map that has some of a table's rows numbers them: one int32 a row."""
 
 ROW_CACHE_ENTRY_BYTES = 52
 """Bookkeeping of one row of HBM for copies of cold rows, staged or cached (`RowCache`).
@@ -73,6 +79,20 @@ def row_map_bytes(table: Table) -> int:
     return ROW_MAP_BYTES_PER_ROW * table.rows
 
 
+def key_map_bytes(topology: Topology, growing: Mapping[str, Growing]) -> dict[str, int]:
+    """Bytes of the key maps of tables that grow, by host.
+
+    Each GPU's process has an equal part of the keys, whatever it serves. Where there are several, a
+    map has the numbers of its rows besides.
+    """
+    ranks = max(1, len(topology.gpus))
+    parts = [replace(how, capacity=-(-how.capacity // ranks)) for how in growing.values()]
+    size = sum(part.nbytes + ROW_NUMBER_BYTES * part.rows * (ranks > 1) for part in parts)
+    return {
+        host.id: size * sum(gpu.host == host.id for gpu in topology.gpus) for host in topology.hosts
+    }
+
+
 def cache_bytes(table: Table, shard: Shard) -> int:
     """Bytes of the HBM cache of a ``cached`` shard, on each server."""
     return shard.cache_rows * (table.bytes_per_row(shard.width) + ROW_CACHE_ENTRY_BYTES)
@@ -84,7 +104,6 @@ def device_memory(plan: Plan) -> dict[str, MemoryUse]:
     devices: tuple[Gpu | Host, ...] = (*topology.gpus, *topology.hosts)
     used: dict[str, dict[str, int]] = {device.id: defaultdict(int) for device in devices}
     mapped: set[tuple[str, str]] = set()
-    keyed: set[tuple[str, str]] = set()
     for shard in plan.shards:
         table = plan.tables_by_name[shard.table]
         for device in shard.devices:
@@ -97,10 +116,8 @@ def device_memory(plan: Plan) -> dict[str, MemoryUse]:
                 used[device]["cache_bytes"] += cache_bytes(table, shard)
             if plan.order_of(shard.table).kind == "profile":
                 mapped.add((shard.table, device))
-            if shard.table in plan.growing:
-                keyed.add((shard.table, device if gpu is None else gpu.host))
-    for name, host in keyed:
-        used[host]["row_map_bytes"] += plan.growing[name].nbytes
+    for host, size in key_map_bytes(topology, plan.growing).items():
+        used[host]["row_map_bytes"] += size
     for name, device in mapped:
         used[device]["row_map_bytes"] += row_map_bytes(plan.tables_by_name[name])
     return {

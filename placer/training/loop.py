@@ -180,7 +180,7 @@ def train(
             with using_threads(threads), deferred_interrupt() as interrupt:
                 summary = run.train(interrupt, on_progress, trace if first else None)
                 run.save()
-                rates = hit_rates(run.embeddings, ranks)
+                rates, keys = hit_rates(run.embeddings, ranks), run.embeddings.keys.counts()
             interrupted = ranks.any(interrupt.requested)
             held_out = HeldOut()
             if not interrupted:
@@ -202,7 +202,7 @@ def train(
             read_s=run.read_s,
             interrupted=interrupted,
             checkpoint=run.saved,
-            keys={} if run.embeddings.keys is None else run.embeddings.keys.counts(),
+            keys=keys,
             hit_rates=rates,
             trace=summary,
             planned_step_s=_planned_step_s(plan, config, ranks.world),

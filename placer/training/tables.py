@@ -51,8 +51,8 @@ def load_tables(embeddings: Embeddings, groups: Mapping[str, Mapping[str, AnyTen
 
 
 def key_state(embeddings: Embeddings) -> dict[str, Tensor]:
-    """The key maps of tables that grow, by ``<table>.keys.<name>``."""
-    return {} if embeddings.keys is None else embeddings.keys.state()
+    """The key maps of tables that grow, by ``<table>.keys.<name>``; all processes must call it."""
+    return embeddings.keys.state()
 
 
 def load_key_state(embeddings: Embeddings, state: Mapping[str, Tensor]) -> None:
@@ -63,13 +63,10 @@ def load_key_state(embeddings: Embeddings, state: Mapping[str, Tensor]) -> None:
     CheckpointError
         If it lacks a table that grows, or is of one with another capacity or admission.
     """
-    keys = embeddings.keys
-    if keys is None:
-        return
-    missing = [name for name in keys.names() if name not in state]
+    missing = [name for name in embeddings.keys.names() if name not in state]
     if missing:
         raise CheckpointError(f"the checkpoint lacks {missing[0]!r} of a table that grows")
-    keys.load_state(state)
+    embeddings.keys.load_state(state)
 
 
 def hit_rates(embeddings: Embeddings, ranks: Ranks) -> HitRates | None:

@@ -24,6 +24,7 @@ from cost_models import (
     shards_of,
 )
 from cost_models.arenas import Arena, ArenaCosts
+from placer.plan.memory import key_map_bytes
 from placer.problem import Problem
 from solvers.model.arena_times import ArenaTimes
 from solvers.model.constraint_rules import ConstraintRules
@@ -121,8 +122,8 @@ class Instance:
         self.arena_times = ArenaTimes(problem, [costs[kind] for kind in self.kind_of_gpu])
         hosts = {host.id: number for number, host in enumerate(topology.hosts)}
         self.host_of_gpu = [hosts[gpu.host] for gpu in topology.gpus]
-        # Any host may come to serve tables that grow.
-        hosts_bytes = [host.memory_bytes - problem.key_map_bytes for host in topology.hosts]
+        keys = key_map_bytes(topology, problem.growing)
+        hosts_bytes = [host.memory_bytes - keys[host.id] for host in topology.hosts]
         self.dram_bytes: Float = np.maximum(np.array(hosts_bytes, dtype=np.float64), 0.0)
         self._rules = ConstraintRules(problem)
         # As the cost model has them, and as the objective weighs them.

@@ -111,8 +111,7 @@ def test_plans_leave_room_for_key_maps_and_do_not_split(solver: str) -> None:
     assert plan.growing == {name: how}
     assert plan.tables_by_name[name].rows == 20_001
     assert len({shard.memory for shard in plan.shards_by_table[name]}) == 1
-    use = device_memory(plan)["host:0"]
-    assert use.row_map_bytes == how.nbytes
+    assert device_memory(plan)["host:0"].row_map_bytes >= how.nbytes
 
 
 def test_without_dram_for_the_key_map_there_is_no_plan() -> None:

@@ -79,16 +79,21 @@ def test_rows_and_names_are_verified() -> None:
     assert "table 'user' grows but is not listed" in fault.message
 
 
-def test_the_key_map_is_charged_to_each_host_that_serves_the_table() -> None:
+def test_key_maps_are_charged_to_hosts_by_their_gpus() -> None:
     plan = growing_plan()
-    grown, fixed = device_memory(plan), device_memory(replace(plan, growing={}))
-    assert grown["host:0"].row_map_bytes == HOW.nbytes
-    assert grown["host:0"].total_bytes == fixed["host:0"].total_bytes + HOW.nbytes
+    fixed = device_memory(replace(plan, growing={}))
+    one = device_memory(replace(plan, topology=machine(gpus=1), shards=plan.shards[:1]))
+    assert one["host:0"].row_map_bytes == HOW.nbytes
+    # Of 9 keys each of two GPUs has 5, and the numbers of 6 rows.
+    part = replace(HOW, capacity=5).nbytes + 4 * 6
+    grown = device_memory(plan)
+    assert grown["host:0"].row_map_bytes == 2 * part
+    assert grown["host:0"].total_bytes == fixed["host:0"].total_bytes + 2 * part
     assert grown["gpu:0"] == fixed["gpu:0"]
     two = replace(plan, topology=machine(gpus=1, hosts=2))
-    assert [device_memory(two)[f"host:{n}"].row_map_bytes for n in (0, 1)] == [HOW.nbytes] * 2
+    assert [device_memory(two)[f"host:{n}"].row_map_bytes for n in (0, 1)] == [part] * 2
     full = replace(plan, topology=machine(dram_bytes=fixed["host:0"].total_bytes))
-    with pytest.raises(CapacityError, match=f"host:0 .* {HOW.nbytes} bytes too many"):
+    with pytest.raises(CapacityError, match=f"host:0 .* {2 * part} bytes too many"):
         verify(full)
 
 

@@ -22,6 +22,7 @@ from placer.executor.distributed.sharded_batch import ShardedBatch, UnitStep
 from placer.executor.distributed.survey import Survey, check_all_built, check_same
 from placer.executor.distributed.whole_rows import RowTotals
 from placer.executor.embeddings import Embeddings
+from placer.executor.growing_keys import GrowingKeys
 from placer.executor.local.hit_rates import HitRates
 from placer.executor.local.placed_embeddings import PlacedEmbeddings
 from placer.executor.lookups.bag_batch import BagBatch
@@ -97,6 +98,7 @@ class ShardedEmbeddings(Embeddings):
             )
         if options.pop("growing", None) or plan.growing:
             raise BackendError("tables that grow train in one process; these are several ranks")
+        self.keys = GrowingKeys({}, plan.tables_by_name, seed)
         comm = Communicator(process_group, self.device)
         self._comm, self.rank, self.world = comm, comm.rank, comm.world
         scale = 1 / comm.world if average_gradients else 1.0
