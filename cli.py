@@ -213,8 +213,10 @@ def profile(
             result = profile_log(log, progress=update, sample=sample, seed=seed, **tables)
         if window is not None:
             from placer.growing import working_sets
+            from placer.profile.growing_tables import with_hit_rates
 
             found = working_sets(log, window)
+            result = with_hit_rates(result, found)
     _keep_profile(result, folder, output, found)
 
 
@@ -317,6 +319,9 @@ def plan(
     solver: str = option("auto", "Method that searches for the plan.", kind=_SOLVERS),
     model: str = MODEL,
     effort: Effort = BUNDLE,
+    growing: Texts = option(
+        (), "Tables that take any id, with so many rows, or a hit rate.", metavar="TABLE=N|P%"
+    ),
     cache: bool = option(
         True,
         "Use the kept plan of the same search.",
@@ -332,11 +337,15 @@ def plan(
     \b
     placer plan --workload mlperf-dcnv2 --topology 8xh100 --hbm 8GiB -o plan.json
     placer plan --profile profile --topology auto --hbm 2GiB --batch-size 1024 -o plan.json
+    placer plan --profile profile --growing user=2000000,item=99% -o plan.json
     """
     from placer.plan.origin import save_with_profile
 
     began = time.monotonic()
-    problem, costs = options.problem(options.profile(), hbm), cost_models.cost_model(model)
+    problem = options.problem(options.profile(), hbm, growing=growing)
+    costs = cost_models.cost_model(model)
+    for line in report.growing_words(problem.profile, problem.growing):
+        report.print_stderr(line)
     strategy = solvers.solver(solver)
     if cache:
         strategy = solvers.CachedSolver(strategy, note=report.print_stderr)

@@ -1,7 +1,7 @@
 """A log replayed through a plan, and timed: the Python face of `placer simulate`."""
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 
@@ -15,6 +15,7 @@ from cost_models.replay import (
 )
 from placer.data.encoded import EncodedLog
 from placer.data.log import Chunk
+from placer.growing import KeyCounts
 from placer.plan.diff import diff
 from placer.plan.migration import migration
 from placer.plan.plan import Plan
@@ -88,6 +89,8 @@ class Simulated:
         Parts of the logs, compared with the first part and with the same part under `other`.
     dense_s : float or None
         What dense layers take of each step; None where steps are embeddings alone.
+    keys : mapping of table name to KeyCounts
+        What the keys of each table that grows did.
     """
 
     options: ReplayOptions
@@ -98,6 +101,7 @@ class Simulated:
     gpu_s: Float
     windows: tuple[Drifted, ...]
     dense_s: float | None = None
+    keys: Mapping[str, KeyCounts] = field(default_factory=dict)
 
     @property
     def step_times(self) -> TimeSummary:
@@ -182,4 +186,5 @@ def simulate(
         own.gpu_s,
         drifted(parts, other_parts, migration_s),
         dense_s,
+        {name: keys.counts for name, keys in simulator.keys.items()},
     )

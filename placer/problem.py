@@ -1,7 +1,9 @@
 """What a solver solves: tables with their profile, a machine, a batch size and constraints."""
 
+import glob
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -10,15 +12,19 @@ from placer.constraints.constraints import Constraints
 from placer.constraints.rules import TableRule
 from placer.dense import Dense, DenseLayers, DenseMemory, DenseNetwork, dense_memory
 from placer.errors import ProblemError
+from placer.growing.key_map import Growing
 from placer.pipeline import PIPELINES, Pipeline
 from placer.plan.drift import in_plan_order
 from placer.plan.plan import Plan
+from placer.profile.growing_tables import with_growing
 from placer.profile.profile import Profile
 from placer.summary import Summarized
 from placer.tables import COLD_DTYPES, ColdDType
 from placer.topology.devices import Gpu, Host
 from placer.topology.topology import Topology
 from placer.units import format_bytes
+
+_ROWS_WITHOUT_ORDER = TableRule(forbid=frozenset(("split", "replicated")))
 
 
 @dataclass(frozen=True, repr=False)
@@ -44,6 +50,10 @@ class Problem(Summarized):
         off each GPU here. None: steps are the embeddings' work alone.
     widths : tuple of {"float16", "bfloat16", "int8"}
         Types that cold rows may have besides their table's.
+    growing : mapping of table name to Growing
+        Tables whose rows are given to keys as they are read. `profile` has them with their
+        capacity + 1 rows from here on (`with_growing`). As nobody knows which rows will be hot,
+        they are neither split between memories nor replicated.
 
     Raises
     ------
@@ -67,6 +77,7 @@ class Problem(Summarized):
     pipeline: Pipeline = "look-ahead"
     dense: Dense | None = None
     widths: tuple[ColdDType, ...] = ()
+    growing: Mapping[str, Growing] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not len(self.profile):
@@ -75,6 +86,11 @@ class Problem(Summarized):
             raise ProblemError(
                 f"batch_size must be at least 1 sample per GPU, not {self.batch_size}"
             )
+        if self.growing:
+            object.__setattr__(self, "profile", with_growing(self.profile, self.growing))
+            rules = tuple((glob.escape(name), _ROWS_WITHOUT_ORDER) for name in self.growing)
+            tables = (*self.constraints.tables, *rules)
+            object.__setattr__(self, "constraints", replace(self.constraints, tables=tables))
         if self.constraints:
             applied = self.constraints.on(self.topology, self.profile.table_names)
             object.__setattr__(self, "topology", applied.reserved(self.topology))
@@ -166,7 +182,7 @@ class Problem(Summarized):
         `reserve` of the constraints is left out: the plan's machine is without that memory.
         """
         rules = replace(constraints or Constraints(), reserve=())
-        how = plan.pipeline, plan.dense, plan.widths
+        how: Any = plan.pipeline, plan.dense, plan.widths, plan.growing
         return cls(profile, plan.topology, plan.batch_size, rules, *how)
 
     def in_plan_order(self, plan: Plan) -> "Problem":
@@ -179,8 +195,8 @@ class Problem(Summarized):
         """Hash of all that a placement depends on: tables, accesses, machine, batch, constraints.
 
         Names of sources and other words for people do not enter. What is as usual does not
-        either: no constraints, no dense part, and a pipeline that looks ahead. With constraints,
-        two ways to ask the same of every table are the same.
+        either: no constraints, no dense part, no table that grows, and a pipeline that looks
+        ahead. With constraints, two ways to ask the same of every table are the same.
         """
         facts: dict[str, Any] = {
             "tables": [asdict(profile.table) for profile in self.profile],
@@ -195,6 +211,8 @@ class Problem(Summarized):
             facts["dense"] = asdict(self.dense)
         if self.widths:
             facts["widths"] = sorted(self.widths)
+        if self.growing:
+            facts["growing"] = {name: asdict(how) for name, how in self.growing.items()}
         if self.constraints:
             rules = {name: self.constraints.rule_of(name) for name in self.profile.table_names}
             facts["constraints"] = {

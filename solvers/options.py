@@ -153,12 +153,17 @@ class ProblemOptions:
         return replace(self, topology=machine).problem(profile, hbm)
 
     def problem(
-        self, profile: placer.Profile, hbm: str | None, old: placer.Plan | None = None
+        self,
+        profile: placer.Profile,
+        hbm: str | None,
+        old: placer.Plan | None = None,
+        growing: Sequence[str] = (),
     ) -> placer.Problem:
         """The problem of placing a profile's tables within a budget of each GPU.
 
         What is not given is as in the old plan, if there is one.
         """
+        from placer.profile.growing_tables import growing_of
         from placer.workloads.dense import dense_part
 
         path = self.constraints_path
@@ -178,6 +183,7 @@ class ProblemOptions:
             self.pipeline or (old.pipeline if old else "look-ahead"),
             dense,
             self._widths(old),
+            old.growing if old else growing_of(profile, growing),
         )
 
     def _widths(self, old: placer.Plan | None) -> tuple[Any, ...]:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from placer.report import section as form
+from placer.report.growing import keys_section
 from placer.report.section import Column, Report, Row, Section, table_of
 from placer.units import counted, format_seconds
 
@@ -52,6 +53,8 @@ def simulate_report(simulated: "Simulated") -> Report:
     )
     devices = _devices(simulated.devices, steps, simulated.gpu_s.tolist())
     sections = [devices, _exchange(totals)]
+    if simulated.keys:
+        sections.append(keys_section(simulated.keys))
     windows = simulated.windows
     if len(windows) > 1 or any(one.other is not None for one in windows):
         sections.append(_windows(windows))

@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 from placer.errors import PlacerError
 from placer.plan.plan import Plan
+from placer.plan.verify import refuse_growing
 
 TRAINERS = ("torchrec", "hugectr")
 
@@ -41,6 +42,7 @@ def document_for(
     >>> document_for("hugectr", solve(problem, "greedy-size").plan)["shard_matrix"]
     [['t1', 't2']]
     """
+    refuse_growing(plan, trainer)
     if trainer == "torchrec":
         from placer.adapters import torchrec
 

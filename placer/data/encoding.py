@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from placer.data.layout import Layout
-from placer.data.mapping import Hash, Identity, IdMapping, Vocabulary
+from placer.data.mapping import Hash, Identity, IdMapping, RawKeys, Vocabulary
 from placer.data.names import NULLS, Missing
 from placer.data.text_keys import Keys
 from placer.errors import DataError
@@ -13,6 +13,10 @@ from placer.files import sha256_json
 
 _UNKNOWN = Layout(lists={})
 """Of a profile that was made before layouts were recorded."""
+
+_SIZED: Mapping[str, type[Identity | Hash | RawKeys]] = {
+    one.kind: one for one in (Identity, Hash, RawKeys)
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +125,8 @@ class Encoding:
             kind = mapping["kind"]
             if kind == "vocabulary" and name in vocabularies:
                 mappings[name] = Vocabulary(vocabularies[name])
-            elif kind in ("identity", "hash"):
-                mappings[name] = (Identity if kind == "identity" else Hash)(mapping["rows"])
+            elif kind in _SIZED:
+                mappings[name] = _SIZED[kind](mapping["rows"])
             else:
                 raise DataError(f"table {name!r}: id mapping {kind!r} cannot be rebuilt")
         return cls(

@@ -116,4 +116,22 @@ class Vocabulary:
         return np.where(ascending[place] == keys, rows[place], 0)
 
 
-IdMapping = Identity | Hash | Vocabulary
+@dataclass(frozen=True, slots=True)
+class RawKeys:
+    """Keys as they are, of a table that gives its rows to keys as they are read.
+
+    Attributes
+    ----------
+    rows : int
+        Of the table; keys may be any int64.
+    """
+
+    kind: ClassVar[MappingKind] = "key"
+    rows: int
+
+    def map(self, keys: Keys) -> Rows:
+        """`keys` as int64."""
+        return keys.view(np.int64)
+
+
+IdMapping = Identity | Hash | Vocabulary | RawKeys

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Literal, get_args
 
 Format = Literal["criteo", "csv", "tsv", "interactions", "jsonl", "arrow", "parquet", "dlrm"]
-MappingKind = Literal["identity", "hash", "vocabulary"]
+MappingKind = Literal["identity", "hash", "vocabulary", "key"]
 IdType = Literal["integer", "unsigned", "text", "boolean"]
 """How the values of a column of ids are read where a file does not say."""
 Decimal = Literal[".", ","]
@@ -13,7 +13,7 @@ Missing = Literal["zero", "empty"]
 """Whether a missing value is id 0 or no lookup."""
 
 FORMATS: tuple[str, ...] = get_args(Format)
-ID_MAPPINGS: tuple[str, ...] = ("auto", *get_args(MappingKind))
+ID_MAPPINGS: tuple[str, ...] = ("auto", "identity", "hash", "vocabulary")
 
 NULLS = ("NULL", "null", "NA", "N/A", "NaN", "nan", "None", "\\N")
 """Texts that stand for a missing value, where nobody says which do; an empty one always does."""

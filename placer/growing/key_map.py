@@ -111,6 +111,11 @@ class KeyCounts(NamedTuple):
         """Share of lookups whose key had a row; 0 without lookups."""
         return self.hits / max(1, self.hits + self.misses)
 
+    @property
+    def live(self) -> int:
+        """Keys that have rows now."""
+        return self.admitted - self.evicted - self.expired
+
 
 class StepRows(NamedTuple):
     """Rows of a step's keys; those among them that had another key before, and their keys now."""

@@ -12,6 +12,9 @@ from placer.growing.key_map import Eviction, Growing, Int, KeyMap
 SHARES = 0.01, 0.03, 0.1, 0.3
 """Capacities by default, as shares of a table's rows."""
 
+BETWEEN = 0.06, 0.2, 0.6
+"""Further ones for ``lfu``, the usual eviction, from which capacities are planned."""
+
 
 @dataclass(frozen=True, slots=True)
 class HitRate:
@@ -45,6 +48,7 @@ class WorkingSet:
         Share of each window's lookups whose id no earlier window has: what a vocabulary of all
         ids so far would not know.
     hit_rates : tuple of HitRate
+        By default last of ``lfu`` with a row for each id of the log.
     """
 
     distinct: int
@@ -73,7 +77,8 @@ def working_sets(
     window : int
         Samples of a window, such as those of a day.
     capacities : mapping of table name to sequence of int, optional
-        Numbers of ids that have rows at a time; by default `SHARES` of the rows.
+        Numbers of ids that have rows at a time; by default `SHARES` of the rows, and some more for
+        ``lfu``.
     evictions : sequence of {"lfu", "lru"}
     batch_size : int
         Samples of a step: rows that it reads keep their ids until the next one has ended. By
@@ -86,22 +91,13 @@ def working_sets(
     """
     if window < 1:
         raise DataError(f"a window has at least one sample, not {window}")
-    if capacities is None:
-        capacities = {
-            name: [max(1, round(share * rows)) for share in SHARES]
-            for name, rows in log.tables.items()
-        }
-    tables = {
-        name: _TableCounter(
-            rows,
-            [
-                KeyMap(Growing(capacity, eviction=eviction))
-                for eviction in evictions
-                for capacity in capacities.get(name, ())
-            ],
-        )
-        for name, rows in log.tables.items()
-    }
+    tables = {}
+    for name, rows in log.tables.items():
+        sizes = _shares_of(rows, SHARES) if capacities is None else capacities.get(name, ())
+        wanted = [Growing(size, eviction=eviction) for eviction in evictions for size in sizes]
+        if capacities is None and "lfu" in evictions:
+            wanted += [Growing(size) for size in _shares_of(rows, BETWEEN)]
+        tables[name] = _TableCounter(rows, [KeyMap(how) for how in wanted])
     samples = 0
     if batch_size is None:
         batch_size = min(8192, -(-window // 10))
@@ -117,7 +113,12 @@ def working_sets(
         for name, parts in ids.items():
             if parts:
                 tables[name].add(np.concatenate(parts))
-    return {name: table.working_set() for name, table in tables.items()}
+    by_default = capacities is None and "lfu" in evictions
+    return {name: table.working_set(by_default) for name, table in tables.items()}
+
+
+def _shares_of(rows: int, shares: Sequence[float]) -> list[int]:
+    return [max(1, round(share * rows)) for share in shares]
 
 
 class _TableCounter:
@@ -137,7 +138,9 @@ class _TableCounter:
         distinct = np.unique(ids)
         fresh = distinct[self._last[distinct] != number]
         self._last[fresh] = number
-        self._first[fresh[self._first[fresh] == 0]] = number
+        new = fresh[self._first[fresh] == 0]
+        self._first[new] = number
+        window.new += new.size
         window.distinct += fresh.size
         window.lookups += ids.size
         window.unknown += int(np.count_nonzero(self._first[ids] == number))
@@ -148,15 +151,19 @@ class _TableCounter:
             self._before = [keys.counts for keys in self._maps]
         self._windows.append(_Window())
 
-    def working_set(self) -> WorkingSet:
-        """Return what was counted so far."""
+    def working_set(self, with_all: bool) -> WorkingSet:
+        """Return what was counted so far; `with_all` adds the hit rate with a row for each id."""
         rates = []
         for keys, before in zip(self._maps, self._before, strict=True):
             hits, misses = keys.counts.hits - before.hits, keys.counts.misses - before.misses
             rate = hits / max(1, hits + misses)
             rates.append(HitRate(keys.growing.capacity, keys.growing.eviction, rate))
+        distinct, later = int(np.count_nonzero(self._first)), self._windows[1:] or self._windows
+        if with_all and distinct:  # Then only what is read for the first time misses.
+            new = sum(one.new for one in later) / max(1, sum(one.lookups for one in later))
+            rates.append(HitRate(distinct, "lfu", 1 - new))
         return WorkingSet(
-            int(np.count_nonzero(self._first)),
+            distinct,
             tuple(window.distinct for window in self._windows),
             tuple(window.unknown / max(1, window.lookups) for window in self._windows),
             tuple(rates),
@@ -168,3 +175,4 @@ class _Window:
     distinct: int = 0
     lookups: int = 0
     unknown: int = 0
+    new: int = 0

@@ -25,6 +25,7 @@ from placer.files import (
     write_bytes,
     write_text,
 )
+from placer.growing.key_map import Growing
 from placer.pipeline import Pipeline
 from placer.plan import schema
 from placer.plan.fields import SCHEMA_VERSION, Provenance, RowOrder, SolverRecord
@@ -229,6 +230,9 @@ def to_dict(plan: "Plan", row_order: dict[str, dict[str, Any]] | None = None) ->
         **({} if plan.pipeline == "look-ahead" else {"pipeline": plan.pipeline}),
         **({"widths": list(plan.widths)} if plan.widths else {}),
         **({} if plan.dense is None else {"dense": _dense(plan.dense)}),
+        **(
+            {"growing": {n: asdict(how) for n, how in plan.growing.items()}} if plan.growing else {}
+        ),
     }
     _validated(document, "the plan")
     return document
@@ -272,6 +276,7 @@ class _Document(BaseModel):
     tables: tuple[Table, ...]
     shards: tuple[Shard, ...]
     row_order: dict[str, RowOrder]
+    growing: dict[str, Growing]
     batch_size: int
     pipeline: Pipeline
     widths: tuple[ColdDType, ...]

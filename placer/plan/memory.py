@@ -5,8 +5,10 @@ that fits here fits in training.
 """
 
 from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
+from placer.growing.key_map import Growing
 from placer.plan.plan import Plan
 from placer.plan.shard import Memory, Shard
 from placer.tables import Table
@@ -15,6 +17,9 @@ from placer.topology.topology import Topology
 
 ROW_MAP_BYTES_PER_ROW = 4
 """A table whose ranks are not its ids needs a map from id to slot: one int32 a row."""
+
+ROW_NUMBER_BYTES = 4
+"""A key map that has some of a table's rows numbers them: one int32 a row."""
 
 ROW_CACHE_ENTRY_BYTES = 52
 """Bookkeeping of one row of HBM for copies of cold rows, staged or cached (`RowCache`).
@@ -33,8 +38,8 @@ CHECKSUM_BYTES = 4
 class MemoryUse:
     """Bytes on one device, by purpose, beside what the device has.
 
-    `row_map_bytes` are of id → slot maps, `buffer_bytes` of staged rows, of exchange buffers
-    and of the integers of the lookups in flight.
+    `row_map_bytes` are of id → slot maps, and of the key maps of tables that grow;
+    `buffer_bytes` of staged rows, of exchange buffers and of the integers of the lookups in flight.
     """
 
     device: str
@@ -75,6 +80,20 @@ class Shortage:
 def row_map_bytes(table: Table) -> int:
     """Bytes of the id → slot map of a table with a row order of its own, on each server."""
     return ROW_MAP_BYTES_PER_ROW * table.rows
+
+
+def key_map_bytes(topology: Topology, growing: Mapping[str, Growing]) -> dict[str, int]:
+    """Bytes of the key maps of tables that grow, by host.
+
+    Each GPU's process has an equal part of the keys, whatever it serves. Where there are several, a
+    map has the numbers of its rows besides.
+    """
+    ranks = max(1, len(topology.gpus))
+    parts = [replace(how, capacity=-(-how.capacity // ranks)) for how in growing.values()]
+    size = sum(part.nbytes + ROW_NUMBER_BYTES * part.rows * (ranks > 1) for part in parts)
+    return {
+        host.id: size * sum(gpu.host == host.id for gpu in topology.gpus) for host in topology.hosts
+    }
 
 
 def cache_bytes(table: Table, shard: Shard) -> int:
@@ -136,6 +155,8 @@ def device_memory(plan: Plan) -> dict[str, MemoryUse]:
                 used[device]["cache_bytes"] += cache_bytes(table, shard)
             if plan.order_of(shard.table).kind == "profile":
                 mapped.add((shard.table, device))
+    for host, size in key_map_bytes(topology, plan.growing).items():
+        used[host]["row_map_bytes"] += size
     for name, device in mapped:
         used[device]["row_map_bytes"] += row_map_bytes(plan.tables_by_name[name])
     return {name: MemoryUse(name, size, **used[name]) for name, size in sizes.items()}

@@ -14,6 +14,7 @@ from placer.data.files.stores import uri_of
 from placer.data.options import TextOptions
 from placer.errors import PlacerError, PlanError, PlanMismatchError
 from placer.plan.plan import Plan
+from placer.profile.growing_tables import with_growing
 from placer.profile.profile import Profile
 from placer.workloads import named_workload
 
@@ -160,6 +161,8 @@ def with_tables_as_in(
 ) -> Profile:
     """A profile whose tables have the dims, types and optimizers that they have in a plan.
 
+    Tables that grow have the rows that they have there.
+
     Parameters
     ----------
     plan : Plan
@@ -175,6 +178,8 @@ def with_tables_as_in(
         Tells of each table what differs: it is not in one of both, or has another number of rows,
         or its ids become rows in another way.
     """
+    growing = {name: how for name, how in plan.growing.items() if name in profile.table_numbers}
+    profile = with_growing(profile, growing)
     now = {one.name: one.table.rows for one in profile}
     lost = [
         f"{table.name!r} has {now[table.name]} rows, not {table.rows}"

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from placer.data.files.stores import uri_of
 from placer.dense import Dense
 from placer.errors import PlanError
+from placer.growing.key_map import Growing
 from placer.pipeline import Pipeline
 from placer.plan.fields import Provenance, RowOrder, SolverRecord
 from placer.plan.shard import Memory, Shard
@@ -47,6 +48,8 @@ class Plan(Summarized):
         How steps follow one another.
     dense : DenseLayers, MeasuredDense or None
         What is trained beside the embeddings; None where nobody says.
+    growing : dict of table name to Growing
+        Tables whose ids may be any int64: rows are given to them as they are read.
 
     Examples
     --------
@@ -71,6 +74,7 @@ class Plan(Summarized):
     pipeline: Pipeline = "look-ahead"
     dense: Dense | None = None
     widths: tuple[ColdDType, ...] = ()
+    growing: dict[str, Growing] = field(default_factory=dict)
 
     @cached_property
     def tables_by_name(self) -> dict[str, Table]:
@@ -121,6 +125,7 @@ class Plan(Summarized):
             shards=tuple(shard for name in names for shard in self.shards_by_table[name]),
             row_order={name: self.row_order[name] for name in names if name in self.row_order},
             hot_ids={name: self.hot_ids[name] for name in names if name in self.hot_ids},
+            growing={name: self.growing[name] for name in names if name in self.growing},
         )
 
     def with_solver(self, **changes: Any) -> "Plan":

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from placer.dense.file import DenseEntry
+from placer.growing.key_map import Eviction
 from placer.pipeline import Pipeline
 from placer.plan.fields import SCHEMA_VERSION
 from placer.plan.shard import Lookup, Memory
@@ -107,6 +108,15 @@ class RowOrderModel(_Strict):
     sha256: str | None = None
 
 
+class GrowingModel(_Strict):
+    """How a table gives its rows to keys, which may be any int64."""
+
+    capacity: int = Field(ge=1, description="keys that have rows at a time; the table has one more")
+    admission: int = Field(1, ge=1, le=255, description="readings until a key gets a row")
+    eviction: Eviction = "lfu"
+    ttl: NonNegative = Field(0, description="steps until a key that is not read goes; 0: never")
+
+
 class DenseLayersModel(DenseEntry):
     """The layers that are trained beside the embeddings, on every GPU."""
 
@@ -158,6 +168,7 @@ class PlanModel(_Strict):
     topology: TopologyModel
     shards: list[ShardModel]
     row_order: dict[str, RowOrderModel] = {}
+    growing: dict[str, GrowingModel] = Field({}, description="tables without a vocabulary")
     solver: SolverModel
     provenance: ProvenanceModel
     sha256: str = Field("", description="of all other keys, as `placer.seal` has it")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from placer.errors import CapacityError, PlanError
+from placer.errors import CapacityError, PlanError, PlanMismatchError
 from placer.plan.coverage import coverage_fault
 from placer.plan.memory import device_memory
 from placer.plan.plan import Plan
@@ -21,7 +21,8 @@ class Violation:
     """One rule that a plan breaks.
 
     `rule` is one of ``shard`` (a malformed shard), ``feature`` (one that reads more than one
-    table), ``coverage``, ``row_order``, ``capacity``; `where` names the table, feature or device.
+    table), ``coverage``, ``row_order``, ``growing`` (a table with other rows than its keys need),
+    ``capacity``; `where` names the table, feature or device.
     """
 
     rule: str
@@ -33,8 +34,9 @@ def violations(plan: Plan) -> list[Violation]:
     """All rules that the plan breaks; an empty list is a proof that it is sound.
 
     Checked: every shard is well formed and on devices that exist; every row × column of
-    every table is covered exactly once, replicas aside; row orders list valid ids once; no
-    device holds more bytes than it has, buffers and maps included.
+    every table is covered exactly once, replicas aside; row orders list valid ids once; tables
+    that grow have the rows that their keys need; no device holds more bytes than it has, buffers
+    and maps included.
     """
     names = [table.name for table in plan.tables]
     faults = [
@@ -56,6 +58,7 @@ def violations(plan: Plan) -> list[Violation]:
         if message:
             faults.append(Violation("coverage", table.name, message))
         faults.extend(_row_order_violations(plan, table))
+    faults.extend(_growing_violations(plan))
     for name in sorted(plan.row_order.keys() - plan.tables_by_name.keys()):
         message = f"table {name!r} has a row order but is not listed among the plan's tables"
         faults.append(Violation("row_order", name, message))
@@ -84,6 +87,21 @@ def check_shards(plan: Plan) -> None:
     for shard in plan.shards:
         for violation in _shard_violations(plan, shard):
             raise PlanError(f"{violation.message}; `placer verify` lists all that is wrong")
+
+
+def refuse_growing(plan: Plan, reader: str) -> None:
+    """Raise if a table grows, for who has no key map.
+
+    Raises
+    ------
+    PlanMismatchError
+        Names the table and the reader.
+    """
+    for name in plan.growing:
+        raise PlanMismatchError(
+            f"table {name!r} grows: its rows mean nothing without its key map, which {reader} does "
+            "not have; train with `placer train` or `placer.executor.make_embeddings`"
+        )
 
 
 def verify(plan: Plan) -> None:
@@ -182,3 +200,17 @@ def _row_order_violations(plan: Plan, table: Table) -> Iterator[Violation]:
         )
     elif np.unique(ids).size != ids.size:
         yield Violation("row_order", table.name, f"{where} lists an id more than once")
+
+
+def _growing_violations(plan: Plan) -> Iterator[Violation]:
+    for name, how in sorted(plan.growing.items()):
+        table = plan.tables_by_name.get(name)
+        if table is None:
+            message = f"table {name!r} grows but is not listed among the plan's tables"
+            yield Violation("growing", name, message)
+        elif table.rows != how.rows:
+            message = (
+                f"table {name!r} has {table.rows:,} rows; a capacity of {how.capacity:,} keys "
+                f"takes {how.rows:,}, as row 0 is of all other keys"
+            )
+            yield Violation("growing", name, message)

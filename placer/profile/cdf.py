@@ -150,6 +150,24 @@ class AccessCdf:
         width = self.ranks[right] - self.ranks[right - 1]
         return int(self.ranks[right - 1] + np.ceil(fraction * width - 1e-9))
 
+    def over(self, rows: int) -> "AccessCdf":
+        """The CDF of a table of another number of rows that takes the same lookups.
+
+        Rows that are added are not read. Of fewer rows the hottest are read as before, and the
+        others share the rest of the lookups evenly.
+
+        >>> AccessCdf.from_counts([4, 2, 2, 2]).over(3).shares.tolist()
+        [0.0, 0.4, 1.0]
+        """
+        ranks, shares = self.ranks[self.ranks < rows], self.shares[self.ranks < rows]
+        if rows < self.rows:
+            slopes = (self.shares[-1] - shares) / (rows - ranks)
+            # As many as leave the others no hotter than themselves.
+            before = np.append(np.inf, np.diff(shares) / np.diff(ranks))
+            kept = 1 + int(np.flatnonzero(slopes <= before)[-1])
+            ranks, shares = ranks[:kept], shares[:kept]
+        return AccessCdf(np.append(ranks, rows), np.append(shares, self.shares[-1]))
+
     def unique_at_ranks(self, lookups: float) -> Float:
         """Expected distinct rows before each of `ranks` in a step of `lookups` lookups.
 

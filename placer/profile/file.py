@@ -34,6 +34,7 @@ from placer.files import (
     write_bytes,
     write_text,
 )
+from placer.growing.working_set import HitRate
 from placer.profile.cdf import AccessCdf
 from placer.profile.counts import RowCounts
 from placer.profile.locality import WindowCounts
@@ -148,6 +149,7 @@ def _table_to_json(profile: TableProfile, key: str, arrays: _Arrays) -> dict[str
         "counted": {name: asdict(counts) for name, counts in profile.features.items()},
         **({"locality": [astuple(one) for one in profile.locality]} if profile.locality else {}),
         **({} if profile.unknown is None else {"unknown": asdict(profile.unknown)}),
+        **({"hit_rates": [asdict(one) for one in profile.hit_rates]} if profile.hit_rates else {}),
     }
 
 
@@ -177,6 +179,7 @@ def _table_from_json(
         zipf_exponent=values["zipf_exponent"],
         locality=tuple(WindowCounts(*map(int, one)) for one in values.get("locality", ())),
         unknown=UnknownIds(**values["unknown"]) if "unknown" in values else None,
+        hit_rates=tuple(HitRate(**one) for one in values.get("hit_rates", ())),
     )
 
 

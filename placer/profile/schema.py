@@ -5,6 +5,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from placer.errors import ProfileError
+from placer.growing.key_map import Eviction
 
 
 class _Strict(BaseModel):
@@ -30,6 +31,12 @@ class _Feature(_Strict):
     pooling: str
 
 
+class _HitRate(_Strict):
+    capacity: int = Field(ge=1)
+    eviction: Eviction
+    hit_rate: float = Field(ge=0, le=1)
+
+
 class _Table(_Strict):
     name: str
     rows: int
@@ -41,6 +48,7 @@ class _Table(_Strict):
     counted: dict[str, _Counted]
     locality: list[list[int]] = []
     unknown: _Unknown | None = None
+    hit_rates: list[_HitRate] = []
 
 
 class _Mapping(_Strict):

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from placer.errors import ProfileError
+from placer.growing.working_set import HitRate
 from placer.profile.cdf import AccessCdf, Float
 from placer.profile.counts import RowCounts
 from placer.profile.locality import DistinctRows, Locality
@@ -80,6 +81,9 @@ class TableProfile:
         Distinct rows of consecutive samples; empty where nothing was measured.
     unknown : UnknownIds or None
         What a vocabulary did not know; None where ids are mapped otherwise.
+    hit_rates : tuple of HitRate
+        Shares of lookups that fewer rows serve, given to ids as they come; empty where nothing was
+        measured.
 
     Examples
     --------
@@ -98,6 +102,7 @@ class TableProfile:
     zipf_exponent: float | None = None
     locality: Locality = ()
     unknown: UnknownIds | None = None
+    hit_rates: tuple[HitRate, ...] = ()
     _in_order: DistinctRows = field(init=False, repr=False)
     _draws: dict[float, float] = field(init=False, repr=False, default_factory=dict)
 

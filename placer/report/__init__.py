@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from placer.report.diff import diff_report as diff_report
     from placer.report.estimate import estimate_report as estimate_report
     from placer.report.failures import one_line_errors as one_line_errors
+    from placer.report.growing import growing_words as growing_words
     from placer.report.profile import profile_report as profile_report
     from placer.report.profile import unknown_words as unknown_words
     from placer.report.profile import workloads_report as workloads_report

@@ -166,11 +166,11 @@ def _table_row(profile: TableProfile, batch_size: int, fit: bool) -> Row:
 def _ids_in_use(working_sets: Mapping[str, WorkingSet]) -> Section:
     """Report how many ids windows read, and what share of lookups fewer rows would serve."""
     rows: list[Row] = []
-    for name, found in working_sets.items():
+    for name, found in working_sets.items():  # What follows the shares is for plans.
         later = found.unknown_of_windows[1:]
         rates: Row = {
             f"{rate.eviction}_hit_rate_{share:.0%}": rate.hit_rate
-            for share, rate in zip(SHARES * 2, found.hit_rates, strict=True)
+            for share, rate in zip(SHARES * 2, found.hit_rates, strict=False)
         }
         rows.append(
             {

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from placer.report import section as form
+from placer.report.growing import keys_section
 from placer.report.section import Column, Report, Row, Section, attributes, table_of
 from placer.units import format_seconds
 
@@ -36,6 +37,8 @@ def training_reports(
 ) -> dict[str, Report]:
     """Return the tables of a run, by name: those that there are."""
     reports = {}
+    if result.keys:
+        reports["keys"] = Report("Tables that grow", (keys_section(result.keys),))
     if result.hit_rates is not None:
         reports["hit_rates"] = hit_rate_report(result.hit_rates, planned)
     if result.trace is not None:

@@ -16,6 +16,7 @@ import numpy as np
 from placer.data.log import Bags, Chunk
 from placer.errors import PlacerError, PlanMismatchError
 from placer.executor.names import Policy
+from placer.growing import KeyMap
 from placer.plan.plan import Plan
 from placer.simulator.counts import Int, PartCounts, Served, StepCounts, nothing_sent
 from placer.simulator.parts import arrange
@@ -58,6 +59,11 @@ class Simulator:
 
     It remembers which rows have copies in HBM, so that one log may follow another.
 
+    Attributes
+    ----------
+    keys : mapping of table name to KeyMap
+        Of tables that grow: which key has which row.
+
     Parameters
     ----------
     plan : Plan
@@ -74,6 +80,7 @@ class Simulator:
     def __init__(self, plan: Plan, options: ReplayOptions | None = None) -> None:
         self.options = (options or ReplayOptions()).of_plan(plan)
         self.arrangement = arrangement = arrange(plan, self.options.processes)
+        self.keys = {name: KeyMap(how) for name, how in plan.growing.items()}
         self._readers = [TableReader(arrangement, number) for number in range(len(plan.tables))]
         self._exchanges = [TableExchange(arrangement, reader) for reader in self._readers]
         self._replicas = ReplicaExchange(arrangement)
@@ -129,7 +136,10 @@ class Simulator:
     def _begin(self, chunk: Chunk, threads: ThreadPoolExecutor) -> "_Step":
         """Count a batch's lookups, and copy its rows to HBM."""
         plan = self.arrangement.plan
-        bags = [_bags_of(chunk, [f.name for f in table.features]) for table in plan.tables]
+        bags = [
+            self._rows_of(table.name, _bags_of(chunk, [f.name for f in table.features]))
+            for table in plan.tables
+        ]
 
         def read(number: int) -> TableRead | None:
             if not bags[number] or not plan.tables[number].rows:
@@ -168,6 +178,16 @@ class Simulator:
         held = np.array([row_cache.held for row_cache in self._row_caches.values()], dtype=np.int64)
         step = StepCounts(chunk.samples, counts, held, needed, served, sent)
         return _Step(step, tickets, by_name)
+
+    def _rows_of(self, table: str, bags: list[Bags]) -> list[Bags]:
+        """Bags of rows; keys of a table that grows get theirs as in training."""
+        keys = self.keys.get(table)
+        if keys is None or not bags:
+            return bags
+        rows = keys.read(np.concatenate([one.ids for one in bags])).rows
+        ends = np.cumsum([one.ids.size for one in bags])
+        parts = np.split(rows, ends[:-1])
+        return [replace(one, ids=part) for one, part in zip(bags, parts, strict=True)]
 
     def _finish(self, step: "_Step") -> StepCounts:
         """Update the rows of a batch, after which they may move."""

@@ -17,6 +17,7 @@ from placer.executor.memory.initial_weights import initial_weights
 from placer.executor.tensor_names import UPDATES
 from placer.plan.order import Int
 from placer.plan.plan import Plan
+from placer.plan.verify import refuse_growing
 from placer.storage.run_state import (
     STATES,
     WEIGHTS,
@@ -66,6 +67,7 @@ def earlier_rows(
         if rows would be lost that no list leaves out.
     """
     rows: dict[str, Int] = {}
+    refuse_growing(old, "the newer plan")
     unknown = sorted(set(keep or {}) - set(old.tables_by_name))
     if unknown:
         raise PlanMismatchError(f"no table {unknown[0]!r} in the older plan, of which to keep ids")

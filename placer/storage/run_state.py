@@ -4,13 +4,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from placer.growing.key_map import Growing
 from placer.tables import Table
 
 if TYPE_CHECKING:
     from placer.storage.tensor_rows import AnyTensor
 
-WEIGHTS, STATES = "embeddings", "embedding_optimizer"
-"""Groups of a checkpoint: ``<table>.weight``, and ``<table>.<name of the state>``."""
+WEIGHTS, STATES, KEYS = "embeddings", "embedding_optimizer", "key_maps"
+"""Groups of a checkpoint: ``<table>.weight``, ``<table>.<name of the state>``, and the key maps of
+tables that grow."""
 
 
 def table_settings(tables: Iterable[Table]) -> dict[str, Any]:
@@ -24,6 +26,14 @@ def table_settings(tables: Iterable[Table]) -> dict[str, Any]:
             "features": [[feature.name, feature.pooling] for feature in table.features],
         }
         for table in tables
+    }
+
+
+def growing_settings(growing: Mapping[str, Growing]) -> dict[str, Any]:
+    """What a run's settings say of tables that grow: what a key map cannot change."""
+    return {
+        name: {"capacity": how.capacity, "admission": how.admission}
+        for name, how in growing.items()
     }
 
 

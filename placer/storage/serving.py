@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from placer.executor import BagBatch, HitRates, PlacedEmbeddings
 from placer.plan.plan import Plan
+from placer.plan.verify import refuse_growing
 from placer.storage.checkpoint.applied_tables import GROUP
 from placer.storage.checkpoint.dcp_reader import read_tensors
 from placer.storage.checkpoint.table_blocks import NamedTables, load_stored
@@ -93,6 +94,7 @@ def load_read_only(plan: Plan, folder: str | os.PathLike[str], **options: Any) -
     >>> torch.equal(pooled, model[0](torch.tensor([[3, 7]])))
     True
     """
+    refuse_growing(plan, "a table that is only read")
     embeddings = PlacedEmbeddings(plan, optimizer="sgd", lr=0.0, **options)
     order = embeddings.id_order()
     named = NamedTables(order, {(GROUP, f"{t.table.name}.{t.name}"): t for t in order.tensors()})

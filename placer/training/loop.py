@@ -1,9 +1,9 @@
 """Training a DLRM on a log with a plan, resumable and deterministic for a seed."""
 
 import contextlib
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ from placer.errors import CheckpointError, DataError, PlanMismatchError
 from placer.executor.backends.threads import threads_for, using_threads
 from placer.executor.local.hit_rates import HitRates
 from placer.file_locks import one_run
+from placer.growing import KeyCounts
 from placer.interrupt import deferred_interrupt
 from placer.plan.origin import check_ids
 from placer.plan.plan import Plan
@@ -60,6 +61,8 @@ class TrainResult:
         Whether Ctrl-C ended it.
     checkpoint : Path or None
         The last one written.
+    keys : mapping of table name to KeyCounts
+        What the keys of each table that grows did, steps before a resumed checkpoint included.
     hit_rates : HitRates or None
         Lookups of this run that HBM served, those of the evaluation left out; None where the
         backend reads all rows in place.
@@ -82,6 +85,7 @@ class TrainResult:
     read_s: float
     interrupted: bool = False
     checkpoint: Path | None = None
+    keys: Mapping[str, KeyCounts] = field(default_factory=dict)
     hit_rates: HitRates | None = None
     trace: TraceSummary | None = None
     planned_step_s: float | None = None
@@ -176,7 +180,7 @@ def train(
             with using_threads(threads), deferred_interrupt() as interrupt:
                 summary = run.train(interrupt, on_progress, trace if first else None)
                 run.save()
-                rates = hit_rates(run.embeddings, ranks)
+                rates, keys = hit_rates(run.embeddings, ranks), run.embeddings.keys.counts()
             interrupted = ranks.any(interrupt.requested)
             held_out = HeldOut()
             if not interrupted:
@@ -198,6 +202,7 @@ def train(
             read_s=run.read_s,
             interrupted=interrupted,
             checkpoint=run.saved,
+            keys=keys,
             hit_rates=rates,
             trace=summary,
             planned_step_s=_planned_step_s(plan, config, ranks.world),

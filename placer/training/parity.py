@@ -8,6 +8,7 @@ from statistics import median
 from placer.data.log import Log
 from placer.executor import BagBatch, PlacedEmbeddings, UnplacedEmbeddings
 from placer.plan.plan import Plan
+from placer.plan.verify import refuse_growing
 from placer.training.batches import no_label_error
 from placer.training.config import TrainConfig
 from placer.training.loop import check_log, evaluate
@@ -112,6 +113,7 @@ def compare_training(
     """
     config = replace(config or TrainConfig(), activation="gelu")
     check_log(plan, log)
+    refuse_growing(plan, "the unplaced model")
     usable_device(config.device)
     placed = PlacedEmbeddings(plan, **config.embedding_options())
     unplaced = UnplacedEmbeddings(plan.tables, seed=config.seed).to(config.device)

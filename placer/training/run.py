@@ -20,7 +20,14 @@ from placer.executor.embeddings import Embeddings
 from placer.executor.optimizers.rounding import rounding_of
 from placer.interrupt import Interrupt
 from placer.plan.plan import Plan
-from placer.storage.run_state import STATES, Checkpoint, Position, table_settings
+from placer.storage.run_state import (
+    KEYS,
+    STATES,
+    Checkpoint,
+    Position,
+    growing_settings,
+    table_settings,
+)
 from placer.storage.tensor_rows import AnyTensor, TensorRows
 from placer.training import checkpoint
 from placer.training.background import in_background
@@ -29,7 +36,13 @@ from placer.training.config import CheckpointPolicy, TraceRequest, TrainConfig
 from placer.training.distributed import ALONE, Ranks
 from placer.training.metric_logs import MetricLog
 from placer.training.reading import Reading, readings
-from placer.training.tables import load_tables, named_tables, update_counts
+from placer.training.tables import (
+    key_state,
+    load_key_state,
+    load_tables,
+    named_tables,
+    update_counts,
+)
 from placer.training.trace import Tracer, TraceSummary, waiting_for_log
 from placer.training.trainer import AnyBatch, Trainer
 
@@ -140,6 +153,7 @@ class Run:
             "dense": self.trainer.dense_state(),
             STATES: update_counts(named),
             "random": random_state,
+            KEYS: key_state(self.embeddings),
         }
         saved = Checkpoint(self.position, self._settings, tensors, self._data)
         self.saved = checkpoint.save(Path(self._policy.folder), saved, self._policy.keep, [named])
@@ -164,6 +178,7 @@ class Run:
             checkpoint.check_data(saved.data, self._data)
         self.trainer.load_dense_state(_whole(saved.tensors["dense"]))
         load_tables(self.embeddings, saved.tensors)
+        load_key_state(self.embeddings, _whole(saved.tensors.get(KEYS, {})))
         random_state = _whole(saved.tensors["random"])
         torch.set_rng_state(random_state["cpu"])
         if self.trainer.device.type == "cuda" and "cuda" in random_state:
@@ -222,7 +237,11 @@ class Run:
             return agreed(read())
         # A log is read in chunks of many batches: while one trains, the thread reads the next.
         depth = max(2, READ_SAMPLES // config.batch_size)
-        return look_ahead(agreed(in_background(read, depth)), self.embeddings)
+        stream = agreed(in_background(read, depth))
+        if self.embeddings.plan.growing:
+            # A checkpoint has the keys of the steps that were taken: none may be mapped ahead.
+            return stream
+        return look_ahead(stream, self.embeddings)
 
     def _timed(
         self, stream: Generator[tuple[BagBatch | None, Reading]]
@@ -325,6 +344,7 @@ def run_settings(plan: Plan, log: Log, config: TrainConfig) -> dict[str, Any]:
         "tables": table_settings(plan.tables),
         "dense_columns": list(log.dense_names),
         **({"rounding": rounding} if rounding != "nearest" else {}),
+        **({"growing": growing_settings(plan.growing)} if plan.growing else {}),
         **{
             name: getattr(config, name)
             for name in (

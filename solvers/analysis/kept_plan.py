@@ -37,6 +37,7 @@ def kept_plan(problem: Problem, cost_model: CostModel, old: Plan) -> tuple[Plan 
         batch_size=problem.batch_size,
         pipeline=problem.pipeline,
         dense=problem.dense,
+        growing=dict(problem.growing),
     )
     try:
         needed = _with_buffers(problem, cost_model, plan)

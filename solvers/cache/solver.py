@@ -176,6 +176,7 @@ def kept_result(
         batch_size=problem.batch_size,
         pipeline=problem.pipeline,
         dense=problem.dense,
+        growing=dict(problem.growing),
     )
     for fault in violations(plan) + unmet(plan, problem.constraints):
         raise PlacerError(f"its plan is not sound here: {fault.message}")

@@ -81,6 +81,7 @@ def build_plan(
         pipeline=problem.pipeline,
         dense=problem.dense,
         widths=problem.widths,
+        growing=dict(problem.growing),
     )
 
 

@@ -25,6 +25,7 @@ from cost_models import (
     shards_of,
 )
 from cost_models.arenas import Arena, ArenaCosts
+from placer.plan.memory import key_map_bytes
 from placer.problem import Problem
 from solvers.model.arena_times import ArenaTimes
 from solvers.model.constraint_rules import ConstraintRules
@@ -130,7 +131,9 @@ class Instance:
         self.arena_times = ArenaTimes(problem, [costs[kind] for kind in self.kind_of_gpu])
         hosts = {host.id: number for number, host in enumerate(topology.hosts)}
         self.host_of_gpu = [hosts[gpu.host] for gpu in topology.gpus]
-        self.all_dram_bytes = np.array([h.memory_bytes for h in topology.hosts], dtype=np.float64)
+        keys = key_map_bytes(topology, problem.growing)
+        left = [host.memory_bytes - keys[host.id] for host in topology.hosts]
+        self.all_dram_bytes: Float = np.maximum(np.array(left, dtype=np.float64), 0.0)
         self.dram_bytes = self.all_dram_bytes
         if self.lacks_dram:
             self.dram_bytes = self.all_dram_bytes * (1 - _SPARE_DRAM)

@@ -22,6 +22,7 @@ from placer.executor.memory.layout import check_plan
 from placer.executor.names import Policy
 from placer.executor.optimizers.rounding import Rounding
 from placer.plan.plan import Plan
+from placer.plan.verify import refuse_growing
 from placer.tables import OPTIMIZERS, Feature, OptimizerName
 
 
@@ -93,6 +94,7 @@ def apply_plan(
             raise PlanMismatchError(f"optimizer {optimizer!r} is none of {OPTIMIZERS}")
         plan = replace(plan, tables=tuple(replace(t, optimizer=optimizer) for t in plan.tables))
     check_plan(plan)
+    refuse_growing(plan, "an `nn.Embedding`")
     matched = match_tables(model, plan.tables, names or {}, strict)
     # 2. Move each table's weight to the memories that the plan names.
     constants = {"lr": lr, "eps": eps, "betas": betas}

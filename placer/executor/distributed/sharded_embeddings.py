@@ -103,19 +103,20 @@ class ShardedEmbeddings(Embeddings):
         comm = Communicator(process_group, self.device)
         self._comm, self.rank, self.world = comm, comm.rank, comm.world
         scale = 1 / comm.world if average_gradients else 1.0
-        check_same(plan, self.optimizers, growing or {}, comm)
+        grows = plan.growing if growing is None else growing
+        check_same(plan, self.optimizers, grows, comm)
         survey = Survey.of(plan, self.features, self.optimizers, comm.world, self.device)
 
         def build(own: Plan, totals: RowTotals | None) -> PlacedEmbeddings:
             # Zeros at first.
             return PlacedEmbeddings(
-                own, device=self.device, seed=None, whole_rows=totals, **options
+                own, device=self.device, seed=None, whole_rows=totals, growing={}, **options
             )
 
         failure: PlacerError | None = None
         self._new_group = partial(Communicator, process_group, self.device)
         try:
-            self.keys = ShardedKeys(growing or {}, plan.tables_by_name, seed, comm)
+            self.keys = ShardedKeys(grows, plan.tables_by_name, seed, comm)
             self._connect(survey, scale, self.counts_updates, build)
         except PlacerError as error:
             failure = error

@@ -84,8 +84,7 @@ class PlacedEmbeddings(Embeddings):
     rounding : {"nearest", "stochastic"}
         How weights of half precision are rounded after an update.
     growing : mapping of table name to Growing, or None
-        Tables whose ids may be any int64: rows are given to them as they are read. Such a table
-        has one row more than its capacity.
+        Tables whose ids may be any int64, where they are not those that the plan names.
     whole_rows : RowTotals, optional
         Of tables of which the plan has some columns only, while other processes have the rest:
         row-wise Adagrad asks it for Σ g² over whole rows.
@@ -148,7 +147,8 @@ class PlacedEmbeddings(Embeddings):
         kernels = make_backend(backend, self.device, cache_policy)
         sliced_elsewhere = () if whole_rows is None else whole_rows.dims
         self._layout = lay_out(plan, self.optimizers, self.device, sliced_elsewhere)
-        self.keys = GrowingKeys(growing or {}, plan.tables_by_name, seed)
+        grows = plan.growing if growing is None else growing
+        self.keys = GrowingKeys(grows, plan.tables_by_name, seed)
         self._runtime = Runtime(
             tuple(kernels.allocate(spec) for spec in self._layout.arenas),
             kernels,

@@ -22,7 +22,7 @@ from placer.folders import new_folder
 from placer.plan.diff import Home, homes_of
 from placer.plan.order import Int, Ranks, listed_ids
 from placer.plan.plan import Plan
-from placer.plan.verify import check_shards
+from placer.plan.verify import check_shards, refuse_growing
 from placer.storage.manifest import (
     Manifest,
     Strict,
@@ -324,5 +324,6 @@ class NewShards:
 @contextlib.contextmanager
 def new_shards(path: StrPath, plan: Plan) -> Iterator[NewShards]:
     """Write a folder of shards, which appears when it is complete; see `new_folder`."""
+    refuse_growing(plan, "a folder of shards")
     with new_folder(path) as folder:
         yield NewShards(folder, plan)

@@ -5,17 +5,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from placer.errors import CheckpointError
 from placer.executor.id_order import tensors_of
 from placer.executor.tensor_names import UPDATES, check_shapes, state_shapes
 from placer.files import StrPath, replacing
+from placer.growing.key_map import Growing, Int, KeyMap
 from placer.plan.diff import PlanDiff, diff
 from placer.plan.order import Ranks
 from placer.plan.plan import Plan
 from placer.plan.verify import verify
 from placer.storage.row_blocks import chunk_rows, row_blocks
-from placer.storage.run_state import STATES, WEIGHTS, Checkpoint
+from placer.storage.run_state import KEYS, STATES, WEIGHTS, Checkpoint
 from placer.storage.shards.shard_file import ShardLayout, shard_writer
 from placer.storage.shards.shard_folder import (
     NewShards,
@@ -198,7 +200,8 @@ def write_tables(
     """Write the tables of a checkpoint to one safetensors file, in rows.
 
     ``<table>.weight`` is [rows, dim] in id order, as in `PlacedEmbeddings.state_dict`; with the
-    optimizer's state besides, as in its `optimizer_state_dict`.
+    optimizer's state besides, as in its `optimizer_state_dict`. Of a table that grows,
+    ``<table>.keys`` are the keys that have rows, and ``<table>.rows`` these rows; int64.
 
     Raises
     ------
@@ -212,8 +215,23 @@ def write_tables(
         for table, tensors in _tensors_by_table(plan, checkpoint, with_optimizer).items()
         for name, rows in tensors.items()
     }
+    for table, how in plan.growing.items():
+        for name, values in zip(("keys", "rows"), _live_keys(checkpoint, table, how), strict=True):
+            named[f"{table}.{name}"] = TensorRows.of(torch.from_numpy(values))
     with replacing(path) as temporary:
         write_safetensors(temporary, named)
+
+
+def _live_keys(checkpoint: Checkpoint, table: str, how: Growing) -> tuple[Int, Int]:
+    """The keys of a table that grows, and their rows."""
+    saved, keys = checkpoint.tensors.get(KEYS, {}), KeyMap(how)
+    names = {name: f"{table}.keys.{name}" for name in KeyMap.STATE}
+    missing = [name for name in names.values() if name not in saved]
+    if missing:
+        raise CheckpointError(f"the checkpoint lacks {missing[0]!r} of a table that grows")
+    whole = {name: TensorRows.of(saved[full]).whole().numpy() for name, full in names.items()}
+    keys.load_state(whole)
+    return keys.live()
 
 
 def _write_table(

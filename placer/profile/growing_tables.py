@@ -1,0 +1,173 @@
+"""Tables of a profile that are to grow: how many rows they get, and how those are read."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from placer.data.mapping import RawKeys
+from placer.errors import ProblemError
+from placer.growing.key_map import Growing
+from placer.growing.working_set import WorkingSet
+from placer.profile.cdf import Float
+from placer.profile.profile import Profile
+from placer.profile.table_profile import TableProfile
+
+
+def with_growing(profile: Profile, growing: Mapping[str, Growing]) -> Profile:
+    """Return the profile with tables whose rows are given to keys as they are read.
+
+    Such a table has a row for each of its `capacity` keys, and row 0. Its rows have no ids any
+    more, so that which of them are hot is not known. Ids of the log are keys as they are.
+
+    Parameters
+    ----------
+    profile : Profile
+    growing : mapping of table name to Growing
+        Tables that grow already are left as they are.
+
+    Raises
+    ------
+    ProfileError
+        If there is no such table.
+
+    Examples
+    --------
+    >>> from placer.workloads import named_workload
+    >>> with_growing(named_workload("random-3@7"), {"t2": Growing(99)})["t2"].cdf.rows
+    100
+    """
+    tables = {name: _grown(profile[name], how.rows) for name, how in growing.items()}
+    if all(one is profile[name] for name, one in tables.items()):
+        return profile
+    encoding = profile.encoding
+    if encoding is not None:
+        keys = {name: RawKeys(how.rows) for name, how in growing.items()}
+        encoding = replace(encoding, mappings={**encoding.mappings, **keys})
+    changed = tuple(tables.get(one.name, one) for one in profile)
+    return replace(profile, tables=changed, encoding=encoding)
+
+
+def _grown(profile: TableProfile, rows: int) -> TableProfile:
+    if profile.table.rows == rows and profile.counts is None:
+        return profile
+    table = replace(profile.table, rows=rows)
+    return replace(profile, table=table, cdf=profile.cdf.over(rows), counts=None, unknown=None)
+
+
+def with_hit_rates(profile: Profile, found: Mapping[str, WorkingSet]) -> Profile:
+    """Return the profile with the hit rates of `placer.growing.working_sets`."""
+    tables = (replace(one, hit_rates=found[one.name].hit_rates) for one in profile)
+    return replace(profile, tables=tuple(tables))
+
+
+def hit_rate_for(profile: TableProfile, capacity: int) -> float:
+    """Predict the share of lookups whose key has a row, with eviction ``lfu``, in the next window.
+
+    Between measured capacities it is linear in the logarithm of the capacity. Below the least of
+    them it is proportional to the capacity, which is less than it will be.
+
+    Raises
+    ------
+    ProblemError
+        If the profile has no hit rates.
+    """
+    capacities, rates = _curve(profile)
+    known = float(np.interp(np.log(capacity), np.log(capacities), rates))
+    return known * min(1.0, capacity / float(capacities[0]))
+
+
+def capacity_for(profile: TableProfile, hit_rate: float) -> int:
+    """Find the smallest capacity with a predicted hit rate; see `hit_rate_for`.
+
+    It is not below the least capacity that was measured.
+
+    Parameters
+    ----------
+    profile : TableProfile
+        Of a log that was read in windows: ``placer profile --window``.
+    hit_rate : float
+        Within 0 to 1.
+
+    Raises
+    ------
+    ProblemError
+        If no capacity has it, as more of the lookups read ids for the first time, or the profile
+        has no hit rates.
+
+    Examples
+    --------
+    >>> from placer import AccessCdf, Table
+    >>> from placer.growing import HitRate
+    >>> rates = HitRate(10, "lfu", 0.5), HitRate(1000, "lfu", 0.9)
+    >>> table = TableProfile(Table("item", 4000, 16), AccessCdf.zipf(4000, 1.0), hit_rates=rates)
+    >>> capacity_for(table, 0.7)
+    100
+    """
+    capacities, rates = _curve(profile)
+    if not 0 < hit_rate <= rates[-1]:
+        raise ProblemError(
+            f"no number of rows gives table {profile.name!r} a hit rate of {_percent(hit_rate)}: "
+            f"with one for each id it has {_percent(rates[-1])}, as the other lookups read an id "
+            "for the first time"
+        )
+    right = int(np.searchsorted(rates, hit_rate))
+    if right == 0:
+        return int(capacities[0])
+    share = (hit_rate - rates[right - 1]) / (rates[right] - rates[right - 1])
+    exact = capacities[right - 1] ** (1 - share) * capacities[right] ** share
+    return int(np.ceil(exact - 1e-6))
+
+
+def _curve(profile: TableProfile) -> tuple[Float, Float]:
+    """Capacities, ascending, and rising hit rates."""
+    measured = {one.capacity: one.hit_rate for one in profile.hit_rates if one.eviction == "lfu"}
+    if not measured:
+        raise ProblemError(
+            f"the hit rate of table {profile.name!r} with fewer rows is not known: profile the log "
+            "with --window and the samples of a day, or give a number of keys"
+        )
+    capacities = np.array(sorted(measured), dtype=np.float64)
+    return capacities, np.maximum.accumulate([measured[int(one)] for one in capacities])
+
+
+def growing_of(profile: Profile, texts: Sequence[str]) -> dict[str, Growing]:
+    """Read which tables grow, as the command line has them.
+
+    Parameters
+    ----------
+    profile : Profile
+    texts : sequence of str
+        ``TABLE=KEYS``, or ``TABLE=PERCENT%`` for the smallest capacity with that hit rate in the
+        next window (see `capacity_for`); several between commas.
+
+    Raises
+    ------
+    ProblemError
+        If a text is neither.
+
+    Examples
+    --------
+    >>> from placer.workloads import named_workload
+    >>> growing_of(named_workload("random-3@7"), ["t1=5000,t3=20000"])["t3"].capacity
+    20000
+    """
+    growing = {}
+    for text in (part for one in texts for part in one.split(",")):
+        name, _, size = text.rpartition("=")
+        try:
+            if size.endswith("%"):
+                capacity = capacity_for(profile[name], float(size[:-1]) / 100)
+            else:
+                capacity = int(size)
+        except ValueError:
+            raise ProblemError(
+                f"--growing {text!r} is neither TABLE=KEYS, as item=2000000, nor "
+                "TABLE=PERCENT%, as item=99%"
+            ) from None
+        growing[name] = Growing(capacity)
+    return growing
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.4g}%"

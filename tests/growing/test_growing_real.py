@@ -1,0 +1,75 @@
+"""Traces of real caches: the next day has the hit rate that was predicted."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from plan_cases import machine
+
+from cost_models import Roofline, log_stream, simulate
+from placer import Problem
+from placer.data import open_log
+from placer.data.encoded import EncodedLog
+from placer.data.log import Chunk
+from placer.executor import BagBatch, make_embeddings
+from placer.growing import working_sets
+from placer.profile.count import profile_log
+from placer.profile.growing_tables import growing_of, hit_rate_for, with_hit_rates
+from placer.training.batches import batches
+from solvers import solve
+
+pytestmark = pytest.mark.real
+
+BATCH = 4096
+
+
+def _log(ids: np.ndarray) -> EncodedLog:
+    """A log whose ids need 64 bits."""
+    return open_log(pa.table({"id": ids * 2**33 - 2**60}), sparse=["id"], id_mapping="vocabulary")
+
+
+@pytest.mark.parametrize(
+    ("trace", "samples", "target"),
+    [
+        ("scarab-recs", 1_245_184, 50),
+        ("scarab-recs", 1_245_184, 80),
+        ("orm-busy", 5_000_000, 90),
+        ("orm-busy", 5_000_000, 95),
+    ],
+)
+def test_the_next_day_has_the_hit_rate_that_was_predicted(
+    trace: str, samples: int, target: int, real_data: Path
+) -> None:
+    ids = np.load(real_data / f"{trace}.npz")["id"][:samples].astype(np.int64)
+    day = samples // 4 // BATCH * BATCH
+    first = _log(ids[: 3 * day])
+    found = working_sets(first, day, batch_size=BATCH)
+    profile = with_hit_rates(profile_log(first, dim=1, optimizer="sgd"), found)
+    growing = growing_of(profile, [f"id={target}%"])
+    problem = Problem(profile, machine(1), BATCH, growing=growing)
+    plan = solve(problem, "greedy-cost").plan
+    assert plan is not None
+    encoding = problem.profile.encoding
+    assert encoding is not None
+    whole = EncodedLog(_log(ids[: 4 * day]).source, encoding)
+    embeddings = make_embeddings(plan)
+
+    def trained(chunks: Iterator[Chunk], steps: int) -> tuple[int, int]:
+        for _ in range(steps):
+            batch = BagBatch.from_chunk(next(chunks), embeddings.feature_names)
+            embeddings(batch)["id"].sum().backward()
+        counts = embeddings.key_counts()["id"]
+        return counts.hits, counts.misses
+
+    chunks = batches(whole, BATCH)
+    hits, misses = trained(chunks, 3 * day // BATCH)
+    all_hits, all_misses = trained(chunks, day // BATCH)
+    executed = (all_hits - hits) / (all_hits - hits + all_misses - misses)
+    predicted = hit_rate_for(profile["id"], growing["id"].capacity)
+    print(f"{trace} {growing['id'].capacity}: predicted {predicted:.4f}, executed {executed:.4f}")
+    assert predicted == pytest.approx(target / 100, abs=0.001)
+    assert executed == pytest.approx(predicted, abs=0.01)
+    replayed = simulate(plan, [log_stream(plan, whole, BATCH)], Roofline())
+    assert replayed.keys == embeddings.key_counts()

@@ -1,0 +1,276 @@
+"""The bundled trainer and the simulator with tables that grow."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from cli_cases import invoke
+from safetensors.torch import load_file
+from training_cases import QUICK, plan_for
+
+from cost_models import Roofline, log_stream, simulate
+from placer import Plan
+from placer.data import open_log
+from placer.data.encoded import EncodedLog
+from placer.data.mapping import RawKeys
+from placer.errors import CheckpointError, PlanMismatchError
+from placer.growing import Growing, KeyMap
+from placer.storage.shards import write_shards, write_tables
+from placer.training.batches import batches
+from placer.training.checkpoint import load
+from placer.training.config import CheckpointPolicy
+from placer.training.loop import train
+from placer.training.parity import compare_training
+
+HOW = Growing(60, admission=2, ttl=3)
+CONFIG = replace(QUICK, report_every=1, epochs=2)
+
+
+def _samples(samples: int = 640) -> pa.Table:
+    """Clicks on items that come into fashion and go, whose ids are texts or any int64."""
+    random = np.random.default_rng(0)
+    newest = np.arange(samples) // 4
+    item = (newest + 40 - random.geometric(0.1, samples)).clip(0)
+    tag = (newest[:, None] + 30 - random.geometric(0.1, (samples, 2))).clip(0)
+    return pa.table(
+        {
+            "label": (item + random.integers(0, 3, samples)) % 2,
+            "I1": random.lognormal(1, 1, samples).astype(np.float32),
+            "item": item * 2**40 - 2**45,
+            "last": np.roll(item, 1) * 2**40 - 2**45,
+            "tag": [[f"tag-{one}" for one in several] for several in tag],
+            "city": random.integers(0, 30, samples),
+        }
+    )
+
+
+def _log(samples: pa.Table | None = None, how: Growing = HOW) -> EncodedLog:
+    mappings = {"item": RawKeys(how.rows), "tag": RawKeys(how.rows)}
+    found = open_log(
+        _samples() if samples is None else samples,
+        label="label",
+        sparse=["item", "last", "tag", "city"],
+        dense=["I1"],
+        feature_tables={"last": "item"},
+        id_mapping={"item": "hash", "tag": "hash", "city": "identity"},
+        rows={"item": how.rows, "tag": how.rows},
+    )
+    encoding = replace(found.encoding, mappings={**found.encoding.mappings, **mappings})
+    return EncodedLog(found.source, encoding)
+
+
+def _plan(log: EncodedLog, placement: str = "cached", how: Growing = HOW) -> Plan:
+    plan = plan_for(log, placement)  # type: ignore[arg-type]
+    orders = {name: order for name, order in plan.row_order.items() if name == "city"}
+    ids = {name: own for name, own in plan.hot_ids.items() if name == "city"}
+    growing = {"item": how, "tag": how}
+    return replace(plan, row_order=orders, hot_ids=ids, growing=growing)
+
+
+def _assert_same_run(one: Path, other: Path) -> None:
+    first, second = load(one), load(other)
+    assert first.position == second.position
+    assert first.tensors.keys() == second.tensors.keys()
+    for group, tensors in first.tensors.items():
+        assert tensors.keys() == second.tensors[group].keys()
+        for name, tensor in tensors.items():
+            assert torch.equal(tensor, second.tensors[group][name]), (group, name)
+
+
+@pytest.mark.parametrize("placement", ["hbm", "cached"])
+@pytest.mark.parametrize("stop_after", [5, 18, 25])
+def test_a_resumed_run_is_bit_equal(placement: str, stop_after: int, tmp_path: Path) -> None:
+    log = _log()
+    plan = _plan(log, placement)
+    policy = CheckpointPolicy(tmp_path / "whole", keep=1)
+    whole = train(plan, log, CONFIG, checkpoints=policy)
+    assert whole.keys["item"].evicted
+    assert whole.keys["item"].expired
+    policy = CheckpointPolicy(tmp_path / "parts", keep=1)
+
+    def interrupt(progress: object) -> None:
+        if getattr(progress, "step") == stop_after:  # noqa: B009
+            signal.raise_signal(signal.SIGINT)
+
+    first = train(plan, log, CONFIG, checkpoints=policy, on_progress=interrupt)
+    assert first.steps == stop_after
+    other = _plan(log, "dram")  # Under another plan, too.
+    rest = train(other, log, CONFIG, checkpoints=policy, resume=tmp_path / "parts")
+    assert first.losses + rest.losses == whole.losses
+    assert rest.keys == whole.keys
+    assert (rest.auc, rest.log_loss) == (whole.auc, whole.log_loss)
+    _assert_same_run(tmp_path / "parts", tmp_path / "whole")
+
+
+def test_a_file_of_tables_has_the_keys_and_their_rows(tmp_path: Path) -> None:
+    log = _log()
+    plan = _plan(log)
+    result = train(plan, log, CONFIG, checkpoints=CheckpointPolicy(tmp_path))
+    saved = load(tmp_path)
+    write_tables(plan, saved, tmp_path / "tables.safetensors")
+    found = load_file(tmp_path / "tables.safetensors")
+    assert set(found) == {f"{t}.weight" for t in ("item", "tag", "city")} | {
+        f"{t}.{name}" for t in ("item", "tag") for name in ("keys", "rows")
+    }
+    keys = KeyMap(HOW)
+    keys.load_state({n: saved.tensors["key_maps"][f"item.keys.{n}"].numpy() for n in keys.STATE})
+    assert keys.find(found["item.keys"].numpy()).tolist() == found["item.rows"].tolist()
+    assert found["item.keys"].numel() == result.keys["item"].live > 0
+    without = replace(saved, tensors={**saved.tensors, "key_maps": {}})
+    with pytest.raises(CheckpointError, match=r"lacks 'item.keys.rows' of a table that grows"):
+        write_tables(plan, without, tmp_path / "tables.safetensors")
+    with pytest.raises(PlanMismatchError, match="a folder of shards does not have"):
+        write_shards(plan, saved, tmp_path / "shards")
+
+
+def test_checkpoints_of_other_tables_are_refused(tmp_path: Path) -> None:
+    log = _log()
+    policy = CheckpointPolicy(tmp_path)
+    train(_plan(log), log, replace(CONFIG, max_steps=2), checkpoints=policy)
+    for how in (replace(HOW, admission=1), None):
+        plan = _plan(log)
+        plan = replace(plan, growing={} if how is None else {"item": how, "tag": how})
+        with pytest.raises(CheckpointError, match="growing"):
+            train(plan, log, CONFIG, resume=tmp_path)
+
+
+def test_keys_are_read_step_by_step_and_not_in_the_evaluation() -> None:
+    log = _log()
+    result = train(_plan(log), log, replace(CONFIG, epochs=1))
+    maps = {"item": KeyMap(HOW), "tag": KeyMap(HOW)}
+    features = {"item": ("item", "last"), "tag": ("tag",)}
+    for number, chunk in enumerate(batches(log, CONFIG.batch_size)):
+        if not CONFIG.is_held_out(number):
+            for table, keys in maps.items():
+                keys.read(np.concatenate([chunk.features[f].ids for f in features[table]]))
+    assert result.eval_samples
+    assert result.keys == {name: keys.counts for name, keys in maps.items()}
+    assert result.keys["item"].live == maps["item"].live()[0].size
+
+
+@pytest.mark.parametrize("placement", ["hbm", "staged", "cached"])
+def test_the_simulator_counts_what_training_does(placement: str) -> None:
+    log = _log()
+    plan = _plan(log, placement, replace(HOW, ttl=0))
+    config = replace(CONFIG, epochs=1, holdout_every=0)
+    trained = train(plan, log, config)
+    found = simulate(plan, [log_stream(plan, log, config.batch_size)], Roofline())
+    assert found.keys == trained.keys
+    assert all(min(one.hits, one.misses, one.admitted, one.evicted) for one in found.keys.values())
+    # With keys translated by hand, everything else is as of a fixed table.
+    maps = {name: KeyMap(how) for name, how in plan.growing.items()}
+    chunks = []
+    for chunk in batches(log, config.batch_size):
+        features = dict(chunk.features)
+        for table, names in (("item", ("item", "last")), ("tag", ("tag",))):
+            rows = maps[table].read(np.concatenate([features[name].ids for name in names])).rows
+            for name in names:
+                size = features[name].ids.size
+                features[name], rows = replace(features[name], ids=rows[:size]), rows[size:]
+        chunks.append(replace(chunk, features=features))
+    fixed = simulate(replace(plan, growing={}), [("rows", lambda: chunks)], Roofline())
+    assert fixed.served == found.served
+    assert [one.step_s for one in fixed.records] == [one.step_s for one in found.records]
+
+
+def test_the_unplaced_model_has_no_key_map() -> None:
+    log = _log()
+    with pytest.raises(
+        PlanMismatchError, match=r"grows: .* which the unplaced model does not have"
+    ):
+        compare_training(_plan(log), log)
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A log of two days as files, a profile of the first, and a plan of the command."""
+    folder = tmp_path_factory.mktemp("growing")
+    samples = _samples(1280)
+    pq.write_table(samples[:640], folder / "monday.parquet")
+    pq.write_table(samples[640:], folder / "tuesday.parquet")
+    for command in (
+        ("profile", folder / "monday.parquet", "--window", "160", "--dim", "4",
+         "--feature-table", "last=item", "-o", folder / "profile"),
+        ("plan", "--profile", folder / "profile", "--topology", "1xh100", "--batch-size", "32",
+         "--solver", "greedy-cost", "--growing", "item=60%,tag=60", "-o", folder / "plan.json"),
+    ):  # fmt: skip
+        answer = invoke(*command)
+        assert answer.exit_code == 0, answer.output
+    return folder
+
+
+def _training(folder: Path, *more: str) -> list[str]:
+    command = ["train", str(folder / "plan.json"), "--data", str(folder / "monday.parquet")]
+    return [*command, "--data", str(folder / "tuesday.parquet"), "--epochs", "2", *more]
+
+
+def test_the_command_trains_on_ids_that_its_profile_has_not_seen(planned: Path) -> None:
+    answer = invoke(*_training(planned, "--format", "json"))
+    assert answer.exit_code == 0, answer.output
+    keys = json.loads(answer.stdout)["keys"]["keys"]
+    capacity = Plan.load(planned / "plan.json").growing["item"].capacity
+    assert [row["table"] for row in keys] == ["item", "tag"]
+    for row, most in zip(keys, (capacity, 60), strict=True):
+        assert 0 < row["live"] <= most
+        assert row["evicted"] > 0
+        assert row["hit_rate"] == pytest.approx(row["hits"] / (row["hits"] + row["misses"]))
+    table = invoke(*_training(planned))
+    assert "Keys of tables that grow" in table.stdout
+    data = ("--data", planned / "monday.parquet")
+    simulated = invoke("simulate", planned / "plan.json", *data, "--format", "json")
+    assert simulated.exit_code == 0, simulated.output
+    assert json.loads(simulated.stdout)["keys"][1]["live"] == 60
+
+
+def test_the_next_day_goes_on_with_the_keys(planned: Path, tmp_path: Path) -> None:
+    def training(day: str, *more: str) -> dict[str, list[dict[str, object]]]:
+        command = ("train", planned / "plan.json", "--data", planned / f"{day}.parquet")
+        answer = invoke(*command, "--checkpoints", tmp_path, *more, "--format", "json")
+        assert answer.exit_code == 0, answer.output
+        keys: dict[str, list[dict[str, object]]] = json.loads(answer.stdout)["keys"]
+        return keys
+
+    training("monday")
+    maps = load(tmp_path).tensors["key_maps"]
+    (item, _) = training("tuesday", "--resume", "--other-data")["keys"]
+    assert maps.keys() == load(tmp_path).tensors["key_maps"].keys()
+    lookups = 2 * (640 + 640 - 2 * 64)  # Two features; two of twenty batches are held out.
+    assert int(str(item["hits"])) + int(str(item["misses"])) == lookups
+
+
+_KILLED = """
+import os, signal, sys
+sys.path.remove("")
+import placer.training.run as run
+take = run.Run._take
+def kill(self, *item):
+    if self.position.step == 13:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return take(self, *item)
+run.Run._take = kill
+from cli import main
+main()
+"""
+
+
+def test_a_killed_run_resumes_bit_equal(planned: Path, tmp_path: Path) -> None:
+    def training(name: str, *more: str) -> list[str]:
+        return _training(planned, "--checkpoints", str(tmp_path / name), "--every", "5", *more)
+
+    assert invoke(*training("whole")).exit_code == 0
+    command = [sys.executable, "-c", _KILLED, *training("parts")]
+    killed = subprocess.run(command, env=os.environ, capture_output=True, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert load(tmp_path / "parts").position.step == 10
+    answer = invoke(*training("parts", "--resume"))
+    assert answer.exit_code == 0, answer.output
+    _assert_same_run(tmp_path / "parts", tmp_path / "whole")
