@@ -181,7 +181,7 @@ def test_a_file_that_ends_early(tmp_path: Path) -> None:
     with opened(path, 70, 516) as records:
         records.write(torch.arange(70), drawn(70, 516))
         os.truncate(path, 4 * BLOCK + 1024)
-        with pytest.raises(PlacerError, match=r"block [4-9] of .* was not read: ended after"):
+        with pytest.raises(PlacerError, match=r"block [4-9] of .* was not read: it ended after"):
             records.read(torch.arange(70))
         assert torch.equal(records.read(torch.arange(28)), drawn(70, 516)[:28])
     with pytest.raises(PlacerError, match=r"has 17,408 bytes, and 70 .* take 40,960; remove it"):
@@ -295,7 +295,7 @@ def test_without_direct_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(os, "O_DIRECT", 0)
     file = BlockFile(tmp_path / "probe", 7, 516)
     os.preadv(file.descriptor, [bytearray(10)], 3)  # Direct reads have to be aligned.
-    os.close(file.descriptor)
+    file.close()
     with opened(tmp_path, 20_000, 516) as records:
         values = drawn(20_000, 516)
         records.write(torch.arange(20_000), values)
