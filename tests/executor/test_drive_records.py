@@ -96,6 +96,28 @@ def test_more_blocks_than_are_in_flight(tmp_path: Path) -> None:
         assert torch.equal(records.read(asked), values[asked])
 
 
+def test_hundreds_of_files_share_what_the_system_has(tmp_path: Path) -> None:
+    """It has 65,536 asynchronous requests at a time, for all processes."""
+    tables = [DriveRecords(tmp_path, 10, 516) for _ in range(200)]
+    for seed, records in enumerate(tables):
+        records.write(torch.arange(10), drawn(10, 516, seed))
+    for seed, records in enumerate(tables):
+        assert torch.equal(records.read(torch.arange(10)), drawn(10, 516, seed))
+        records.close()
+
+
+def test_a_forked_process_reads_too(tmp_path: Path) -> None:
+    with opened(tmp_path, 10, 516) as records:
+        rows, values = torch.arange(10), drawn(10, 516)
+        records.write(rows, values)
+        child = os.fork()
+        if not child:
+            found = records.read(rows).numpy()
+            os._exit(0 if found.tobytes() == values.numpy().tobytes() else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert torch.equal(records.read(rows), values)
+
+
 def test_a_file_has_no_more_than_its_blocks(tmp_path: Path) -> None:
     for rows, record_bytes, blocks in [(7, 516, 1), (8, 516, 2), (3, 4100, 6), (0, 8, 1)]:
         path = tmp_path / f"{rows}"

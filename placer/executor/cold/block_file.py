@@ -20,8 +20,6 @@ from placer.units import format_bytes
 
 _PAGE_BYTES = 4096
 _CHECK_BYTES = 4
-_SPREAD = np.uint64(2654435761)
-"""Odd: no two of 2^32 neighbouring blocks have the same product modulo 2^32."""
 
 
 class BlockFile:
@@ -66,7 +64,7 @@ class BlockFile:
 
     def checksums(self, content: Array, blocks: Array) -> Array:
         """Return what the last four bytes of each block should be."""
-        firsts = (blocks.astype(np.uint64) * _SPREAD + np.uint64(self.record_bytes)) % (1 << 32)
+        firsts = (blocks + (self.record_bytes << 16)) & 0xFFFFFFFF
         covered = content[:, :-_CHECK_BYTES]
         return np.array(list(map(zlib.crc32, covered, firsts.tolist())), np.uint32)
 

@@ -11,6 +11,7 @@ import os
 import platform
 import weakref
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -36,10 +37,9 @@ class BlockQueue:
         uint8 ``[DEPTH, block_bytes]``, of whole pages, as ``O_DIRECT`` asks.
     """
 
-    def __init__(self, file: int, block_bytes: int) -> None:
+    def __init__(self, block_bytes: int) -> None:
         memory = mmap.mmap(-1, DEPTH * block_bytes)
         self.buffers: Array = np.frombuffer(memory, np.uint8).reshape(DEPTH, block_bytes)
-        self._file = file
         # An iocb of linux/aio_abi.h: slot, –, file and operation, address, bytes, offset, –, –.
         self._requests = np.zeros((DEPTH, 8), np.int64)
         self._requests[:, 0] = np.arange(DEPTH)
@@ -48,14 +48,15 @@ class BlockQueue:
         self._places = self._requests.ctypes.data + np.arange(DEPTH) * self._requests.strides[0]
         self._events = np.empty((DEPTH, 4), np.int64)  # Slot, place of the request, bytes moved, –.
         self._in_flight = 0
-        self._context = ctypes.c_ulong()
-        _call(_SETUP, DEPTH, ctypes.byref(self._context))
+        context = ctypes.c_long()
+        _call(_SETUP, DEPTH, ctypes.addressof(context))
+        self._context = context.value
         # This waits for requests that use the buffers, as after an error.
-        weakref.finalize(self, _system, ctypes.c_long(_DESTROY), self._context)
+        weakref.finalize(self, _system, ctypes.c_long(_DESTROY), context)
 
-    def submit(self, operation: int, slots: Array, offsets: Array) -> None:
-        """Begin to read or write the blocks at offsets of the file."""
-        self._requests[slots, 2] = self._file << 32 | operation
+    def submit(self, operation: int, file: int, slots: Array, offsets: Array) -> None:
+        """Begin to read or write blocks at offsets of a file."""
+        self._requests[slots, 2] = file << 32 | operation
         self._requests[slots, 5] = offsets
         places = self._places[slots]
         while places.size:
@@ -67,21 +68,35 @@ class BlockQueue:
         """Wait for all requests; yield of those that fail the slot, and bytes moved or -errno."""
         while most := self._in_flight:
             place = self._events.ctypes.data
-            count = _call(_GETEVENTS, self._context, most, most, place, None)
+            count = _call(_GETEVENTS, self._context, most, most, place, 0)
             self._in_flight -= count
             ended = self._events[:count]
             for slot, _, moved, _ in ended[ended[:, 2] != self.buffers.shape[1]].tolist():
                 yield slot, moved
 
 
+_idle: dict[tuple[int, int], list[list[BlockQueue]]] = {}
+
+
+@contextmanager
+def two_queues(block_bytes: int) -> Iterator[list[BlockQueue]]:
+    """Lend queues of this process, which shares them among its files: the system has few."""
+    idle = _idle.setdefault((os.getpid(), block_bytes), [])
+    try:
+        queues = idle.pop()
+    except IndexError:  # Other threads have them.
+        queues = [BlockQueue(block_bytes), BlockQueue(block_bytes)]
+    yield queues
+    idle.append(queues)  # Not after an error: requests may be left in them.
+
+
 _system = ctypes.CDLL(None, use_errno=True).syscall
 _system.restype = ctypes.c_long
 
 
-def _call(number: int, *values: Any) -> int:
+def _call(*values: int) -> int:
     """Call the system, again when a signal comes in between; OSError if that fails."""
-    longs = [ctypes.c_long(value) if isinstance(value, int) else value for value in values]
-    while (result := _system(ctypes.c_long(number), *longs)) < 0:
+    while (result := _system(*map(ctypes.c_long, values))) < 0:
         if (code := ctypes.get_errno()) != errno.EINTR:
             raise OSError(code, os.strerror(code))
     return int(result)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from placer.errors import PlacerError
 from placer.executor.cold.block_file import BlockFile
-from placer.executor.cold.block_queue import DEPTH, READ, WRITE, Array, BlockQueue
+from placer.executor.cold.block_queue import DEPTH, READ, WRITE, Array, BlockQueue, two_queues
 
 
 class DriveRecords:
@@ -53,7 +53,6 @@ class DriveRecords:
             raise PlacerError(f"{rows} records of {record_bytes} bytes make no file; give others")
         self.rows, self.record_bytes = rows, record_bytes
         self._file = BlockFile(path, rows, record_bytes)
-        self._queues: list[list[BlockQueue]] = []
         self._writing = threading.Lock()
 
     def read(self, rows: Tensor) -> Tensor:
@@ -112,7 +111,6 @@ class DriveRecords:
     def close(self) -> None:
         """Close the file, when nothing reads or writes it any more."""
         self._file.close()
-        self._queues.clear()
 
     def _check_open(self) -> None:
         if not self._file.close.alive:
@@ -123,19 +121,15 @@ class DriveRecords:
         file = self._file
         transfer = _Transfer(file, operation, rows.numpy(), records)
         try:
-            try:
-                queues = self._queues.pop()
-            except IndexError:  # Other threads have them.
-                queues = [BlockQueue(file.descriptor, file.block_bytes) for _ in range(2)]
             # While blocks of one queue are checked, the drive has those of the other.
-            for _ in itertools.zip_longest(*map(transfer.turns, queues, (0, 1))):
-                pass
+            with two_queues(file.block_bytes) as queues:
+                for _ in itertools.zip_longest(*map(transfer.turns, queues, (0, 1))):
+                    pass
         except OSError as error:
             raise PlacerError(
                 f"asynchronous I/O of {file.path} failed: {error.strerror}; raise its limit "
                 "(sysctl fs.aio-max-nr=1048576), or name a folder of another drive"
             ) from error
-        self._queues.append(queues)  # After an error requests may be left in them.
 
 
 class _Transfer:
@@ -172,7 +166,7 @@ class _Transfer:
             cell = np.repeat(slots, counts), self._place[part]
             present = np.minimum(file.per_block, file.rows - blocks * file.per_block)
             old = slots[counts < present] if self._is_write else slots
-            queue.submit(READ, old, blocks[old] * block_bytes)
+            queue.submit(READ, file.descriptor, old, blocks[old] * block_bytes)
             yield
             self._finish(queue, blocks, "read")
             for damaged in blocks[old][~file.are_whole(queue.buffers[old], blocks[old])]:
@@ -184,7 +178,7 @@ class _Transfer:
             cells[cell] = self._records[records]
             checksums = file.checksums(queue.buffers[: blocks.size], blocks)
             queue.buffers.view("<u4")[: blocks.size, -1] = checksums
-            queue.submit(WRITE, slots, blocks * block_bytes)
+            queue.submit(WRITE, file.descriptor, slots, blocks * block_bytes)
             yield
             self._finish(queue, blocks, "written")
 
