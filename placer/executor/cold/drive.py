@@ -1,0 +1,188 @@
+"""Cold rows on a drive: records of one size in a file, read and written in batches."""
+
+import itertools
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.lib.stride_tricks import as_strided
+from torch import Tensor
+
+from placer.errors import PlacerError
+from placer.executor.cold.block_file import BlockFile
+from placer.executor.cold.block_queue import DEPTH, READ, WRITE, Array, BlockQueue, two_queues
+
+
+class DriveRecords:
+    """Records of one size in a file on a drive: the rows of a shard, for one process.
+
+    Several threads may read and write at once, also rows that share a block. A row that one thread
+    writes while another reads it is read as it was before or after.
+
+    Parameters
+    ----------
+    path : Path
+        A file, which is made if it is not there, and stays with its records. Or a folder: then the
+        file has no name, and is gone when it is closed or the process ends, however it ends.
+    rows : int
+        All their space is reserved at once, so that the drive is full now or never.
+    record_bytes : int
+
+    Raises
+    ------
+    PlacerError
+        If there is no such folder or no space, another process has the file open, or it has
+        another size.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     records = DriveRecords(Path(folder), rows=1000, record_bytes=3)
+    ...     records.write(torch.tensor([7]), torch.tensor([[1, 2, 3]], dtype=torch.uint8))
+    ...     records.read(torch.tensor([999, 7])).tolist()
+    ...     records.close()
+    [[0, 0, 0], [1, 2, 3]]
+    """
+
+    def __init__(self, path: Path, rows: int, record_bytes: int) -> None:
+        if rows < 0 or record_bytes < 1:
+            raise PlacerError(f"{rows} records of {record_bytes} bytes make no file; give others")
+        self.rows, self.record_bytes = rows, record_bytes
+        self._file = BlockFile(path, rows, record_bytes)
+        self._writing = threading.Lock()
+
+    def read(self, rows: Tensor) -> Tensor:
+        """Read records, as uint8 ``[n, record_bytes]``; those never written are zeros.
+
+        Parameters
+        ----------
+        rows : Tensor
+            int64 ``[n]`` on the CPU, in any order. Those of one block are read at once.
+
+        Raises
+        ------
+        PlacerError
+            If a row is out of range, the drive fails, or a block is damaged.
+        """
+        records = np.empty((rows.numel(), self.record_bytes), np.uint8)
+        try:
+            self._move(READ, rows, records)
+        except PlacerError:
+            with self._writing:  # Another thread may have been writing the block.
+                self._move(READ, rows, records)
+        return torch.from_numpy(records)
+
+    def write(self, rows: Tensor, records: Tensor) -> None:
+        """Write records; they are on the drive for certain after `flush`.
+
+        Parameters
+        ----------
+        rows : Tensor
+            int64 ``[n]`` on the CPU, distinct, in any order. A block of which not all rows are
+            given is read before.
+        records : Tensor
+            uint8 ``[n, record_bytes]`` on the CPU.
+
+        Raises
+        ------
+        PlacerError
+            If a row is out of range or there twice: nothing is written then. If the drive fails or
+            a block is damaged: other blocks may be written.
+        """
+        shape = (rows.numel(), self.record_bytes)
+        if records.dtype != torch.uint8 or records.shape != shape:
+            has = f"{records.dtype} {tuple(records.shape)}"
+            raise PlacerError(f"the records to write are {has}; give torch.uint8 {shape}")
+        with self._writing:
+            self._move(WRITE, rows, records.numpy())
+
+    def flush(self) -> None:
+        """Wait until what was written is on the drive."""
+        self._check_open()
+        try:
+            os.fdatasync(self._file.descriptor)
+        except OSError as error:
+            raise PlacerError(f"cannot write {self._file.path}: {error.strerror}") from error
+
+    def close(self) -> None:
+        """Close the file, when nothing reads or writes it any more."""
+        self._file.close()
+
+    def _check_open(self) -> None:
+        if not self._file.close.alive:
+            raise PlacerError(f"the records of {self._file.path} are closed; open them again")
+
+    def _move(self, operation: int, rows: Tensor, records: Array) -> None:
+        self._check_open()
+        file = self._file
+        transfer = _Transfer(file, operation, rows.numpy(), records)
+        try:
+            # While blocks of one queue are checked, the drive has those of the other.
+            with two_queues(file.block_bytes) as queues:
+                for _ in itertools.zip_longest(*map(transfer.turns, queues, (0, 1))):
+                    pass
+        except OSError as error:
+            raise PlacerError(
+                f"asynchronous I/O of {file.path} failed: {error.strerror}; raise its limit "
+                "(sysctl fs.aio-max-nr=1048576), or name a folder of another drive"
+            ) from error
+
+
+class _Transfer:
+    """Records that are read or written, in the order of the file."""
+
+    def __init__(self, file: BlockFile, operation: int, rows: Array, records: Array) -> None:
+        self._file, self._is_write, self._records = file, operation == WRITE, records
+        self._order = np.argsort(rows, kind="stable")
+        rows = rows[self._order]
+        for row in (*rows[:1], *rows[-1:]):
+            if not 0 <= row < file.rows:
+                raise PlacerError(f"{file.path} has rows 0 to {file.rows - 1}, and not {row}")
+        twice = rows[1:][np.diff(rows) == 0]
+        if twice.size and self._is_write:
+            raise PlacerError(f"row {twice[0]} is to be written twice at once; give it once")
+        block_of, self._place = np.divmod(rows, file.per_block)
+        self._begins = np.flatnonzero(np.diff(block_of, prepend=-1, append=-1))
+        self._blocks = block_of[self._begins[:-1]]
+
+    def turns(self, queue: BlockQueue, which: int) -> Iterator[None]:
+        """Move each second part of the blocks, from part `which` on; pause while the drive works.
+
+        A part has as many blocks as a queue has slots.
+        """
+        file, block_bytes = self._file, self._file.block_bytes
+        shape = (DEPTH, file.per_block, file.record_bytes)
+        cells = as_strided(queue.buffers, shape, (block_bytes, file.record_bytes, 1))
+        for first in range(which * DEPTH, self._blocks.size, 2 * DEPTH):
+            blocks = self._blocks[first : first + DEPTH]
+            begins = self._begins[first : first + DEPTH + 1]
+            part = slice(begins[0], begins[-1])
+            records = self._order[part]
+            slots, counts = np.arange(blocks.size), np.diff(begins)
+            cell = np.repeat(slots, counts), self._place[part]
+            present = np.minimum(file.per_block, file.rows - blocks * file.per_block)
+            old = slots[counts < present] if self._is_write else slots
+            queue.submit(READ, file.descriptor, old, blocks[old] * block_bytes)
+            yield
+            self._finish(queue, blocks, "read")
+            for damaged in blocks[old][~file.are_whole(queue.buffers[old], blocks[old])]:
+                raise file.failure(damaged, "is damaged: its checksum is wrong")
+            if not self._is_write:
+                self._records[records] = cells[cell]
+                continue
+            queue.buffers[np.delete(slots, old)] = 0
+            cells[cell] = self._records[records]
+            checksums = file.checksums(queue.buffers[: blocks.size], blocks)
+            queue.buffers.view("<u4")[: blocks.size, -1] = checksums
+            queue.submit(WRITE, file.descriptor, slots, blocks * block_bytes)
+            yield
+            self._finish(queue, blocks, "written")
+
+    def _finish(self, queue: BlockQueue, blocks: Array, verb: str) -> None:
+        for slot, moved in queue.wait():
+            why = os.strerror(-moved) if moved < 0 else f"it ended after {moved} bytes"
+            raise self._file.failure(blocks[slot], f"was not {verb}: {why}")
