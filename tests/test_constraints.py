@@ -123,7 +123,7 @@ def test_an_empty_file_asks_nothing(tmp_path: Path, text: str) -> None:
         ("tables: {C1: {device: [gpu:0]}}", "tables.C1.device: no such field"),
         ("table: {}", "table: no such field"),
         ("tables: {C1: {forbid: [rowwise]}}", "'rowwise': Input should be 'row-wise', 'column-wi"),
-        ("tables: {C1: {tier: ssd}}", "'ssd': Input should be 'hbm' or 'dram'"),
+        ("tables: {C1: {tier: tape}}", "'tape': Input should be 'hbm', 'dram' or 'ssd'"),
         ("tables: {C1: {devices: []}}", "tables.C1.devices: []"),
         ("tables: {7: {tier: hbm}}", "7 is no name; write it in quotes"),
         ("tables: {C1: {tier: hbm}, C1: {}}", "'C1' is written twice"),
@@ -278,7 +278,7 @@ def test_constraints_that_no_problem_can_have(constraints: Constraints, words: s
     ("fields", "words"),
     [
         ({"devices": ()}, "name no GPU"),
-        ({"tier": "ssd"}, "tier 'ssd' is none of hbm, dram"),
+        ({"tier": "tape"}, "tier 'tape' is none of hbm, dram, ssd"),
         ({"forbid": frozenset({"rowwise"})}, "cannot forbid 'rowwise'; there are row-wise, "),
     ],
 )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from placer import Topology
 from placer.errors import PlacerError, TopologyError
-from placer.topology.devices import Gpu, Host, Link
+from placer.topology.devices import Drive, Gpu, Host, Link
 from placer.topology.file import dumps, parse_rate
 
 DOCUMENTATION = Path(__file__).resolve().parent.parent / "docs" / "topology.md"
@@ -39,7 +39,7 @@ def test_the_documented_example(tmp_path: Path) -> None:
     assert lab.name == "lab"
     assert [gpu.host for gpu in lab.gpus] == ["host:0"] * 4 + ["host:1"] * 4
     assert lab.gpus[7] == Gpu("gpu:7", "host:1", 20 * 2**30, 800e9)
-    assert lab.hosts[1] == Host("host:1", 460 * 2**30, 180e9)
+    assert lab.hosts[1] == Host("host:1", 460 * 2**30, 180e9, Drive(2 << 40))
     assert lab.peer_bytes_per_s("gpu:3") == 45e9
     assert lab.peer_bytes_per_s("gpu:4") == 25e9
     assert lab.network_bytes_per_s("gpu:4") == 12.5e9 / 4
