@@ -219,7 +219,7 @@ def to_dict(plan: "Plan", row_order: dict[str, dict[str, Any]] | None = None) ->
             ],
             "links": [asdict(link) for link in topology.links],
         },
-        "shards": [asdict(shard) for shard in plan.shards],
+        "shards": [_shard(shard) for shard in plan.shards],
         "row_order": row_order
         if row_order is not None
         else {name: asdict(order) for name, order in plan.row_order.items()},
@@ -241,6 +241,12 @@ def from_dict(document: object, hot_ids: dict[str, npt.NDArray[np.int64]]) -> di
         If it breaks the schema.
     """
     return _fields_of(_validated(document, "the plan"), hot_ids)
+
+
+def _shard(shard: Shard) -> dict[str, Any]:
+    """Fields of a shard; no dtype where it is the table's."""
+    fields = asdict(shard)
+    return fields if shard.dtype else {k: v for k, v in fields.items() if k != "dtype"}
 
 
 def _provenance(provenance: Provenance) -> dict[str, Any]:

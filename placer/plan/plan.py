@@ -92,7 +92,7 @@ class Plan(Summarized):
 
     def summary(self) -> dict[str, str]:
         """See `Summarized`."""
-        used = {"hbm": 0, "dram": 0}
+        used = {"hbm": 0, "dram": 0, "ssd": 0}
         for shard in self.shards:
             row_bytes = self.tables_by_name[shard.table].bytes_per_row(shard.width)
             used[shard.memory] += shard.row_count * row_bytes * len(shard.devices)
@@ -102,6 +102,7 @@ class Plan(Summarized):
             "GPUs": str(len(self.topology.gpus)),
             "rows in HBM": format_bytes(used["hbm"]),
             "rows in DRAM": format_bytes(used["dram"]),
+            **({"rows on SSD": format_bytes(used["ssd"])} if used["ssd"] else {}),
         }
         if self.solver.name:
             facts["solver"] = self.solver.name

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from placer.dense.file import DenseEntry
 from placer.pipeline import Pipeline
 from placer.plan.fields import SCHEMA_VERSION
-from placer.plan.shard import Lookup, Memory
+from placer.plan.shard import Lookup, Memory, Width
 from placer.tables import DType, OptimizerName, Pooling
 from placer.topology.devices import LinkKind
 
@@ -87,6 +87,7 @@ class ShardModel(_Strict):
     cache_rows: NonNegative = 0
     staging_rows: NonNegative = 0
     buffer_bytes: NonNegative = 0
+    dtype: Width | None = Field(None, description="of the rows at home; none is the table's")
 
 
 class RowOrderModel(_Strict):

@@ -6,8 +6,11 @@ from typing import Literal
 
 from placer.tables import Table
 
-Memory = Literal["hbm", "dram"]
+Memory = Literal["hbm", "dram", "ssd"]
 Lookup = Literal["device", "uva", "staged", "cached", "host"]
+
+Width = Literal["float32", "float16", "bfloat16", "int8"]
+"""Element type of rows at home; ``int8`` has a scale and an offset per row beside it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +27,9 @@ class Shard:
         Range of columns.
     devices : tuple of str
         GPUs that serve the lookups; more than one is a replica on each.
-    memory : {"hbm", "dram"}
-        Where the bytes are; ``dram`` is the memory of the serving GPU's host.
+    memory : {"hbm", "dram", "ssd"}
+        Where the bytes are; ``dram`` is the memory of the serving GPU's host, ``ssd`` its drive,
+        from which rows are ``staged`` or ``cached``.
     lookup : {"device", "uva", "staged", "cached", "host"}
         How rows are read; see docs/plan-format.md.
     cache_rows : int
@@ -37,6 +41,8 @@ class Shard:
         HBM that reading the shard needs besides its rows, on each serving GPU: the
         `staging_rows` with their state, the exchange buffers of its pooled output, and the
         integers that say where each lookup reads.
+    dtype : {"float32", "float16", "bfloat16", "int8"} or None
+        Type of the rows at home, of ``staged`` and ``cached`` shards; None is the table's.
 
     Examples
     --------
@@ -56,6 +62,7 @@ class Shard:
     cache_rows: int = 0
     staging_rows: int = 0
     buffer_bytes: int = 0
+    dtype: Width | None = None
 
     @property
     def row_count(self) -> int:

@@ -9,10 +9,12 @@ but what happens here, and results are bit-equal between them.
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from functools import lru_cache, partial
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from placer.executor.backends.cold_rows import exchange_records, note_in_place
 from placer.executor.backends.faults import Faults
 from placer.executor.backends.host_pooling import HostPooling
 from placer.executor.backends.torch_kernels import (
@@ -140,9 +142,9 @@ class Backend(TorchKernels):
             # First: a few programs take what the others leave, and keep the link busy.
             self._stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
 
-    def allocate(self, spec: ArenaSpec) -> Arena:
-        """Zeroed memory for an arena."""
-        return allocate(spec, self._device, None if self.in_one_memory else self._policy)
+    def allocate(self, spec: ArenaSpec, drive: Path | None = None) -> Arena:
+        """Zeroed memory for an arena; `drive` is the folder of rows on a drive."""
+        return allocate(spec, self._device, None if self.in_one_memory else self._policy, drive)
 
     def prepare(
         self,
@@ -349,6 +351,7 @@ class Backend(TorchKernels):
             moved = self._move(arena, found.moves)
             entries = found.entries
             del found
+            note_in_place(arena, resolved, entries, ticket, self._window)
             ticket.resolved[arena.spec] = resolved
             self.move_to_entries(resolved, entries, row_cache, home, training)
             del entries
@@ -373,14 +376,17 @@ class Backend(TorchKernels):
     def _move(self, arena: Arena, moves: Moves) -> torch.cuda.Event | None:
         """Start to move rows; when they have moved."""
         matrices = [rows for rows in (arena.weights, arena.state) if rows is not None]
+        exchange = partial(self.exchange, matrices)
+        if arena.store is not None:
+            exchange = partial(exchange_records, arena.store, matrices)
         with phase("write-back"):  # One kernel moves rows both ways, for a link has two lanes.
             if self._stream is None:
-                self.exchange(matrices, moves)
+                exchange(moves)
                 return None
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
             keep_until_used(moves, self._stream)
             with torch.cuda.stream(self._stream):
-                self.exchange(matrices, moves)
+                exchange(moves)
                 return recorded()
 
 

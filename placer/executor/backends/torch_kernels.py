@@ -169,6 +169,7 @@ class TorchKernels:
         mean_square = None if mean_squares is None else mean_squares[here]
         before = None if state is None else state.at(places)
         rows, after = updated(rule, weights.at(places), before, sums[here], mean_square)
+        rows = weights.rounded(places, rows, rule.updates)
         weights.write_places(places, rows)
         if state is not None and after is not None:
             state.write_places(places, after)

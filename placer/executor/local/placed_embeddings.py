@@ -1,7 +1,7 @@
 """The module that trains embedding tables where a plan places them."""
 
 import copy
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, get_args
@@ -16,6 +16,7 @@ from placer.executor.growing_keys import GrowingKeys
 from placer.executor.local.fused_lookup import FusedLookup, Runtime
 from placer.executor.local.hit_rates import HitRates
 from placer.executor.local.local_id_order import LocalIdOrder
+from placer.executor.local.memory_use import memory_use
 from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.lookups.batch_reads import (
     FeatureRead,
@@ -25,6 +26,7 @@ from placer.executor.lookups.batch_reads import (
     ready_to_read,
 )
 from placer.executor.lookups.steps import PreparedBatch
+from placer.executor.memory.arena_order import has_records
 from placer.executor.memory.layout import lay_out
 from placer.executor.names import Policy
 from placer.executor.optimizers.rounding import Rounding
@@ -145,7 +147,7 @@ class PlacedEmbeddings(Embeddings):
             raise PlanMismatchError(f"rounding {rounding!r} is none of {get_args(Rounding)}")
         check_constants(lr, eps, betas)
         watch_scalers()
-        kernels = make_backend(backend, self.device, cache_policy)
+        kernels = make_backend(backend, self.device, cache_policy, needs_tiers=has_records(plan))
         sliced_elsewhere = () if whole_rows is None else whole_rows.dims
         self._layout = lay_out(plan, self.optimizers, self.device, sliced_elsewhere)
         self._runtime = Runtime(
@@ -327,23 +329,7 @@ class PlacedEmbeddings(Embeddings):
                 arena.row_cache.reset_stats()
 
     def memory_use(self) -> dict[tuple[str, str], int]:
-        held: dict[tuple[str, str], int] = defaultdict(int)
-        for arena in self._runtime.arenas:
-            for part in arena.spec.ranges:
-                held[part.device, part.tier] += (part.stop - part.start) * arena.row_bytes
-            if arena.row_cache is None:
-                continue
-            for shard in arena.spec.cache_ranges:
-                entries = shard.staging_rows + shard.cache_rows
-                size = arena.row_cache.directory.nbytes * entries
-                share = size // max(arena.row_cache.entries, 1)
-                held[shard.device, "pool"] += entries * arena.row_bytes + share
-        for name, column_slices in self._layout.column_slices.items():
-            maps = [columns.slots for columns in column_slices if columns.slots is not None]
-            if size := sum(slots.nbytes for slots in maps):
-                server = self.plan.shards_by_table[name][0].devices[0]
-                held[server, "row_maps"] += size
-        return dict(held)
+        return memory_use(self.plan, self._layout, self._runtime.arenas)
 
     def extra_repr(self) -> str:
         """What `print(model)` shows of it."""

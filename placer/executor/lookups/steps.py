@@ -49,13 +49,16 @@ class Ticket:
         Steps are counted in the order in which their rows are located.
     resolved : dict of ArenaSpec to Resolved
         Its staged and cached rows.
+    reads_stores : set of ArenaSpec
+        Arenas of which it reads records where they are, as rows of it got no entry.
     """
 
-    __slots__ = ("__weakref__", "number", "resolved")
+    __slots__ = ("__weakref__", "number", "reads_stores", "resolved")
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.resolved: dict[ArenaSpec, Resolved] = {}
+        self.reads_stores: set[ArenaSpec] = set()
 
 
 class Window:
@@ -95,6 +98,10 @@ class Window:
     def oldest(self) -> int:
         """Number of the oldest open step."""
         return min((ticket.number for ticket in self._tickets), default=self._count)
+
+    def reads_store(self, arena: ArenaSpec) -> bool:
+        """Whether an open step reads records of an arena where they are."""
+        return any(arena in ticket.reads_stores for ticket in self._tickets)
 
     def others(self, arena: ArenaSpec, ticket: Ticket) -> list[Resolved]:
         """The staged and cached rows of an arena that the other open steps read."""

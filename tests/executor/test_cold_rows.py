@@ -1,0 +1,198 @@
+"""Cold rows that are narrow, or lie on a drive, train like those in host memory."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from executor_cases import (
+    backward,
+    placed,
+    plan_of,
+    random_batch,
+    random_gradients,
+    shard,
+    two_features,
+)
+from fast_and_full import combinations
+from torch import Tensor
+
+from placer.errors import PlanMismatchError
+from placer.executor import PlacedEmbeddings, look_ahead
+from placer.plan.plan import Plan
+from placer.plan.shard import Lookup, Shard, Width
+from placer.tables import OPTIMIZERS, Feature, Table
+
+ROWS, COLD = 61, 20
+HOT = list(range(ROWS - 1, 30, -1))
+NARROW: tuple[Width, ...] = ("float16", "bfloat16", "int8")
+STEPS = range(10)
+
+
+def cold_plan(
+    table: Table,
+    lookup: Lookup = "staged",
+    entries: int = 9,
+    dtype: Width | None = None,
+    memory: str = "dram",
+    staged: int = 0,
+) -> Plan:
+    """Rows in HBM, in place in DRAM, pooled by the host, staged, and cold ones of some kind."""
+    shards = [
+        shard(table, (0, 8, 1)),
+        shard(table, (8, 12, 1), memory="dram"),
+        shard(table, (12, 16, 1), memory="dram", lookup="host"),
+        replace(shard(table, (16, COLD, 1), memory="dram", lookup="staged"), staging_rows=2),
+    ]
+    return plan_of([table], [*shards, cold(table, lookup, entries, dtype, memory)], {"t": HOT})
+
+
+def cold(table: Table, lookup: Lookup, entries: int, dtype: Width | None, memory: str) -> Shard:
+    """The last rows of the table."""
+    part = shard(table, (COLD, table.rows, 1), memory="dram", lookup=lookup)
+    given = {"staging_rows": entries} if lookup == "staged" else {"cache_rows": entries}
+    return replace(part, **{"staging_rows": 0, **given}, dtype=dtype, memory=memory)  # type: ignore[arg-type]
+
+
+def train(model: PlacedEmbeddings, steps: Iterable[int] = STEPS, *, ahead: bool = False) -> None:
+    """Train on batches, some of them with weights."""
+    steps = list(steps)
+    batches = [random_batch(model.plan.tables, seed=n, weighted=n % 3 == 1) for n in steps]
+    for number, batch in zip(steps, look_ahead(batches, model) if ahead else batches, strict=True):
+        outputs = model(batch)
+        backward(outputs, random_gradients(outputs, seed=number))
+
+
+def contents(model: PlacedEmbeddings) -> dict[str, Tensor]:
+    return {**model.state_dict(), **model.optimizer_state_dict()}
+
+
+def equal(actual: PlacedEmbeddings, expected: PlacedEmbeddings) -> None:
+    ours, theirs = contents(actual), contents(expected)
+    assert ours.keys() == theirs.keys() | (ours.keys() & {"updates"})
+    for name, values in theirs.items():
+        assert torch.equal(ours[name], values), name
+
+
+def trained(
+    plan: Plan, backend: str = "tiered", *, ahead: bool = False, **options: object
+) -> PlacedEmbeddings:
+    model = placed(plan, backend=backend, **options)
+    train(model, ahead=ahead)
+    return model
+
+
+@combinations("optimizer, dtype", OPTIMIZERS, NARROW)
+def test_narrow_rows_do_not_depend_on_the_row_cache(optimizer: str, dtype: Width) -> None:
+    table = two_features(optimizer)
+    expected = trained(cold_plan(table, entries=41, dtype=dtype))
+    assert expected.hit_rates().row_cache.in_place_rows == 0  # type: ignore[union-attr]
+    for lookup, entries, ahead in (("staged", 0, False), ("cached", 5, True), ("staged", 9, True)):
+        model = trained(cold_plan(table, lookup, entries, dtype), ahead=ahead)  # type: ignore[arg-type]
+        assert model.hit_rates().row_cache.in_place_rows > 0  # type: ignore[union-attr]
+        equal(model, expected)
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_narrow_rows_train_like_wide_ones(dtype: Width) -> None:
+    table = two_features("adagrad")
+    wide, narrow = trained(cold_plan(table)), trained(cold_plan(table, dtype=dtype))
+    drift = (wide.state_dict()["t.weight"] - narrow.state_dict()["t.weight"]).abs()
+    tolerance = {"float16": 0.004, "bfloat16": 0.03, "int8": 0.06}[dtype]
+    assert 0 < float(drift.max()) < tolerance
+    assert float(drift.mean()) < tolerance / 8
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("backend", ["numba", "torch", "auto"])
+def test_other_backends_take_tiers_where_rows_are_records(backend: str, dtype: Width) -> None:
+    plan = cold_plan(two_features(), dtype=dtype)
+    model = placed(plan, backend=backend)
+    assert model.backend == "tiered"
+    train(model)
+    equal(model, trained(plan))
+
+
+@combinations("dtype, entries", [None, *NARROW], [0, 9, 41])
+def test_triton_trains_alike(dtype: Width | None, entries: int) -> None:
+    plan = cold_plan(two_features(), "staged", entries, dtype)
+    ours, theirs = (placed(plan, backend=backend) for backend in ("triton", "tiered"))
+    for model in (ours, theirs):
+        train(model, range(3), ahead=True)
+    assert ours.backend == "triton"
+    for name, values in contents(theirs).items():
+        torch.testing.assert_close(
+            contents(ours)[name], values, rtol=1e-5, atol=0.02 if dtype else 1e-6
+        )
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_a_resumed_run_is_equal_to_the_bit(dtype: Width) -> None:
+    table = two_features("adam")
+    expected = trained(cold_plan(table, "cached", 7, dtype))
+    first = placed(cold_plan(table, "cached", 7, dtype), backend="tiered")
+    train(first, range(5))
+    then = placed(cold_plan(table, "staged", 11, dtype), backend="tiered", seed=None)
+    then.load_state_dict(first.state_dict())
+    then.load_optimizer_state_dict(first.optimizer_state_dict())
+    train(then, range(5, 10))
+    equal(then, expected)
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_rows_that_are_written_are_rounded_in_their_copies_too(dtype: Width) -> None:
+    plan = cold_plan(two_features(), "cached", 30, dtype)
+    model = placed(plan, backend="tiered")
+    train(model)
+    weights = {name: torch.randn_like(values) for name, values in model.state_dict().items()}
+    model.load_state_dict(weights)
+    fresh = placed(plan, backend="tiered", weights={"t": weights["t.weight"]})
+    assert torch.equal(model.state_dict()["t.weight"], fresh.state_dict()["t.weight"])
+
+
+def test_columns_of_a_table_may_be_narrow_each_by_itself() -> None:
+    table = two_features("rowwise_adagrad")
+    left = [
+        shard(table, (0, COLD, 1), (0, 3)),
+        replace(cold(table, "staged", 5, "int8", "dram"), cols=(0, 3)),
+    ]
+    right = [
+        shard(table, (0, COLD, 1), (3, 8), on="gpu:1"),
+        replace(cold(table, "cached", 3, "float16", "dram"), cols=(3, 8)),
+    ]
+    small = plan_of([table], [*left, *right], {"t": HOT})
+    large = replace(
+        small,
+        shards=tuple(
+            replace(part, staging_rows=41) if part.lookup == "staged" else part
+            for part in small.shards
+        ),
+    )
+    equal(trained(small, ahead=True), trained(large))
+
+
+def test_memory_in_use_counts_records() -> None:
+    table = Table("t", 100, 8, "float32", "adagrad", (Feature("t"),))
+    part = replace(shard(table, memory="dram", lookup="staged"), dtype="int8")
+    model = placed(plan_of([table], [part]), backend="tiered")
+    assert model.memory_use()["host:0", "dram"] == 100 * (8 + 8 + 4 * 8)
+
+
+def test_rows_that_cannot_be_records_are_refused() -> None:
+    table = two_features()
+    uva = replace(shard(table, memory="dram"), dtype="int8")
+    with pytest.raises(PlanMismatchError, match="'t': rows on ssd or of a dtype of their own"):
+        placed(plan_of([table], [uva]))
+    half = replace(table, dtype="float16")
+    staged = replace(shard(half, memory="dram", lookup="staged"), dtype="int8")
+    with pytest.raises(PlanMismatchError, match="of tables of float32 alone"):
+        placed(plan_of([half], [staged]))
+
+
+def test_a_plan_with_records_is_saved_and_loaded(tmp_path: Path) -> None:
+    plan = cold_plan(two_features(), dtype="int8", memory="ssd")
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json").shards == plan.shards
+    cold_plan(two_features()).save(tmp_path / "plain.json")
+    assert '"dtype": null' not in (tmp_path / "plain.json").read_text()
