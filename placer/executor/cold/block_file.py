@@ -1,0 +1,110 @@
+"""A file of blocks, which hold records of one size and a checksum."""
+
+import errno
+import fcntl
+import mmap
+import os
+import shutil
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from placer.errors import PlacerError
+from placer.executor.cold.block_queue import Array
+from placer.file_locks import take_lock
+from placer.files import check_place
+from placer.units import format_bytes
+
+_PAGE_BYTES = 4096
+_CHECK_BYTES = 4
+_SPREAD = np.uint64(2654435761)
+"""Odd: no two of 2^32 neighbouring blocks have the same product modulo 2^32."""
+
+
+class BlockFile:
+    """An open file, all of whose space is reserved.
+
+    A block has 4 KiB, or as many times 4 KiB as one record takes, and as many whole records as
+    fit: no record lies in two blocks. Its last four bytes are a CRC-32 of all before, which begins
+    with the block's number and the size of records, so that a block written to a wrong place is
+    found too. A block of zeros was never written.
+    """
+
+    def __init__(self, path: Path, rows: int, record_bytes: int) -> None:
+        self.path, self.rows, self.record_bytes = path, rows, record_bytes
+        self.block_bytes = -(-(record_bytes + _CHECK_BYTES) // _PAGE_BYTES) * _PAGE_BYTES
+        self.per_block = (self.block_bytes - _CHECK_BYTES) // record_bytes
+        self.descriptor = _open(path)
+        try:
+            self._reserve(max(1, -(-rows // self.per_block)) * self.block_bytes)
+        except BaseException:
+            os.close(self.descriptor)
+            raise
+        _pass_by_cache(self.descriptor)
+
+    def _reserve(self, size: int) -> None:
+        before = os.fstat(self.descriptor).st_size
+        if before not in (0, size):
+            raise PlacerError(
+                f"{self.path} has {before:,} bytes, and {self.rows:,} records of "
+                f"{self.record_bytes} bytes take {size:,}; remove it, or name another file"
+            )
+        try:
+            free = shutil.disk_usage(self.path).free
+            if before == 0 and free < size:  # Trying would fill the disk for others meanwhile.
+                raise OSError(errno.ENOSPC, f"{format_bytes(free)} are free")
+            os.posix_fallocate(self.descriptor, 0, size)
+        except OSError as error:
+            if before == 0 and not self.path.is_dir():
+                self.path.unlink(missing_ok=True)
+            raise PlacerError(
+                f"cannot reserve {format_bytes(size)} in {self.path}: {error.strerror}; free "
+                "space, name a folder of another drive, or plan with fewer rows there"
+            ) from error
+
+    def checksums(self, content: Array, blocks: Array) -> Array:
+        """Return what the last four bytes of each block of `content` should be."""
+        firsts = blocks.astype(np.uint64) * _SPREAD + np.uint64(self.record_bytes)
+        firsts &= np.uint64(0xFFFFFFFF)
+        covered = content[:, :-_CHECK_BYTES]
+        return np.array(list(map(zlib.crc32, covered, firsts.tolist())), np.uint32)
+
+    def are_whole(self, content: Array, blocks: Array) -> Array:
+        """Return of each block of `content` whether it is as it was written, or never was."""
+        whole: Array = content.view("<u4")[:, -1] == self.checksums(content, blocks)
+        whole[~whole] = ~content[~whole].any(axis=1)
+        return whole
+
+    def failure(self, block: int, what: str) -> PlacerError:
+        """Return the error of a block."""
+        first = block * self.per_block
+        last = min(first + self.per_block, self.rows) - 1
+        return PlacerError(
+            f"block {block} of {self.path} (rows {first} to {last}) {what}; check the drive "
+            "(dmesg, smartctl), and continue from a checkpoint with a new file"
+        )
+
+
+def _open(path: Path) -> int:
+    """Open a file that nobody else has open; one without a name if `path` is a folder."""
+    is_folder = path.is_dir()
+    check_place(path, "folder" if is_folder else "file")
+    try:
+        descriptor = os.open(path, os.O_RDWR | (os.O_TMPFILE if is_folder else os.O_CREAT), 0o600)
+    except OSError as error:
+        raise PlacerError(f"cannot write {path}: {error.strerror}; name another place") from error
+    if not take_lock(descriptor):
+        os.close(descriptor)
+        raise PlacerError(f"{path} is in use by another process; end it, or name another file")
+    return descriptor
+
+
+def _pass_by_cache(descriptor: int) -> None:
+    """Read and write the drive itself (``O_DIRECT``), where the file system can."""
+    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | os.O_DIRECT)
+        os.preadv(descriptor, [mmap.mmap(-1, _PAGE_BYTES)], 0)  # Some refuse only this.
+    except OSError:
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags)

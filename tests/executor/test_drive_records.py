@@ -1,0 +1,303 @@
+"""Records in a file on a drive, beside a dict of them."""
+
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from placer.errors import PlacerError
+from placer.executor.cold.block_file import BlockFile
+from placer.executor.cold.drive import DriveRecords
+
+BLOCK = 4096
+
+
+@contextmanager
+def opened(path: Path, rows: int, record_bytes: int) -> Iterator[DriveRecords]:
+    records = DriveRecords(path, rows, record_bytes)
+    try:
+        yield records
+    finally:
+        records.close()
+
+
+def drawn(count: int, record_bytes: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (count, record_bytes), dtype=torch.uint8, generator=generator)
+
+
+def change(path: Path, at: int, content: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(content)
+
+
+SIZES = st.one_of(
+    st.sampled_from([1, 2, 516, 2046, 2047, 4091, 4092, 4093, 4096, 8188, 8189, 12000]),
+    st.integers(1, 9000),
+)
+
+
+@given(st.data(), SIZES, st.integers(1, 400), st.booleans())
+def test_reads_what_a_dict_would_have(
+    tmp_path_factory: pytest.TempPathFactory,
+    data: st.DataObject,
+    record_bytes: int,
+    rows: int,
+    named: bool,
+) -> None:
+    folder = tmp_path_factory.mktemp("records")
+    path = folder / "records" if named else folder
+    some = st.lists(st.integers(0, rows - 1), max_size=60)
+    expected: dict[int, Tensor] = {}
+    records = DriveRecords(path, rows, record_bytes)
+    for seed in range(data.draw(st.integers(1, 6))):
+        written = data.draw(st.one_of(some, st.just(list(range(rows)))))
+        written = list(dict.fromkeys(written))
+        values = drawn(len(written), record_bytes, seed)
+        records.write(torch.tensor(written, dtype=torch.int64), values)
+        expected |= dict(zip(written, values, strict=True))
+        if named and data.draw(st.booleans()):
+            records.flush()
+            records.close()
+            records = DriveRecords(path, rows, record_bytes)
+        asked = data.draw(some)
+        found = records.read(torch.tensor(asked, dtype=torch.int64))
+        assert found.shape == (len(asked), record_bytes)
+        for row, record in zip(asked, found, strict=True):
+            assert torch.equal(record, expected.get(row, torch.zeros_like(record)))
+    everything = records.read(torch.arange(rows))
+    for row, record in enumerate(everything):
+        assert torch.equal(record, expected.get(row, torch.zeros_like(record)))
+    records.close()
+    assert list(folder.iterdir()) == ([path] if named else [])
+    shutil.rmtree(folder)
+
+
+def test_more_blocks_than_are_in_flight(tmp_path: Path) -> None:
+    with opened(tmp_path, 20_000, 516) as records:
+        values = drawn(20_000, 516)
+        order = torch.randperm(20_000)
+        records.write(order[:15_000], values[order[:15_000]])
+        records.write(order[15_000:], values[order[15_000:]])
+        asked = torch.randperm(20_000)
+        assert torch.equal(records.read(asked), values[asked])
+
+
+def test_a_file_has_no_more_than_its_blocks(tmp_path: Path) -> None:
+    for rows, record_bytes, blocks in [(7, 516, 1), (8, 516, 2), (3, 4100, 6), (0, 8, 1)]:
+        path = tmp_path / f"{rows}"
+        with opened(path, rows, record_bytes) as records:
+            assert records.read(torch.arange(rows)).sum() == 0
+        assert path.stat().st_size == blocks * BLOCK
+        assert path.stat().st_blocks * 512 >= blocks * BLOCK  # Reserved, not only promised.
+
+
+def test_reads_beside_writes_of_the_same_blocks(tmp_path: Path) -> None:
+    """Two threads write the even rows and the odd ones, and two read: no record is a mixture."""
+    rows, turns = 700, 60
+    with opened(tmp_path, rows, 516) as records:
+        records.write(torch.arange(rows), torch.zeros(rows, 516, dtype=torch.uint8))
+
+        def write(first: int) -> None:
+            mine = torch.arange(first, rows, 2)
+            for turn in range(turns):
+                values = torch.full((len(mine), 516), turn, dtype=torch.uint8)
+                records.write(mine, values)
+                assert torch.equal(records.read(mine), values)
+
+        def read() -> None:
+            seen = torch.zeros(rows, dtype=torch.uint8)
+            for _ in range(turns):
+                found = records.read(torch.arange(rows))
+                assert (found == found[:, :1]).all()
+                assert (found[:, 0] >= seen).all()
+                seen = found[:, 0]
+
+        with ThreadPoolExecutor(4) as threads:
+            works = [threads.submit(write, 0), threads.submit(write, 1)]
+            works += [threads.submit(read), threads.submit(read)]
+            for work in works:
+                work.result()
+
+
+DAMAGE = {
+    "a bit": lambda path: change(path, BLOCK + 100, b"\x01"),
+    "a bit of the checksum": lambda path: change(path, 2 * BLOCK - 1, bytes([_last(path) ^ 128])),
+    "padding": lambda path: change(path, BLOCK + 7 * 516 + 3, b"\x01"),
+    "half": lambda path: change(path, BLOCK, bytes(BLOCK // 2)),
+    "another block": lambda path: change(path, BLOCK, path.read_bytes()[:BLOCK]),
+    "noise": lambda path: change(path, BLOCK, np.random.default_rng(0).bytes(BLOCK)),
+}
+
+
+def _last(path: Path) -> int:
+    return path.read_bytes()[2 * BLOCK - 1]
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+@pytest.mark.parametrize("is_write", [False, True])
+def test_a_damaged_block_is_named(tmp_path: Path, kind: str, is_write: bool) -> None:
+    path = tmp_path / "item.records"
+    rows, values = torch.arange(700), torch.zeros(700, 516, dtype=torch.uint8)
+    values[:, 0] = 9
+    with opened(path, 700, 516) as records:
+        records.write(torch.arange(700), values)
+        records.flush()
+        DAMAGE[kind](path)
+        says = r"block 1 of .*/item.records \(rows 7 to 13\) is damaged.*from a checkpoint"
+        with pytest.raises(PlacerError, match=says):
+            _ = records.write(torch.tensor([3, 8]), values[:2]) if is_write else records.read(rows)
+        others = torch.cat((torch.arange(7), torch.arange(14, 700)))
+        assert torch.equal(records.read(others), values[others])
+        records.write(torch.arange(7, 14), values[7:14])  # All of it is new.
+        assert torch.equal(records.read(torch.arange(700)), values)
+
+
+def test_records_of_another_size_are_not_taken_for_ours(tmp_path: Path) -> None:
+    with opened(tmp_path / "records", 7, 516) as records:
+        records.write(torch.arange(7), drawn(7, 516))
+    with (
+        opened(tmp_path / "records", 7, 515) as records,
+        pytest.raises(PlacerError, match="is damaged"),
+    ):
+        records.read(torch.arange(7))
+
+
+def test_a_file_that_ends_early(tmp_path: Path) -> None:
+    path = tmp_path / "records"
+    with opened(path, 70, 516) as records:
+        records.write(torch.arange(70), drawn(70, 516))
+        os.truncate(path, 4 * BLOCK + 1024)
+        with pytest.raises(PlacerError, match=r"block [4-9] of .* was not read: ended after"):
+            records.read(torch.arange(70))
+        assert torch.equal(records.read(torch.arange(28)), drawn(70, 516)[:28])
+    with pytest.raises(PlacerError, match=r"has 17,408 bytes, and 70 .* take 40,960; remove it"):
+        DriveRecords(path, 70, 516)
+
+
+def test_a_drive_that_refuses_writes(tmp_path: Path) -> None:
+    """As when it is full, or went read-only: here a limit of the size of files."""
+    values = drawn(70, 516)
+    with opened(tmp_path, 70, 516) as records:
+        records.write(torch.arange(70), values)
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2 * BLOCK, hard))
+        try:
+            with pytest.raises(PlacerError, match=r"(block 2 of .* was not written|cannot use).*"):
+                records.write(torch.tensor([14]), drawn(1, 516, 5))
+            with pytest.raises(
+                PlacerError, match=r"cannot reserve 40 KiB in .*/more: File too large"
+            ):
+                DriveRecords(tmp_path / "more", 70, 516)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert torch.equal(records.read(torch.arange(70)), values)
+    assert list(tmp_path.iterdir()) == []
+
+
+FULL = """
+import sys, torch
+from pathlib import Path
+from placer.errors import PlacerError
+from placer.executor.cold.drive import DriveRecords
+place = Path(sys.argv[1])
+first = DriveRecords(place / "first", 700, 516)
+for path in (place / "second", place):
+    try:
+        DriveRecords(path, 1400, 516)
+    except PlacerError as error:
+        print(error)
+print([path.name for path in place.iterdir()])
+first.write(torch.arange(700), torch.ones(700, 516, dtype=torch.uint8))
+print(int(first.read(torch.arange(700)).sum()))
+"""
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    """On a disk of 1 MiB of its own; what was reserved before goes on."""
+    mount = f"mount -t tmpfs -o size=1m none {tmp_path}"
+    unshare = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
+    if not shutil.which("unshare") or subprocess.run([*unshare, mount], check=False).returncode:
+        pytest.skip("this system lets us mount no disk")
+    script = f'{mount} && exec "$0" -c "$1" {tmp_path}'
+    done = subprocess.run(
+        [*unshare, script, sys.executable, FULL], check=True, capture_output=True, text=True
+    )
+    second, nameless, names, total = done.stdout.splitlines()
+    assert "/second: 624 KiB are free; free space" in second, second
+    assert "cannot reserve 800 KiB in" in nameless, nameless
+    assert (names, total) == ("['first']", str(700 * 516))
+
+
+def test_places_that_cannot_be(tmp_path: Path) -> None:
+    with pytest.raises(PlacerError, match=r"there is no folder .*/absent; make it: mkdir -p"):
+        DriveRecords(tmp_path / "absent" / "records", 7, 516)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(PlacerError, match="name a file"):
+        DriveRecords(tmp_path / "pipe", 7, 516)
+    with (
+        opened(tmp_path / "records", 7, 516),
+        pytest.raises(PlacerError, match=r"/records is in use"),
+    ):
+        DriveRecords(tmp_path / "records", 7, 516)
+    with pytest.raises(PlacerError, match=r"cannot reserve 5,322 TiB in .*/huge: .* are free"):
+        DriveRecords(tmp_path / "huge", 10**13, 516)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["pipe", "records"]
+
+
+def test_a_killed_process_leaves_nothing_in_a_folder(tmp_path: Path) -> None:
+    script = f"""
+import os, signal, torch
+from pathlib import Path
+from placer.executor.cold.drive import DriveRecords
+records = DriveRecords(Path({str(tmp_path)!r}), 700, 516)
+records.write(torch.arange(700), torch.ones(700, 516, dtype=torch.uint8))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == -9
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_rows_and_records_that_are_wrong(tmp_path: Path) -> None:
+    with opened(tmp_path, 10, 4) as records:
+        values = drawn(10, 4)
+        records.write(torch.arange(10), values)
+        for wrong in (-1, 10):
+            with pytest.raises(PlacerError, match=rf"has rows 0 to 9, and not {wrong}"):
+                records.read(torch.tensor([3, wrong]))
+        with pytest.raises(PlacerError, match="row 3 is to be written twice"):
+            records.write(torch.tensor([3, 4, 3]), values[:3])
+        with pytest.raises(PlacerError, match=r"give torch.uint8 \(1, 4\)"):
+            records.write(torch.tensor([3]), values[:1].float())
+        assert torch.equal(records.read(torch.tensor([3, 4, 3])), values[[3, 4, 3]])
+        assert torch.equal(records.read(torch.arange(10)), values)
+    with pytest.raises(PlacerError, match="are closed"):
+        records.read(torch.arange(10))
+    with pytest.raises(PlacerError, match="0 bytes make no file"):
+        DriveRecords(tmp_path, 10, 0)
+
+
+def test_without_direct_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a file system that has none: through the cache of the system."""
+    monkeypatch.setattr(os, "O_DIRECT", 0)
+    file = BlockFile(tmp_path / "probe", 7, 516)
+    os.preadv(file.descriptor, [bytearray(10)], 3)  # Direct reads have to be aligned.
+    os.close(file.descriptor)
+    with opened(tmp_path, 20_000, 516) as records:
+        values = drawn(20_000, 516)
+        records.write(torch.arange(20_000), values)
+        asked = torch.randperm(20_000)
+        assert torch.equal(records.read(asked), values[asked])
