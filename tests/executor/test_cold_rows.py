@@ -18,8 +18,9 @@ from executor_cases import (
 from fast_and_full import combinations
 from torch import Tensor
 
-from placer.errors import PlanMismatchError
+from placer.errors import PlacerError, PlanMismatchError
 from placer.executor import PlacedEmbeddings, look_ahead
+from placer.executor.memory.arena_order import has_records
 from placer.plan.plan import Plan
 from placer.plan.shard import Lookup, Shard, Width
 from placer.tables import OPTIMIZERS, Feature, Table
@@ -196,3 +197,53 @@ def test_a_plan_with_records_is_saved_and_loaded(tmp_path: Path) -> None:
     assert Plan.load(tmp_path / "plan.json").shards == plan.shards
     cold_plan(two_features()).save(tmp_path / "plain.json")
     assert '"dtype": null' not in (tmp_path / "plain.json").read_text()
+
+
+@combinations("optimizer, lookup, entries", OPTIMIZERS, ["staged", "cached"], [0, 9, 41])
+def test_rows_on_a_drive_are_equal_to_the_bit(
+    tmp_path: Path, optimizer: str, lookup: Lookup, entries: int
+) -> None:
+    lookup = lookup if entries else "staged"
+    table = two_features(optimizer)
+    expected = trained(cold_plan(table, lookup, entries))
+    assert has_records(cold_plan(table, lookup, entries, memory="ssd"))
+    assert not has_records(expected.plan)
+    for ahead in (False, True):
+        plan = cold_plan(table, lookup, entries, memory="ssd")
+        equal(trained(plan, ahead=ahead, drive=tmp_path), expected)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_runs_go_on_between_drive_and_memory(tmp_path: Path, optimizer: str) -> None:
+    table = two_features(optimizer)
+    plans = [cold_plan(table), cold_plan(table, "cached", 7, memory="ssd"), plan_of([table])]
+    for at, plan in enumerate(plans):  # What the host pools has other roundings.
+        shards = [
+            replace(part, lookup="uva") if part.lookup == "host" else part for part in plan.shards
+        ]
+        plans[at] = replace(plan, shards=tuple(shards))
+    expected = trained(plans[0])
+    for first, then in ((0, 1), (1, 0), (1, 2), (2, 1)):
+        before = placed(plans[first], backend="tiered", drive=tmp_path)
+        train(before, range(5))
+        after = placed(plans[then], backend="tiered", drive=tmp_path, seed=9)
+        after.load_state_dict(before.state_dict())
+        after.load_optimizer_state_dict(before.optimizer_state_dict())
+        train(after, range(5, 10))
+        equal(after, expected)
+
+
+def test_files_on_a_drive_are_gone_with_the_model(tmp_path: Path) -> None:
+    plan = cold_plan(two_features(), memory="ssd")
+    model = trained(plan, drive=tmp_path / "new" / "folder")
+    assert list(tmp_path.rglob("*.rows")) == []
+    assert model.memory_use()["host:0", "ssd"] == 41 * (8 * 4 + 4)
+    (tmp_path / "file").touch()
+    with pytest.raises(PlacerError, match="file"):
+        placed(plan, drive=tmp_path / "file")
+
+
+def test_narrow_rows_may_lie_on_a_drive(tmp_path: Path) -> None:
+    table = two_features("adam")
+    plan = cold_plan(table, "cached", 7, "int8", "ssd")
+    equal(trained(plan, drive=tmp_path, ahead=True), trained(cold_plan(table, dtype="int8")))

@@ -4,6 +4,7 @@ import copy
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import torch
@@ -34,6 +35,7 @@ from placer.executor.optimizers.rule import check_constants
 from placer.executor.scaled_gradients import watch_scalers
 from placer.executor.streams import indexed, recorded
 from placer.executor.uncompiled import uncompiled
+from placer.files import StrPath
 from placer.growing import Growing, KeyCounts
 from placer.plan.plan import Plan
 from placer.tables import OptimizerName
@@ -85,6 +87,9 @@ class PlacedEmbeddings(Embeddings):
         those that the plan ranks last.
     rounding : {"nearest", "stochastic"}
         How weights of half precision are rounded after an update.
+    drive : str, Path or None
+        Folder on a drive for rows that the plan places on ``ssd``, in files that end with the
+        process; None is the system's folder for temporary files.
     growing : mapping of table name to Growing, or None
         Tables whose ids may be any int64: rows are given to them as they are read. Such a table
         has one row more than its capacity.
@@ -131,6 +136,7 @@ class PlacedEmbeddings(Embeddings):
         backend: str = "auto",
         cache_policy: Policy = "lfu",
         rounding: Rounding = "nearest",
+        drive: StrPath | None = None,
         growing: Mapping[str, Growing] | None = None,
         whole_rows: "RowTotals | None" = None,
     ) -> None:
@@ -150,8 +156,9 @@ class PlacedEmbeddings(Embeddings):
         kernels = make_backend(backend, self.device, cache_policy, needs_tiers=has_records(plan))
         sliced_elsewhere = () if whole_rows is None else whole_rows.dims
         self._layout = lay_out(plan, self.optimizers, self.device, sliced_elsewhere)
+        folder = None if drive is None else Path(drive)
         self._runtime = Runtime(
-            tuple(kernels.allocate(spec) for spec in self._layout.arenas),
+            tuple(kernels.allocate(spec, folder) for spec in self._layout.arenas),
             kernels,
             eps,
             betas,

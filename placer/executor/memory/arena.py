@@ -16,8 +16,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from placer.errors import PlanMismatchError
-from placer.executor.cold.cold_store import ColdColumn, ColdStore, HostRecords, Medium, StoredRows
+from placer.executor.cold.cold_store import (
+    ColdColumn,
+    ColdStore,
+    HostRecords,
+    Medium,
+    StoredRows,
+    new_drive_records,
+)
 from placer.executor.cold.records import Records
 from placer.executor.memory.arena_order import ArenaKey
 from placer.executor.memory.host_memory import host_rows
@@ -236,7 +242,7 @@ def _store(spec: ArenaSpec, device: torch.device, drive: Path | None) -> ColdSto
         records = _records(spec.key, dtype)
         medium: Medium
         if memory == "ssd":
-            raise PlanMismatchError("no drive yet")
+            medium = new_drive_records(drive, stop - start, records.nbytes)
         else:
             medium = HostRecords(host_rows((stop - start, records.nbytes), torch.uint8, device))
         parts.append(StoredRows(start, stop, records, medium))
