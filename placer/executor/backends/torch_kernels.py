@@ -35,6 +35,14 @@ class SegmentTable:
     table: Tensor
     longest: int
 
+    @classmethod
+    def of(cls, device: torch.device, rows: tuple[tuple[int, ...], ...]) -> "SegmentTable":
+        """Copy the rows of a table to the device, without waiting for it."""
+        data = torch.tensor(rows)
+        if device.type == "cuda":
+            data = data.pin_memory().to(device, non_blocking=True)
+        return cls(data, max(row[2] for row in rows))
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowReads:

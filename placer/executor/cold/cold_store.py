@@ -5,10 +5,11 @@ which the host decodes and encodes as they move.
 """
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +17,11 @@ from torch import Tensor
 from placer.errors import PlacerError
 from placer.executor.cold.drive import DriveRecords
 from placer.executor.cold.records import Records
+
+Result = TypeVar("Result")
+
+_BLOCK_ROWS = 8192
+"""Rows that are encoded or decoded at a time: bounds the temporary memory."""
 
 
 class Medium(Protocol):
@@ -87,6 +93,28 @@ class ColdStore:
         self.rows = self._parts[-1].stop if self._parts else 0
         self.is_narrow = any(part.records.is_narrow for part in self._parts)
         self.is_read_in_place = False
+        self._has_state = False
+        self._thread: ThreadPoolExecutor | None = None
+        self._last: Future[Any] | None = None
+
+    def start(self, work: Callable[[], Result]) -> "Future[Result]":
+        """Move rows in a thread of the store, after what was started before has succeeded."""
+        before = self._last
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="placer-cold-rows")
+
+        def run() -> Result:
+            if before is not None:
+                before.result()
+            return work()
+
+        self._last = future = self._thread.submit(run)
+        return future
+
+    def wait(self) -> None:
+        """Wait until all that was started is done; raises what was raised there."""
+        if self._last is not None:
+            self._last.result()
 
     def read(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
         """Weights and state of distinct rows, int64; all on the host."""
@@ -95,26 +123,22 @@ class ColdStore:
         state = None
         if first.state_shape is not None:
             state = torch.empty((rows.numel(), *first.state_shape))
-        for part in self._parts:
-            here = _within(rows, part)
-            if here.numel():
-                held = part.medium.read(rows[here] - part.start)
-                weights[here] = part.records.weights(held)
-                own = part.records.state(held)
-                if state is not None and own is not None:
-                    state[here] = own
+        for part, here in self._blocks(rows):
+            held = part.medium.read(rows[here] - part.start)
+            weights[here] = part.records.weights(held)
+            own = part.records.state(held)
+            if state is not None and own is not None:
+                state[here] = own
         return weights, state
 
     def write(
         self, rows: Tensor, weights: Tensor | None = None, state: Tensor | None = None
     ) -> None:
         """Overwrite distinct rows, or only one of what they hold; all on the host."""
-        for part in self._parts:
-            here = _within(rows, part)
-            if not here.numel():
-                continue
+        self._has_state |= state is not None
+        for part, here in self._blocks(rows):
             own, codec = rows[here] - part.start, part.records
-            if weights is not None and (state is not None or codec.state_shape is None):
+            if weights is not None and (state is not None or not self._has_state):
                 held = codec.encode(weights[here], None if state is None else state[here])
             else:
                 held = part.medium.read(own)
@@ -135,6 +159,13 @@ class ColdStore:
                 own = part.records.rounded(weights.index_select(0, here), updates)
                 weights = weights.index_copy(0, here, own)
         return weights
+
+    def _blocks(self, rows: Tensor) -> Iterator[tuple[StoredRows, Tensor]]:
+        """Each part, and which of the rows are in it, a bounded number at a time."""
+        for part in self._parts:
+            for here in torch.split(_within(rows, part), _BLOCK_ROWS):
+                if here.numel():
+                    yield part, here
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,12 +82,13 @@ class Records:
     def encode(self, weights: Tensor, state: Tensor | None) -> Tensor:
         """Records, uint8 of shape (rows, nbytes), of weights and state on the host.
 
-        Weights that do not fit are rounded to the nearest that do.
+        Weights that do not fit are rounded to the nearest that do. State that is None is zero.
         """
-        parts = [self.encode_weights(weights)]
+        held = torch.zeros((len(weights), self.nbytes), dtype=torch.uint8)
+        held[:, : self.weight_bytes] = self.encode_weights(weights)
         if state is not None:
-            parts.append(self.encode_state(state))
-        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+            held[:, self.weight_bytes :] = self.encode_state(state)
+        return held
 
     def encode_weights(self, weights: Tensor) -> Tensor:
         """The weights' part of records."""

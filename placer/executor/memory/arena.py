@@ -95,9 +95,10 @@ class TieredRows:
         if self.row_cache is not None:
             entries = self.row_cache.find(slots)
             copied = torch.nonzero(entries >= 0).squeeze(1)
-            if self.cold is not None:  # The home may have rounded them.
-                rows = self.at(self._original_places(slots))
-            self.write_places(entries[copied].long() + self.home, rows[copied])
+            own = rows[copied]
+            if self.cold is not None and copied.numel():  # The home may have rounded them.
+                own = self.at(self._original_places(slots[copied]))
+            self.write_places(entries[copied].long() + self.home, own)
 
     def _original_places(self, slots: Tensor) -> Tensor:
         """Places of rows outside the row cache, int64."""
