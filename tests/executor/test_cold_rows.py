@@ -16,8 +16,9 @@ from executor_cases import (
     two_features,
 )
 from fast_and_full import combinations
-from torch import Tensor
+from torch import Tensor, nn
 
+from placer import apply_plan
 from placer.errors import PlacerError, PlanMismatchError
 from placer.executor import PlacedEmbeddings, look_ahead
 from placer.executor.memory.arena_order import has_records
@@ -247,3 +248,21 @@ def test_narrow_rows_may_lie_on_a_drive(tmp_path: Path) -> None:
     table = two_features("adam")
     plan = cold_plan(table, "cached", 7, "int8", "ssd")
     equal(trained(plan, drive=tmp_path, ahead=True), trained(cold_plan(table, dtype="int8")))
+
+
+def test_a_model_whose_tables_are_replaced_has_rows_on_a_drive(tmp_path: Path) -> None:
+    table = Table("0", ROWS, 8)
+    results = []
+    for memory in ("dram", "ssd"):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.EmbeddingBag(ROWS, 8), nn.Linear(8, 1))
+        plan = plan_of(
+            [table], [shard(table, (0, COLD, 1)), cold(table, "staged", 5, None, memory)]
+        )
+        apply_plan(model, plan, lr=0.1, backend="tiered", drive=tmp_path / "new")
+        for step in range(5):
+            ids = torch.randint(0, ROWS, (6, 3), generator=torch.Generator().manual_seed(step))
+            model(ids).square().sum().backward()
+        results.append(model.state_dict()["0.weight"])
+    assert torch.equal(*results)
+    assert (tmp_path / "new").exists()
