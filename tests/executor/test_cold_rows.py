@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from placer import apply_plan
 from placer.errors import PlacerError, PlanMismatchError
 from placer.executor import PlacedEmbeddings, look_ahead
+from placer.executor.cold.drive import DriveRecords
 from placer.executor.memory.arena_order import has_records
 from placer.plan.plan import Plan
 from placer.plan.shard import Lookup, Shard, Width
@@ -266,3 +267,29 @@ def test_a_model_whose_tables_are_replaced_has_rows_on_a_drive(tmp_path: Path) -
         results.append(model.state_dict()["0.weight"])
     assert torch.equal(*results)
     assert (tmp_path / "new").exists()
+
+
+def test_a_batch_that_was_prepared_in_vain_changes_nothing(tmp_path: Path) -> None:
+    plan = cold_plan(two_features("adam"), "cached", 9, memory="ssd")
+    model = placed(plan, backend="tiered", drive=tmp_path)
+    train(model, range(5))
+    for seed in (50, 51):
+        model.prefetch(random_batch(plan.tables, seed=seed))
+    train(model, range(5, 10))
+    equal(model, trained(plan, drive=tmp_path))
+
+
+def test_a_drive_that_fails_ends_the_training(tmp_path: Path) -> None:
+    plan = cold_plan(two_features(), memory="ssd")
+    model = placed(plan, backend="tiered", drive=tmp_path)
+    train(model, range(3))
+    (store,) = (arena.store for arena in model._runtime.arenas)
+    assert store is not None
+    drive = store._parts[-1].medium
+    assert isinstance(drive, DriveRecords)
+    drive.close()
+    for _ in range(2):
+        with pytest.raises(PlacerError, match="are closed"):
+            train(model, range(3, 6), ahead=True)
+    with pytest.raises(PlacerError, match="are closed"):
+        model.state_dict()
