@@ -96,6 +96,28 @@ def test_more_blocks_than_are_in_flight(tmp_path: Path) -> None:
         assert torch.equal(records.read(asked), values[asked])
 
 
+def test_hundreds_of_files_share_what_the_system_has(tmp_path: Path) -> None:
+    """It has 65,536 asynchronous requests at a time, for all processes."""
+    tables = [DriveRecords(tmp_path, 10, 516) for _ in range(200)]
+    for seed, records in enumerate(tables):
+        records.write(torch.arange(10), drawn(10, 516, seed))
+    for seed, records in enumerate(tables):
+        assert torch.equal(records.read(torch.arange(10)), drawn(10, 516, seed))
+        records.close()
+
+
+def test_a_forked_process_reads_too(tmp_path: Path) -> None:
+    with opened(tmp_path, 10, 516) as records:
+        rows, values = torch.arange(10), drawn(10, 516)
+        records.write(rows, values)
+        child = os.fork()
+        if not child:
+            found = records.read(rows).numpy()
+            os._exit(0 if found.tobytes() == values.numpy().tobytes() else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert torch.equal(records.read(rows), values)
+
+
 def test_a_file_has_no_more_than_its_blocks(tmp_path: Path) -> None:
     for rows, record_bytes, blocks in [(7, 516, 1), (8, 516, 2), (3, 4100, 6), (0, 8, 1)]:
         path = tmp_path / f"{rows}"
@@ -181,7 +203,7 @@ def test_a_file_that_ends_early(tmp_path: Path) -> None:
     with opened(path, 70, 516) as records:
         records.write(torch.arange(70), drawn(70, 516))
         os.truncate(path, 4 * BLOCK + 1024)
-        with pytest.raises(PlacerError, match=r"block [4-9] of .* was not read: ended after"):
+        with pytest.raises(PlacerError, match=r"block [4-9] of .* was not read: it ended after"):
             records.read(torch.arange(70))
         assert torch.equal(records.read(torch.arange(28)), drawn(70, 516)[:28])
     with pytest.raises(PlacerError, match=r"has 17,408 bytes, and 70 .* take 40,960; remove it"):
@@ -295,7 +317,7 @@ def test_without_direct_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(os, "O_DIRECT", 0)
     file = BlockFile(tmp_path / "probe", 7, 516)
     os.preadv(file.descriptor, [bytearray(10)], 3)  # Direct reads have to be aligned.
-    os.close(file.descriptor)
+    file.close()
     with opened(tmp_path, 20_000, 516) as records:
         values = drawn(20_000, 516)
         records.write(torch.arange(20_000), values)

@@ -1,10 +1,12 @@
 """A file of blocks, which hold records of one size and a checksum."""
 
+import contextlib
 import errno
 import fcntl
-import mmap
 import os
 import shutil
+import tempfile
+import weakref
 import zlib
 from pathlib import Path
 
@@ -18,8 +20,6 @@ from placer.units import format_bytes
 
 _PAGE_BYTES = 4096
 _CHECK_BYTES = 4
-_SPREAD = np.uint64(2654435761)
-"""Odd: no two of 2^32 neighbouring blocks have the same product modulo 2^32."""
 
 
 class BlockFile:
@@ -36,12 +36,11 @@ class BlockFile:
         self.block_bytes = -(-(record_bytes + _CHECK_BYTES) // _PAGE_BYTES) * _PAGE_BYTES
         self.per_block = (self.block_bytes - _CHECK_BYTES) // record_bytes
         self.descriptor = _open(path)
-        try:
-            self._reserve(max(1, -(-rows // self.per_block)) * self.block_bytes)
-        except BaseException:
-            os.close(self.descriptor)
-            raise
-        _pass_by_cache(self.descriptor)
+        self.close = weakref.finalize(self, os.close, self.descriptor)
+        self._reserve(max(1, -(-rows // self.per_block)) * self.block_bytes)
+        with contextlib.suppress(OSError):  # File systems without direct I/O read as well.
+            flags = fcntl.fcntl(self.descriptor, fcntl.F_GETFL)
+            fcntl.fcntl(self.descriptor, fcntl.F_SETFL, flags | os.O_DIRECT)
 
     def _reserve(self, size: int) -> None:
         before = os.fstat(self.descriptor).st_size
@@ -64,14 +63,13 @@ class BlockFile:
             ) from error
 
     def checksums(self, content: Array, blocks: Array) -> Array:
-        """Return what the last four bytes of each block of `content` should be."""
-        firsts = blocks.astype(np.uint64) * _SPREAD + np.uint64(self.record_bytes)
-        firsts &= np.uint64(0xFFFFFFFF)
+        """Return what the last four bytes of each block should be."""
+        firsts = (blocks + (self.record_bytes << 16)) & 0xFFFFFFFF
         covered = content[:, :-_CHECK_BYTES]
         return np.array(list(map(zlib.crc32, covered, firsts.tolist())), np.uint32)
 
     def are_whole(self, content: Array, blocks: Array) -> Array:
-        """Return of each block of `content` whether it is as it was written, or never was."""
+        """Return of each block whether it is as it was written, or never was."""
         whole: Array = content.view("<u4")[:, -1] == self.checksums(content, blocks)
         whole[~whole] = ~content[~whole].any(axis=1)
         return whole
@@ -88,23 +86,15 @@ class BlockFile:
 
 def _open(path: Path) -> int:
     """Open a file that nobody else has open; one without a name if `path` is a folder."""
-    is_folder = path.is_dir()
-    check_place(path, "folder" if is_folder else "file")
+    check_place(path, "folder" if path.is_dir() else "file")
     try:
-        descriptor = os.open(path, os.O_RDWR | (os.O_TMPFILE if is_folder else os.O_CREAT), 0o600)
+        if path.is_dir():
+            with tempfile.TemporaryFile(dir=path) as file:
+                return os.dup(file.fileno())
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
         raise PlacerError(f"cannot write {path}: {error.strerror}; name another place") from error
     if not take_lock(descriptor):
         os.close(descriptor)
         raise PlacerError(f"{path} is in use by another process; end it, or name another file")
     return descriptor
-
-
-def _pass_by_cache(descriptor: int) -> None:
-    """Read and write the drive itself (``O_DIRECT``), where the file system can."""
-    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
-    try:
-        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | os.O_DIRECT)
-        os.preadv(descriptor, [mmap.mmap(-1, _PAGE_BYTES)], 0)  # Some refuse only this.
-    except OSError:
-        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags)
