@@ -1,7 +1,9 @@
 """Cold rows that are narrow, or lie on a drive, train like those in host memory."""
 
+import gc
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,9 @@ from executor_cases import (
     shard,
     two_features,
 )
-from fast_and_full import combinations
+from fast_and_full import combinations, examples
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from placer import apply_plan
@@ -235,11 +239,21 @@ def test_runs_go_on_between_drive_and_memory(tmp_path: Path, optimizer: str) -> 
         equal(after, expected)
 
 
+def open_files(folder: Path) -> int:
+    """How many files in the folder this process has open, those without a name too."""
+    links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    return sum(str(folder) in str(link.readlink()) for link in links)
+
+
 def test_files_on_a_drive_are_gone_with_the_model(tmp_path: Path) -> None:
     plan = cold_plan(two_features(), memory="ssd")
     model = trained(plan, drive=tmp_path / "new" / "folder")
     assert list(tmp_path.rglob("*.rows")) == []
     assert model.memory_use()["host:0", "ssd"] == 41 * (8 * 4 + 4)
+    assert open_files(tmp_path) == 1
+    del model
+    gc.collect()
+    assert open_files(tmp_path) == 0
     (tmp_path / "file").touch()
     with pytest.raises(PlacerError, match="file"):
         placed(plan, drive=tmp_path / "file")
@@ -293,3 +307,42 @@ def test_a_drive_that_fails_ends_the_training(tmp_path: Path) -> None:
             train(model, range(3, 6), ahead=True)
     with pytest.raises(PlacerError, match="are closed"):
         model.state_dict()
+
+
+@st.composite
+def plans_on_drives(draw: st.DrawFn) -> Plan:
+    """Two tables, whose columns and rows are divided anyhow, some of them on a drive."""
+    tables, shards = [], []
+    optimizer = draw(st.sampled_from(OPTIMIZERS))
+    for name in ("t", "u"):
+        table = Table(name, ROWS, 8, "float32", optimizer, (Feature(f"{name}.sum"),))
+        tables.append(table)
+        middle = draw(st.sampled_from([8, 4, 3]))
+        for cols in ((0, middle), (middle, 8)):
+            edges = sorted({0, ROWS, *draw(st.lists(st.integers(1, ROWS - 1), max_size=4))})
+            for start, stop in pairwise(edges):
+                how: Lookup = draw(st.sampled_from(["device", "uva", "staged", "cached"]))
+                part = shard(
+                    table,
+                    (start, stop, 1),
+                    cols,
+                    memory="hbm" if how == "device" else "dram",
+                    lookup=how,
+                )
+                if how in ("staged", "cached") and draw(st.booleans()):
+                    part = replace(part, memory="ssd")
+                if how == "staged":
+                    part = replace(part, staging_rows=draw(st.integers(0, part.row_count)))
+                shards += [part] if cols[0] < cols[1] else []
+    hot = {"t": HOT} if draw(st.booleans()) else {}
+    return plan_of(tables, shards, hot)
+
+
+@given(plans_on_drives(), st.booleans())
+@examples(60)
+def test_any_rows_may_lie_on_a_drive(plan: Plan, ahead: bool) -> None:
+    shards = [
+        replace(part, memory="dram") if part.memory == "ssd" else part for part in plan.shards
+    ]
+    expected = trained(replace(plan, shards=tuple(shards)))
+    equal(trained(plan, ahead=ahead), expected)
