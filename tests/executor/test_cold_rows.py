@@ -1,7 +1,7 @@
 """Cold rows that are narrow, or lie on a drive, train like those in host memory."""
 
 import gc
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -310,7 +310,7 @@ def test_a_drive_that_fails_ends_the_training(tmp_path: Path) -> None:
 
 
 @st.composite
-def plans_on_drives(draw: st.DrawFn) -> Plan:
+def plans_on_drives(draw: st.DrawFn, dtypes: Sequence[Width] = ()) -> Plan:
     """Two tables, whose columns and rows are divided anyhow, some of them on a drive."""
     tables, shards = [], []
     optimizer = draw(st.sampled_from(OPTIMIZERS))
@@ -331,6 +331,7 @@ def plans_on_drives(draw: st.DrawFn) -> Plan:
                 )
                 if how in ("staged", "cached") and draw(st.booleans()):
                     part = replace(part, memory="ssd")
+                    part = replace(part, dtype=draw(st.sampled_from([None, *dtypes])))
                 if how == "staged":
                     part = replace(part, staging_rows=draw(st.integers(0, part.row_count)))
                 shards += [part] if cols[0] < cols[1] else []
@@ -343,6 +344,20 @@ def plans_on_drives(draw: st.DrawFn) -> Plan:
 def test_any_rows_may_lie_on_a_drive(plan: Plan, ahead: bool) -> None:
     shards = [
         replace(part, memory="dram") if part.memory == "ssd" else part for part in plan.shards
+    ]
+    expected = trained(replace(plan, shards=tuple(shards)))
+    equal(trained(plan, ahead=ahead), expected)
+
+
+@given(plans_on_drives(NARROW), st.booleans())
+@examples(40)
+def test_any_rows_may_be_narrow(plan: Plan, ahead: bool) -> None:
+    """Whether the row cache has entries enough or not."""
+    shards = [
+        replace(part, lookup="staged", staging_rows=part.row_count, cache_rows=0)
+        if part.lookup in ("staged", "cached")
+        else part
+        for part in plan.shards
     ]
     expected = trained(replace(plan, shards=tuple(shards)))
     equal(trained(plan, ahead=ahead), expected)
