@@ -82,7 +82,9 @@ def cold_homes(problem: Problem, table: Table) -> tuple[ColdHome, ...]:
     has_drives = all(host.drive is not None for host in problem.topology.hosts)
     has_drives &= table.total_bytes >= _LEAST_DRIVE_BYTES
     shares = (0.0, *_DRIVE_SHARES) if has_drives else (0.0,)
-    dtypes: tuple[ColdDType | Literal[""], ...] = ("", *problem.widths)
+    dtypes: tuple[ColdDType | Literal[""], ...] = ("",)
+    if table.dtype == "float32":  # The executor keeps rows of narrow tables as they are.
+        dtypes += tuple(dtype for dtype in problem.widths if dtype != "float32")
     homes = [ColdHome(share, dtype) for dtype in dtypes for share in shares]
     return tuple(homes[1:])
 

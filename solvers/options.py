@@ -342,6 +342,7 @@ TRAINING = options_of(
         "device",
         "threads",
         "cache_policy",
+        "drive",
         "amp",
         "other_data",
     ],

@@ -53,7 +53,9 @@ def driven(seed: int) -> Problem:
 
 
 @pytest.mark.usefixtures("few_shares")
-@pytest.mark.parametrize("seed", mostly_slow([3, 5, 6, 8, 9, 13, 16, 17, 20, 26, 28, 31, 34, 44, 54]))
+@pytest.mark.parametrize(
+    "seed", mostly_slow([3, 5, 6, 8, 9, 13, 16, 17, 20, 26, 28, 31, 34, 44, 54])
+)
 def test_plans_on_drives_against_the_best_of_all(seed: int) -> None:
     problem = driven(seed)
     best_s, _ = Enumeration(problem, Roofline()).best()

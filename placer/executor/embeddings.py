@@ -81,8 +81,15 @@ class Embeddings(nn.Module, ABC):
 
     @property
     def counts_updates(self) -> bool:
-        """Whether results depend on the number of updates: under Adam and stochastic rounding."""
-        return self._stochastic or "adam" in self.optimizers.values()
+        """Whether results depend on the number of updates: under Adam and stochastic rounding.
+
+        Rows that are narrow at home are rounded so at each update.
+        """
+        tables = self.plan.tables_by_name
+        narrow = any(
+            shard.dtype not in (None, tables[shard.table].dtype) for shard in self.plan.shards
+        )
+        return self._stochastic or narrow or "adam" in self.optimizers.values()
 
     @abstractmethod
     def set_lr(self, lr: float) -> None:

@@ -25,7 +25,8 @@ class Shard:
     devices : tuple of str
         GPUs that serve the lookups; more than one is a replica on each.
     memory : {"hbm", "dram", "ssd"}
-        Where the bytes are; ``dram`` is the memory of the serving GPU's host, ``ssd`` its drive.
+        Where the bytes are; ``dram`` is the memory of the serving GPU's host, ``ssd`` its drive,
+        from which rows are ``staged`` or ``cached``.
     lookup : {"device", "uva", "staged", "cached", "host"}
         How rows are read; see docs/plan-format.md.
     cache_rows : int

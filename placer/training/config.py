@@ -88,6 +88,13 @@ class TrainConfig:
             "Which cached rows make room: those least looked up, or those last in the plan's order."
         ),
     ] = "lfu"
+    drive: Annotated[
+        str | None,
+        Knob(
+            "Folder for rows that the plan places on ssd; by default that of the checkpoints' "
+            "folder, else the system's for temporary files."
+        ),
+    ] = None
     look_ahead: Annotated[
         bool | None,
         Knob(
@@ -142,7 +149,7 @@ class TrainConfig:
             "lr": self.embedding_rate,
             **{
                 name: getattr(self, name)
-                for name in ("eps", "device", "seed", "backend", "cache_policy")
+                for name in ("eps", "device", "seed", "backend", "cache_policy", "drive")
             },
         }
 

@@ -100,9 +100,12 @@ class Run:
         self._log, self._config, self._policy, self._ranks = log, config, policy, ranks
         self._metrics = metrics
         kind = PlacedEmbeddings if ranks.world == 1 else ShardedEmbeddings
+        options = config.embedding_options()
+        if options["drive"] is None and policy is not None:
+            options["drive"] = Path(policy.folder).parent
         self.embeddings: Embeddings = kind(
             plan,
-            **config.embedding_options(),
+            **options,
             rounding=rounding_of(plan.tables, config.rounding),
         )
         self.embeddings.count_by_table()

@@ -1,6 +1,8 @@
 """Tables that grow beside fixed ones: the same bits, whatever the placement."""
 
 import itertools
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -58,6 +60,29 @@ def _assert_alike(one: PlacedEmbeddings, other: PlacedEmbeddings) -> None:
     theirs = other.optimizer_state_dict()
     for name, values in one.optimizer_state_dict().items():
         assert torch.equal(values, theirs[name])
+
+
+@pytest.mark.parametrize("home", [{"memory": "ssd"}, {"dtype": "int8"}])
+def test_rows_that_are_records_are_given_anew(home: dict[str, str], tmp_path: Path) -> None:
+    """As in memory; narrow ones with few entries of a row cache as with enough."""
+    plan = placements(_table("adam"))["cold rows staged"]
+
+    def trained(entries: int, **home: str) -> PlacedEmbeddings:
+        shards = tuple(
+            replace(part, staging_rows=entries, **home) if part.lookup == "staged" else part
+            for part in plan.shards
+        )
+        growing = {"t": Growing(CAPACITY)}
+        changed = replace(plan, shards=shards)
+        model = placed(changed, backend="tiered", growing=growing, drive=tmp_path)
+        batches = look_ahead(_key_batches(25, 4 * CAPACITY), model)
+        for number, batch in enumerate(batches):
+            _step(model, batch, number)
+        assert model.key_counts()["t"].evicted > 20
+        return model
+
+    other = trained(30) if "memory" in home else trained(30, **home)
+    _assert_alike(other, trained(4, **home))
 
 
 BACKENDS = ("numba", "torch", "tiered", "triton")

@@ -1,5 +1,8 @@
 """Training over 2 and 4 ranks gives what one process without a plan gives."""
 
+from dataclasses import replace
+from itertools import product
+
 import pytest
 import torch
 from executor_cases import BETA1, EPS, LR, machine, plan_of, random_batch, shard
@@ -101,6 +104,39 @@ def tiers(rank: int, world: int, plan: Plan) -> tuple[int, float]:
     assert flat.hit_rates() is None
     assert rates is not None
     return rates.lookups, rates.hbm_hit_rate
+
+
+def homes(rank: int, world: int, plan: Plan) -> None:
+    """Rows on each rank's drive train like those in memory; narrow ones with copies or without."""
+    table = table_with("rowwise_adagrad", name="cold copies")
+    copies = shard(table, on=("gpu:0", "gpu:3"), memory="dram", lookup="staged")
+    plan = replace(plan, tables=(*plan.tables, table), shards=(*plan.shards, copies))
+    batches = [batches_of(plan.tables, world, step)[rank] for step in range(4)]
+    results = []
+    for home, entries in (
+        ({}, 9),
+        ({"memory": "ssd"}, 9),
+        ({"dtype": "int8"}, 9),
+        ({"dtype": "int8"}, 1),
+    ):
+        shards = [
+            replace(part, **home, staging_rows=entries if part.lookup == "staged" else 0)
+            if part.lookup in ("staged", "cached")
+            else part
+            for part in plan.shards
+        ]
+        model = sharded(replace(plan, shards=tuple(shards)), backend="tiered")
+        for batch in look_ahead(batches, model):
+            outputs = model(batch)
+            torch.autograd.backward([output.square().sum() for output in outputs.values()])
+        results.append({**model.state_dict(), **model.optimizer_state_dict()})
+        model.close()
+    memory, drive, narrow, again = results
+    for (one, other), name in product(((memory, drive), (narrow, again)), memory):
+        assert torch.equal(one[name], other[name]), name
+    key = "cold copies.weight"
+    assert not torch.equal(memory[key], narrow[key])
+    close(narrow[key], memory[key], key, scale=3000)
 
 
 def padding(rank: int, world: int, plan: Plan) -> None:
@@ -268,6 +304,7 @@ def jobs(world: int) -> list[Job]:
         ("weighted bags of rows cut by columns", weighted_bags, (mixed,)),
         ("runs repeat", repeats, (mixed,)),
         ("tiers", tiers, (mixed,)),
+        ("homes of cold rows", homes, (mixed,)),
         ("padding", padding, (every_placement("adagrad"),)),
         ("bad batches", bad_batches, (plan_of([table_with("sgd")]),)),
         ("other plans", other_plans, ([mixed, summed],)),

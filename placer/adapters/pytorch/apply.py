@@ -21,6 +21,7 @@ from placer.errors import PlanMismatchError
 from placer.executor.memory.layout import check_plan
 from placer.executor.names import Policy
 from placer.executor.optimizers.rounding import Rounding
+from placer.files import StrPath
 from placer.plan.plan import Plan
 from placer.plan.verify import refuse_growing
 from placer.tables import OPTIMIZERS, Feature, OptimizerName
@@ -40,6 +41,7 @@ def apply_plan(
     backend: str = "auto",
     cache_policy: Policy = "lfu",
     rounding: Rounding = "nearest",
+    drive: StrPath | None = None,
 ) -> AppliedPlan:
     """Train a model's embedding tables where a plan puts them.
 
@@ -58,7 +60,7 @@ def apply_plan(
     lr, eps, betas
         By default those of each table's optimizer: `torch.optim.SGD`, `torch.optim.Adagrad`,
         `torch.optim.SparseAdam`, and FBGEMM's row-wise Adagrad.
-    backend, cache_policy, rounding
+    backend, cache_policy, rounding, drive
         See `PlacedEmbeddings`.
     names : mapping of table name to module path, optional
         For tables whose names are not the ends of paths.
@@ -100,6 +102,7 @@ def apply_plan(
     constants = {"lr": lr, "eps": eps, "betas": betas}
     said: dict[str, Any] = {name: one for name, one in constants.items() if one is not None}
     said |= {"backend": backend, "cache_policy": cache_policy, "rounding": rounding}
+    said["drive"] = drive
     placed = _place(model, plan, matched, said)
     # 3. Replace the modules by stand-ins, which look rows up in the placed tables.
     stand_ins: dict[int, nn.Module] = {

@@ -7,6 +7,7 @@ from typing import Any
 from placer.executor.names import Policy
 from placer.executor.optimizers.rounding import Rounding
 from placer.executor.optimizers.rule import DEFAULTS
+from placer.files import StrPath
 from placer.tables import OptimizerName
 
 _EARLIER_EPS = 1e-8
@@ -29,6 +30,7 @@ class Options:
     backend: str = "auto"
     cache_policy: Policy = "lfu"
     rounding: Rounding = "nearest"
+    drive: StrPath | None = None
     unsaid_eps: float = _EARLIER_EPS
 
     def arguments(self) -> dict[str, Any]:

@@ -11,12 +11,15 @@ from placer.executor.names import BACKENDS, Policy
 __all__ = ["BACKENDS", "make_backend"]
 
 
-def make_backend(name: str, device: torch.device, policy: Policy = "lfu") -> Backend:
+def make_backend(
+    name: str, device: torch.device, policy: Policy = "lfu", *, needs_tiers: bool = False
+) -> Backend:
     """The backend called `name`; ``auto`` takes the fastest that is installed.
 
     ``numba`` and ``torch`` keep both tiers in the host's memory and read all rows in place.
     ``triton`` and ``tiered`` give each tier memory of its own: the first with kernels in Triton,
-    the second in plain PyTorch, which is slower and runs on every device.
+    the second in plain PyTorch, which is slower and runs on every device. The latter takes the
+    place of the former where a plan `needs_tiers`, as some of its rows cannot be read in place.
 
     Raises
     ------
@@ -33,9 +36,9 @@ def make_backend(name: str, device: torch.device, policy: Policy = "lfu") -> Bac
     if name == "auto":
         best = "triton" if device.type == "cuda" and _installed("triton") else "tiered"
         name = best_host if device.type == "cpu" else best
-    if name in ("numba", "torch"):
+    if name in ("numba", "torch") and not needs_tiers:
         return _host_backend(name)
-    if name == "tiered":
+    if name != "triton":
         return Backend(device, policy, _host_backend(best_host))
     from placer.executor.backends.triton.triton_backend import TritonBackend
 

@@ -6,13 +6,15 @@ and update see places alone, so that staging, caching and reading in place diffe
 but what happens here, and results are bit-equal between them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from functools import lru_cache, partial
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from placer.executor.backends.cold_rows import exchange_records, note_in_place
 from placer.executor.backends.faults import Faults
 from placer.executor.backends.host_pooling import HostPooling
 from placer.executor.backends.torch_kernels import (
@@ -25,7 +27,7 @@ from placer.executor.local.hit_rates import LookupCounts
 from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.lookups.batch_reads import ArenaReads, FeatureRead, keep_until_used
 from placer.executor.lookups.row_runs import Runs, SortedSlots, find_runs
-from placer.executor.lookups.steps import ArenaStep, Resolved, Ticket, Window
+from placer.executor.lookups.steps import ArenaStep, Moved, Resolved, Ticket, Window
 from placer.executor.memory.arena import Arena, allocate
 from placer.executor.memory.directory import Moves
 from placer.executor.memory.layout import ArenaSpec
@@ -133,16 +135,16 @@ class Backend(TorchKernels):
         self._window = Window()
         self._faults = Faults(device)
         # Batches of one shape share their segment tables, which are on the device already.
-        self._segment_table = lru_cache(_SEGMENT_TABLES)(partial(_segment_table, device))
+        self._segment_table = lru_cache(_SEGMENT_TABLES)(partial(SegmentTable.of, device))
         self._edges: dict[ArenaSpec, Tensor] = {}
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
             # First: a few programs take what the others leave, and keep the link busy.
             self._stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
 
-    def allocate(self, spec: ArenaSpec) -> Arena:
-        """Zeroed memory for an arena."""
-        return allocate(spec, self._device, None if self.in_one_memory else self._policy)
+    def allocate(self, spec: ArenaSpec, drive: Path | None = None) -> Arena:
+        """Zeroed memory for an arena; `drive` is the folder of rows on a drive."""
+        return allocate(spec, self._device, None if self.in_one_memory else self._policy, drive)
 
     def prepare(
         self,
@@ -180,8 +182,7 @@ class Backend(TorchKernels):
     def forward(self, arena: Arena, step: ArenaStep, weights: Tensor | None) -> Tensor:
         """Sum of each bag's rows, each times its weight: float32, shape (bags, width)."""
         out = torch.empty((step.reads.bags, arena.spec.key.width), device=self._device)
-        if step.moved is not None:
-            torch.cuda.current_stream(self._device).wait_event(step.moved)
+        step.wait_for_rows(self._device)
         if step.reads.bags:
             scales = None if weights is None else weights.detach().contiguous()
             self.pool(arena.weights, step.places, step.reads.offsets, scales, out)
@@ -323,7 +324,7 @@ class Backend(TorchKernels):
         all_slots: list[Tensor],
         ticket: Ticket,
         training: bool,
-    ) -> tuple[Tensor, Runs, Tensor, torch.cuda.Event | None]:
+    ) -> tuple[Tensor, Runs, Tensor, Moved]:
         """Give staged and cached rows entries of the arena's row cache.
 
         Its slots are taken out of `all_slots`, which are by arena.
@@ -349,6 +350,7 @@ class Backend(TorchKernels):
             moved = self._move(arena, found.moves)
             entries = found.entries
             del found
+            note_in_place(arena, resolved, entries, ticket, self._window)
             ticket.resolved[arena.spec] = resolved
             self.move_to_entries(resolved, entries, row_cache, home, training)
             del entries
@@ -370,22 +372,23 @@ class Backend(TorchKernels):
         run_places = self.places_of_runs(spec, row_cache.entries, runs, ordered)
         return Resolved(run_places, first, last, min(runs.lookups, stop - spec.home))
 
-    def _move(self, arena: Arena, moves: Moves) -> torch.cuda.Event | None:
+    def _move(self, arena: Arena, moves: Moves) -> Moved:
         """Start to move rows; when they have moved."""
         matrices = [rows for rows in (arena.weights, arena.state) if rows is not None]
-        with phase("write-back"):  # One kernel moves rows both ways, for a link has two lanes.
-            if self._stream is None:
-                self.exchange(matrices, moves)
-                return None
+        if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
             keep_until_used(moves, self._stream)
-            with torch.cuda.stream(self._stream):
-                self.exchange(matrices, moves)
-                return recorded()
+        if arena.store is not None:
+            move = partial(exchange_records, arena.store, matrices, moves)
+            return arena.store.start(partial(self._moved, move))
+        with phase("write-back"):  # One kernel moves rows both ways, for a link has two lanes.
+            return self._moved(partial(self.exchange, matrices, moves))
 
-
-def _segment_table(device: torch.device, rows: tuple[tuple[int, ...], ...]) -> SegmentTable:
-    data = torch.tensor(rows)
-    if device.type == "cuda":
-        data = data.pin_memory().to(device, non_blocking=True)
-    return SegmentTable(data, max(row[2] for row in rows))
+    def _moved(self, move: Callable[[], None]) -> torch.cuda.Event | None:
+        """Move rows on their stream; when they have moved."""
+        if self._stream is None:
+            move()
+            return None
+        with torch.cuda.stream(self._stream):
+            move()
+            return recorded()

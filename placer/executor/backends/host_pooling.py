@@ -117,7 +117,7 @@ def _host_arena(arena: Arena) -> Arena:
     """The host's rows as an arena of their own in one memory, sharing it."""
 
     def rows(of: TieredRows) -> TieredRows:
-        own = of.dram[arena.spec.host_start - of.home :]
+        own = of.dram[arena.spec.host_start - of.home - arena.spec.stored :]
         return TieredRows(own, own[:0], len(own))
 
     state = None if arena.state is None else rows(arena.state)

@@ -35,6 +35,14 @@ class SegmentTable:
     table: Tensor
     longest: int
 
+    @classmethod
+    def of(cls, device: torch.device, rows: tuple[tuple[int, ...], ...]) -> "SegmentTable":
+        """Copy the rows of a table to the device, without waiting for it."""
+        data = torch.tensor(rows)
+        if device.type == "cuda":
+            data = data.pin_memory().to(device, non_blocking=True)
+        return cls(data, max(row[2] for row in rows))
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowReads:
@@ -169,6 +177,7 @@ class TorchKernels:
         mean_square = None if mean_squares is None else mean_squares[here]
         before = None if state is None else state.at(places)
         rows, after = updated(rule, weights.at(places), before, sums[here], mean_square)
+        rows = weights.rounded(places, rows, rule.updates)
         weights.write_places(places, rows)
         if state is not None and after is not None:
             state.write_places(places, after)

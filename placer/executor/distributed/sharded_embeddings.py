@@ -62,7 +62,7 @@ class ShardedEmbeddings(Embeddings):
         See `PlacedEmbeddings`. Of the first rank's `weights` each keeps what it holds, as
         `DistributedDataParallel` does with parameters; others need not pass any.
     **options
-        lr, eps, betas, backend, cache_policy, rounding; see `PlacedEmbeddings`.
+        lr, eps, betas, backend, cache_policy, rounding, drive; see `PlacedEmbeddings`.
 
     Raises
     ------

@@ -42,6 +42,9 @@ class LocalIdOrder(IdOrder):
     def synchronize(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+        for arena in self._arenas:
+            if arena.store is not None:
+                arena.store.wait()
 
     def shares(self, table: Table) -> list[float]:
         return [1.0]

@@ -1,9 +1,10 @@
 """The module that trains embedding tables where a plan places them."""
 
 import copy
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 import torch
@@ -16,6 +17,7 @@ from placer.executor.growing_keys import GrowingKeys
 from placer.executor.local.fused_lookup import FusedLookup, Runtime
 from placer.executor.local.hit_rates import HitRates
 from placer.executor.local.local_id_order import LocalIdOrder
+from placer.executor.local.memory_use import memory_use
 from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.lookups.batch_reads import (
     FeatureRead,
@@ -25,6 +27,7 @@ from placer.executor.lookups.batch_reads import (
     ready_to_read,
 )
 from placer.executor.lookups.steps import PreparedBatch
+from placer.executor.memory.arena_order import has_records
 from placer.executor.memory.layout import lay_out
 from placer.executor.names import Policy
 from placer.executor.optimizers.rounding import Rounding
@@ -32,6 +35,7 @@ from placer.executor.optimizers.rule import check_constants
 from placer.executor.scaled_gradients import watch_scalers
 from placer.executor.streams import indexed, recorded
 from placer.executor.uncompiled import uncompiled
+from placer.files import StrPath
 from placer.growing import Growing
 from placer.plan.plan import Plan
 from placer.tables import OptimizerName
@@ -83,6 +87,9 @@ class PlacedEmbeddings(Embeddings):
         those that the plan ranks last.
     rounding : {"nearest", "stochastic"}
         How weights of half precision are rounded after an update.
+    drive : str, Path or None
+        Folder on a drive for rows that the plan places on ``ssd``, in files that end with the
+        process; None is the system's folder for temporary files.
     growing : mapping of table name to Growing, or None
         Tables whose ids may be any int64, where they are not those that the plan names.
     whole_rows : RowTotals, optional
@@ -128,6 +135,7 @@ class PlacedEmbeddings(Embeddings):
         backend: str = "auto",
         cache_policy: Policy = "lfu",
         rounding: Rounding = "nearest",
+        drive: StrPath | None = None,
         growing: Mapping[str, Growing] | None = None,
         whole_rows: "RowTotals | None" = None,
     ) -> None:
@@ -144,13 +152,14 @@ class PlacedEmbeddings(Embeddings):
             raise PlanMismatchError(f"rounding {rounding!r} is none of {get_args(Rounding)}")
         check_constants(lr, eps, betas)
         watch_scalers()
-        kernels = make_backend(backend, self.device, cache_policy)
+        kernels = make_backend(backend, self.device, cache_policy, needs_tiers=has_records(plan))
         sliced_elsewhere = () if whole_rows is None else whole_rows.dims
         self._layout = lay_out(plan, self.optimizers, self.device, sliced_elsewhere)
         grows = plan.growing if growing is None else growing
         self.keys = GrowingKeys(grows, plan.tables_by_name, seed)
+        folder = None if drive is None else Path(drive)
         self._runtime = Runtime(
-            tuple(kernels.allocate(spec) for spec in self._layout.arenas),
+            tuple(kernels.allocate(spec, folder) for spec in self._layout.arenas),
             kernels,
             eps,
             betas,
@@ -319,23 +328,7 @@ class PlacedEmbeddings(Embeddings):
                 arena.row_cache.reset_stats()
 
     def memory_use(self) -> dict[tuple[str, str], int]:
-        held: dict[tuple[str, str], int] = defaultdict(int)
-        for arena in self._runtime.arenas:
-            for part in arena.spec.ranges:
-                held[part.device, part.tier] += (part.stop - part.start) * arena.row_bytes
-            if arena.row_cache is None:
-                continue
-            for shard in arena.spec.cache_ranges:
-                entries = shard.staging_rows + shard.cache_rows
-                size = arena.row_cache.directory.nbytes * entries
-                share = size // max(arena.row_cache.entries, 1)
-                held[shard.device, "pool"] += entries * arena.row_bytes + share
-        for name, column_slices in self._layout.column_slices.items():
-            maps = [columns.slots for columns in column_slices if columns.slots is not None]
-            if size := sum(slots.nbytes for slots in maps):
-                server = self.plan.shards_by_table[name][0].devices[0]
-                held[server, "row_maps"] += size
-        return dict(held)
+        return memory_use(self.plan, self._layout, self._runtime.arenas)
 
     def extra_repr(self) -> str:
         """What `print(model)` shows of it."""

@@ -1,7 +1,9 @@
 """What a step reads from each arena, and where these rows are until it has ended."""
 
 import weakref
+from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -10,6 +12,8 @@ from placer.errors import BackendError
 from placer.executor.lookups.batch_reads import ArenaReads, Bags
 from placer.executor.lookups.row_runs import Runs
 from placer.executor.memory.layout import ArenaSpec
+
+Moved: TypeAlias = "torch.cuda.Event | Future[torch.cuda.Event | None] | None"
 
 MOST_STEPS = (1 << 31) - 1
 
@@ -49,13 +53,16 @@ class Ticket:
         Steps are counted in the order in which their rows are located.
     resolved : dict of ArenaSpec to Resolved
         Its staged and cached rows.
+    reads_stores : set of ArenaSpec
+        Arenas of which it reads records where they are, as rows of it got no entry.
     """
 
-    __slots__ = ("__weakref__", "number", "resolved")
+    __slots__ = ("__weakref__", "number", "reads_stores", "resolved")
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.resolved: dict[ArenaSpec, Resolved] = {}
+        self.reads_stores: set[ArenaSpec] = set()
 
 
 class Window:
@@ -95,6 +102,10 @@ class Window:
     def oldest(self) -> int:
         """Number of the oldest open step."""
         return min((ticket.number for ticket in self._tickets), default=self._count)
+
+    def reads_store(self, arena: ArenaSpec) -> bool:
+        """Whether an open step reads records of an arena where they are."""
+        return any(arena in ticket.reads_stores for ticket in self._tickets)
 
     def others(self, arena: ArenaSpec, ticket: Ticket) -> list[Resolved]:
         """The staged and cached rows of an arena that the other open steps read."""
@@ -150,7 +161,7 @@ class ArenaStep:
         The place of each run.
     host : HostReads or None
         For the rows that the host pools.
-    moved : Event or None
+    moved : Event, Future of one or of None, or None
         When staged and cached rows are at their places, where that takes time.
     """
 
@@ -161,7 +172,13 @@ class ArenaStep:
     runs: Runs | None = None
     run_places: Tensor | None = None
     host: HostReads | None = None
-    moved: "torch.cuda.Event | None" = None
+    moved: Moved = None
+
+    def wait_for_rows(self, device: torch.device) -> None:
+        """Let the host, or the device's current stream, wait until all rows are at their places."""
+        moved = self.moved.result() if isinstance(self.moved, Future) else self.moved
+        if moved is not None:
+            torch.cuda.current_stream(device).wait_event(moved)
 
     @property
     def slots(self) -> Tensor:

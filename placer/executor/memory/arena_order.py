@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from placer.plan.memory import home_of
 from placer.plan.plan import Plan
-from placer.plan.shard import Lookup, Shard
+from placer.plan.shard import Lookup, Memory, Shard
 from placer.tables import DType, OptimizerName, Table
 
 LOOKUP_ORDER: dict[Lookup, int] = {"device": 0, "staged": 1, "cached": 2, "uva": 3, "host": 4}
@@ -23,13 +23,15 @@ class ArenaKey:
     """What column slices must have in common to share an arena.
 
     `splits_rows` marks tables under row-wise Adagrad with several column slices, here or elsewhere:
-    their state needs the gradient of the whole row, so they are updated table by table.
+    their state needs the gradient of the whole row, so they are updated table by table. `stored`
+    marks those of whose shards some are records, which no kernel reads (`placer.executor.cold`).
     """
 
     dtype: DType
     width: int
     optimizer: OptimizerName
     splits_rows: bool
+    stored: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +52,11 @@ class ArenaShard:
     home: str
 
     @property
-    def order(self) -> tuple[int, str]:
-        """What an arena is sorted by: rows that are read alike lie side by side."""
-        return LOOKUP_ORDER[self.shard.lookup] if self.shard.memory == "dram" else 0, self.home
+    def order(self) -> tuple[int, str, Memory, str]:
+        """What an arena is sorted by: rows that are read and held alike lie side by side."""
+        shard = self.shard
+        lookup = 0 if shard.memory == "hbm" else LOOKUP_ORDER[shard.lookup]
+        return lookup, self.home, shard.memory, shard.dtype or ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +87,22 @@ def slice_columns(
         sliced = len(edges) > 2 or table.name in sliced_elsewhere
         splits_rows = sliced and optimizer == "rowwise_adagrad"
         for first, last in pairwise(edges):
-            yield SlicedColumns(
-                table,
-                (first, last),
-                ArenaKey(table.dtype, last - first, optimizer, splits_rows),
-                tuple(
-                    part
-                    for part in shards
-                    if part.shard.cols[0] <= first and last <= part.shard.cols[1]
-                ),
+            held = tuple(
+                part
+                for part in shards
+                if part.shard.cols[0] <= first and last <= part.shard.cols[1]
             )
+            stored = any(is_stored(part.shard, table) for part in held if part.shard.row_count)
+            key = ArenaKey(table.dtype, last - first, optimizer, splits_rows, stored)
+            yield SlicedColumns(table, (first, last), key, held)
+
+
+def has_records(plan: Plan) -> bool:
+    """Whether rows of some shard are records."""
+    tables = plan.tables_by_name
+    return any(is_stored(shard, tables[shard.table]) for shard in plan.shards if shard.row_count)
+
+
+def is_stored(shard: Shard, table: Table) -> bool:
+    """Whether the shard's rows are records: narrow, or on a drive."""
+    return shard.memory == "ssd" or shard.dtype not in (None, table.dtype)

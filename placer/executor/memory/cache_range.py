@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from placer.errors import PlanMismatchError
+from placer.plan.shard import Memory
+from placer.tables import ColdDType
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,10 @@ class CacheRange:
         Whether the plan says which rows are hot, so that the first ones are.
     device : str
         Whose HBM has the entries.
+    memory : {"dram", "ssd"}
+        Where the rows are at home.
+    dtype : {"float32", "float16", "bfloat16", "int8"} or None
+        Their type there; None is the table's.
     """
 
     start: int
@@ -37,6 +43,8 @@ class CacheRange:
     warm: npt.NDArray[np.int64] | None = field(default=None, compare=False)
     is_ordered: bool = True
     device: str = ""
+    memory: Memory = "dram"
+    dtype: ColdDType | None = None
 
 
 def warm_slots(part: CacheRange) -> Tensor:

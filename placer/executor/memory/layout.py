@@ -16,20 +16,26 @@ import torch
 from torch import Tensor
 
 from placer.errors import CapacityError, PlanMismatchError
-from placer.executor.memory.arena_order import ArenaKey, SlicedColumns, slice_columns
+from placer.executor.memory.arena_order import (
+    ArenaKey,
+    SlicedColumns,
+    is_stored,
+    slice_columns,
+)
 from placer.executor.memory.cache_range import CacheRange
 from placer.plan.order import knows_hot_rows, warm_members
 from placer.plan.plan import Plan
 from placer.plan.shard import Lookup, Memory, Shard
 from placer.plan.verify import violations
-from placer.tables import OptimizerName, Table
+from placer.tables import ColdDType, OptimizerName, Table
 
 
 @dataclass(frozen=True, slots=True)
 class SlotRange:
     """Slots ``start..stop`` of an arena: the rows on one tier of one device, read one way.
 
-    `device` is the device whose memory it is: the host for ``dram``.
+    `device` is the device whose memory it is: the host for ``dram`` and ``ssd``. `dtype` is None
+    where it is the table's.
     """
 
     device: str
@@ -37,6 +43,7 @@ class SlotRange:
     lookup: Lookup
     start: int
     stop: int
+    dtype: ColdDType | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,6 +79,11 @@ class ArenaSpec:
     def home(self) -> int:
         """Number of slots in HBM."""
         return sum(part.stop - part.start for part in self.ranges if part.tier == "hbm")
+
+    @property
+    def stored(self) -> int:
+        """Number of slots whose rows are records: all staged and cached ones, or none."""
+        return self.cache_ranges[-1].stop - self.home if self.key.stored else 0
 
     @property
     def host_start(self) -> int:
@@ -170,6 +182,20 @@ def check_plan(plan: Plan) -> None:
         if all(violation.rule == "capacity" for violation in faults):
             raise CapacityError(f"{text}; plan for the memory that there is")
         raise PlanMismatchError(f"the plan cannot be trained with: {text}")
+    for shard in plan.shards:
+        table = plan.tables_by_name[shard.table]
+        if not is_stored(shard, table):
+            continue
+        if shard.lookup not in ("staged", "cached"):
+            raise PlanMismatchError(
+                f"table {table.name!r}: rows on ssd or of a dtype of their own are 'staged' or "
+                f"'cached', and not read as {shard.lookup!r}"
+            )
+        if table.dtype != "float32" and shard.dtype not in (None, table.dtype):
+            raise PlanMismatchError(
+                f"table {table.name!r} of {table.dtype}: rows of a dtype of their own, here "
+                f"{shard.dtype}, are of tables of float32 alone"
+            )
 
 
 def lay_out(
@@ -232,10 +258,10 @@ def _ranges(members: Sequence[SlicedColumns]) -> tuple[tuple[SlotRange, ...], _S
         stop = slot + shard.row_count
         kind = part.home, shard.memory, shard.lookup
         last = ranges[-1] if ranges else None
-        if last is not None and (last.device, last.tier, last.lookup) == kind:
-            ranges[-1] = SlotRange(*kind, last.start, stop)
+        if last is not None and last == SlotRange(*kind, last.start, slot, shard.dtype):
+            ranges[-1] = replace(last, stop=stop)
         else:
-            ranges.append(SlotRange(*kind, slot, stop))
+            ranges.append(SlotRange(*kind, slot, stop, shard.dtype))
         slot = stop
     return tuple(ranges), starts
 
@@ -246,14 +272,15 @@ def _cache_ranges(plan: Plan, starts: _Starts) -> Iterator[CacheRange]:
         (start, shard)
         for columns in starts
         for shard, start in columns
-        if shard.row_count and shard.memory == "dram" and shard.lookup in ("staged", "cached")
+        if shard.row_count and shard.lookup in ("staged", "cached")
     ]
     for start, shard in sorted(cached, key=lambda part: (part[0], part[1].row_count)):
         stop = start + shard.row_count
         warm = warm_members(plan, shard.table, shard.rows)
         is_ordered = knows_hot_rows(plan, shard.table)
         entries = shard.staging_rows, shard.cache_rows
-        yield CacheRange(start, stop, *entries, warm, is_ordered, shard.devices[0])
+        home = shard.memory, shard.dtype
+        yield CacheRange(start, stop, *entries, warm, is_ordered, shard.devices[0], *home)
 
 
 def _slots(

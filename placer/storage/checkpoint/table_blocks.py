@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from placer.executor.id_order import IdOrder, IdRange, TableTensor
-from placer.executor.tensor_names import check_shapes
+from placer.executor.tensor_names import UPDATES, check_shapes
 from placer.storage.row_blocks import block_rows, row_blocks
 from placer.storage.tensor_rows import TensorRows
 
@@ -104,7 +104,8 @@ def load_stored(
     named : sequence of NamedTables
     stored : mapping of name to TensorRows
     counts : mapping of name to IdOrder
-        Tables of which it matters how many updates there have been.
+        Tables of which it matters how many updates there have been. Where it matters under some
+        plans alone, which round narrow rows, a checkpoint may lack the number, or have it in vain.
     tensors, numbers
         What the checkpoint has besides, which the caller loads.
 
@@ -118,6 +119,11 @@ def load_stored(
     described: dict[str, TableTensor | Tensor] = {**expected, **tensors}
     shapes = {name: tuple(tensor.shape) for name, tensor in described.items()}
     dtypes = {name: tensor.dtype for name, tensor in described.items()}
+    counts = {key: of for key, of in counts.items() if key in stored or not _may_lack(of)}
+    known = {*described, *counts, *numbers}
+    stored = {
+        key: rows for key, rows in stored.items() if key in known or key.split(".")[-1] != UPDATES
+    }
     check_shapes(what, stored, shapes | dict.fromkeys((*counts, *numbers), ()), dtypes)
     for each in named:
         each.tables.synchronize()
@@ -128,3 +134,9 @@ def load_stored(
                     each.tables.write(block, rows.read(block.start, block.stop))
     for key, tables in counts.items():
         tables.set_update_count(int(stored[key].whole()))
+
+
+def _may_lack(tables: IdOrder) -> bool:
+    """Whether other plans of the same tables do not count updates."""
+    wide = all(table.dtype == "float32" for table in tables.plan.tables)
+    return wide and "adam" not in tables.optimizers.values()

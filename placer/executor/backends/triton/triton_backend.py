@@ -138,6 +138,9 @@ class TritonBackend(Backend):
     def pool(
         self, rows: TieredRows, places: Tensor, offsets: Tensor, weights: Tensor | None, out: Tensor
     ) -> None:
+        if rows.is_read_in_store:
+            super().pool(rows, places, offsets, weights, out)
+            return
         bags, width = out.shape
         columns, tile = self._pool_tile(rows, width)
         self.run(
@@ -150,6 +153,9 @@ class TritonBackend(Backend):
     def dot_rows(
         self, rows: TieredRows, places: Tensor, bags: Tensor, gradients: Tensor, out: Tensor
     ) -> None:
+        if rows.is_read_in_store:
+            super().dot_rows(rows, places, bags, gradients, out)
+            return
         lookups, width = out.numel(), gradients.shape[1]
         columns, tile = self._pool_tile(rows, width)
         self.run(
@@ -172,6 +178,9 @@ class TritonBackend(Backend):
         rule: Rule,
         mean_squares: Tensor | None = None,
     ) -> None:
+        if weights.is_read_in_store or weights.is_rounded:
+            super().update_rows(weights, state, reads, rule, mean_squares)
+            return
         hbm, dram, boundary = _memories(weights)
         state_hbm, state_dram, _ = _memories(weights if state is None else state)
         constants = (rule.step_size(), rule.updates, rule.eps, 1 - rule.beta1, 1 - rule.beta2)

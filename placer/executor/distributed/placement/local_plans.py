@@ -133,6 +133,8 @@ def _machine(topology: Topology, gpus: Sequence[Gpu]) -> Topology:
     hbm_bytes = sum(gpu.memory_bytes for gpu in gpus)
     gpu = Gpu(_GPU, _HOST, hbm_bytes, model.hbm_bytes_per_s, model.launch_s)
     dram_bytes = sum(host.memory_bytes for host in topology.hosts)
-    host = Host(_HOST, dram_bytes, topology.hosts[0].dram_bytes_per_s)
+    drives = [host.drive for host in topology.hosts if host.drive is not None]
+    drive = replace(drives[0], memory_bytes=sum(d.memory_bytes for d in drives)) if drives else None
+    host = Host(_HOST, dram_bytes, topology.hosts[0].dram_bytes_per_s, drive)
     link = Link(_GPU, _HOST, "pcie", topology.host_link_bytes_per_s(model.id))
     return Topology(f"a rank of {topology.name}", (gpu,), (host,), (link,))

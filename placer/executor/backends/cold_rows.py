@@ -1,0 +1,40 @@
+"""Rows that are records: how they move between their home and the row cache."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from placer.executor.cold.cold_store import ColdStore
+from placer.executor.lookups.steps import Resolved, Ticket, Window
+from placer.executor.memory.arena import Arena, TieredRows
+from placer.executor.memory.directory import Moves
+
+
+def exchange_records(store: ColdStore, matrices: Sequence[TieredRows], moves: Moves) -> None:
+    """Do what `TorchKernels.exchange` does, for rows that are records; waits for the device.
+
+    The host encodes what leaves, and decodes what enters, weights and state together.
+    """
+    moved = torch.nonzero(moves.entries >= 0).squeeze(1)
+    entries, incoming, outgoing = (
+        part[moved].long() for part in (moves.entries, moves.incoming, moves.outgoing)
+    )
+    leaves, home = torch.nonzero(outgoing >= 0).squeeze(1), matrices[0].home
+    if leaves.numel():
+        leaving = [rows.hbm.index_select(0, entries[leaves] + home).cpu() for rows in matrices]
+        store.write((outgoing[leaves] - home).cpu(), *leaving)
+    if entries.numel():
+        for rows, values in zip(matrices, store.read((incoming - home).cpu()), strict=False):
+            if values is not None:
+                rows.hbm.index_copy_(0, entries + home, values.to(rows.hbm.device))
+
+
+def note_in_place(
+    arena: Arena, resolved: Resolved, entries: Tensor, ticket: Ticket, window: Window
+) -> None:
+    """Note whether a step found no entry for some records; waits for the device."""
+    if arena.store is not None:
+        if bool((entries[: int(resolved.last - resolved.first)] < 0).any()):
+            ticket.reads_stores.add(arena.spec)
+        arena.store.is_read_in_place = window.reads_store(arena.spec)

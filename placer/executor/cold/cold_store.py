@@ -1,0 +1,211 @@
+"""The home of an arena's cold rows where these are records: in host memory, or on a drive.
+
+No kernel addresses such rows. The row cache's entries have copies of those that steps read,
+which the host decodes and encodes as they move.
+"""
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from placer.errors import PlacerError
+from placer.executor.cold.drive import DriveRecords
+from placer.executor.cold.records import Records
+
+Result = TypeVar("Result")
+
+_BLOCK_ROWS = 8192
+"""Rows that are encoded or decoded at a time: bounds the temporary memory."""
+
+
+class Medium(Protocol):
+    """What holds records, uint8 of shape (rows, bytes of a record), all zero at first."""
+
+    def read(self, rows: Tensor) -> Tensor:
+        """Records of distinct rows, int64 on the host."""
+        ...
+
+    def write(self, rows: Tensor, records: Tensor) -> None:
+        """Overwrite records of distinct rows."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HostRecords:
+    """Records in host memory."""
+
+    records: Tensor
+
+    def read(self, rows: Tensor) -> Tensor:
+        """Copy some records."""
+        return self.records.index_select(0, rows)
+
+    def write(self, rows: Tensor, records: Tensor) -> None:
+        """Overwrite some records."""
+        self.records.index_copy_(0, rows, records)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredRows:
+    """Rows ``start..stop`` of a store, all in records of one form."""
+
+    start: int
+    stop: int
+    records: Records
+    medium: Medium
+
+
+class ColdStore:
+    """Cold rows of an arena by number, from the first of them on.
+
+    Parameters
+    ----------
+    parts : sequence of StoredRows
+        One after the other from row 0 on.
+
+    Attributes
+    ----------
+    rows : int
+    is_narrow : bool
+        Whether weights have to be rounded to fit.
+    is_read_in_place : bool
+        Whether an open step reads rows that have no copy elsewhere.
+
+    Examples
+    --------
+    >>> records = Records("bfloat16", torch.float32, width=2, state_shape=None)
+    >>> memory = HostRecords(torch.zeros(5, records.nbytes, dtype=torch.uint8))
+    >>> store = ColdStore([StoredRows(0, 5, records, memory)])
+    >>> store.write(torch.tensor([3]), torch.tensor([[0.5, 1.0]]))
+    >>> store.read(torch.tensor([3, 1]))
+    (tensor([[0.5000, 1.0000],
+            [0.0000, 0.0000]]), None)
+    """
+
+    def __init__(self, parts: Sequence[StoredRows]) -> None:
+        self._parts = tuple(parts)
+        self.rows = self._parts[-1].stop if self._parts else 0
+        self.is_narrow = any(part.records.is_narrow for part in self._parts)
+        self.is_read_in_place = False
+        self._has_state = False
+        self._thread: ThreadPoolExecutor | None = None
+        self._last: Future[Any] | None = None
+
+    def start(self, work: Callable[[], Result]) -> "Future[Result]":
+        """Move rows in a thread of the store, after what was started before has succeeded."""
+        before = self._last
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="placer-cold-rows")
+
+        def run() -> Result:
+            if before is not None:
+                before.result()
+            return work()
+
+        self._last = future = self._thread.submit(run)
+        return future
+
+    def wait(self) -> None:
+        """Wait until all that was started is done; raises what was raised there."""
+        if self._last is not None:
+            self._last.result()
+
+    def read(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Weights and state of distinct rows, int64; all on the host."""
+        first = self._parts[0].records
+        weights = torch.empty((rows.numel(), first.width), dtype=first.weights_dtype)
+        state = None
+        if first.state_shape is not None:
+            state = torch.empty((rows.numel(), *first.state_shape))
+        for part, here in self._blocks(rows):
+            held = part.medium.read(rows[here] - part.start)
+            weights[here] = part.records.weights(held)
+            own = part.records.state(held)
+            if state is not None and own is not None:
+                state[here] = own
+        return weights, state
+
+    def write(
+        self, rows: Tensor, weights: Tensor | None = None, state: Tensor | None = None
+    ) -> None:
+        """Overwrite distinct rows, or only one of what they hold; all on the host."""
+        self._has_state |= state is not None
+        for part, here in self._blocks(rows):
+            own, codec = rows[here] - part.start, part.records
+            if weights is not None and (state is not None or not self._has_state):
+                held = codec.encode(weights[here], None if state is None else state[here])
+            else:
+                held = part.medium.read(own)
+                if weights is not None:
+                    held[:, : codec.weight_bytes] = codec.encode_weights(weights[here])
+                if state is not None:
+                    held[:, codec.weight_bytes :] = codec.encode_state(state[here])
+            part.medium.write(own, held)
+
+    def rounded(self, rows: Tensor, weights: Tensor, updates: Tensor) -> Tensor:
+        """Weights such as the store holds; those of rows that are not here stay as they are.
+
+        Works on the weights' device; see `Records.rounded`.
+        """
+        for part in self._parts:
+            if part.records.is_narrow:
+                here = _within(rows, part)
+                own = part.records.rounded(weights.index_select(0, here), updates)
+                weights = weights.index_copy(0, here, own)
+        return weights
+
+    def _blocks(self, rows: Tensor) -> Iterator[tuple[StoredRows, Tensor]]:
+        """Each part, and which of the rows are in it, a bounded number at a time."""
+        for part in self._parts:
+            for here in torch.split(_within(rows, part), _BLOCK_ROWS):
+                if here.numel():
+                    yield part, here
+
+
+@dataclass(frozen=True, slots=True)
+class ColdColumn:
+    """The weights of a store, or the state."""
+
+    store: ColdStore
+    is_state: bool
+
+    def read(self, rows: Tensor) -> Tensor:
+        """Values of distinct rows, int64; all on the host."""
+        weights, state = self.store.read(rows)
+        return state if self.is_state and state is not None else weights
+
+    def write(self, rows: Tensor, values: Tensor) -> None:
+        """Overwrite the values of distinct rows."""
+        self.store.write(rows, **{"state" if self.is_state else "weights": values})
+
+
+def new_drive_records(folder: Path | None, rows: int, record_bytes: int) -> Medium:
+    """Make zeroed records in a file that nobody else sees, and that ends with its process.
+
+    Parameters
+    ----------
+    folder : Path or None
+        Where, made if it is missing; None is the system's folder for temporary files.
+    rows, record_bytes : int
+
+    Raises
+    ------
+    PlacerError
+        If the folder cannot be written, or its drive has no room.
+    """
+    where = Path(tempfile.gettempdir()) if folder is None else folder
+    try:
+        where.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PlacerError(f"cannot make {where}: {error.strerror}; name another place") from error
+    return DriveRecords(where, rows, record_bytes)
+
+
+def _within(rows: Tensor, part: StoredRows) -> Tensor:
+    return torch.nonzero((rows >= part.start) & (rows < part.stop)).squeeze(1)
