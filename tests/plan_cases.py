@@ -154,3 +154,8 @@ def plans(draw: st.DrawFn) -> Plan:
         # An absolute path of a profile is saved as seen from the plan, which is tested by itself.
         Provenance(draw(_words), draw(_words), draw(_words), draw(_words).lstrip("/")),
     )
+
+
+def with_drives(plan: Plan) -> Plan:
+    """The plan on the same machine, each of whose hosts has a drive."""
+    return replace(plan, topology=plan.topology.with_memory(ssd="1TiB"))

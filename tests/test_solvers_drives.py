@@ -54,7 +54,7 @@ def driven(seed: int) -> Problem:
 
 @pytest.mark.usefixtures("few_shares")
 @pytest.mark.parametrize(
-    "seed", mostly_slow([3, 5, 6, 8, 9, 13, 16, 17, 20, 26, 28, 31, 34, 44, 54])
+    "seed", mostly_slow([3, 5, 6, 8, 9, 16, 17, 26, 28, 31, 34, 44, 54], 6, 26, 31)
 )
 def test_plans_on_drives_against_the_best_of_all(seed: int) -> None:
     problem = driven(seed)

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from plan_cases import with_drives
 from training_cases import QUICK, Placement, plan_for, small_log
 
 from placer import Plan
 from placer.errors import PlacerError
-from placer.plan.shard import Width
-from placer.tables import OptimizerName
+from placer.tables import ColdDType, OptimizerName
 from placer.training.checkpoint import exist, load
 from placer.training.config import CheckpointPolicy
 from placer.training.loop import train
@@ -25,7 +25,7 @@ HOME = Path(__file__).resolve().parent
 def cold_plan(
     placement: Placement = "cached",
     memory: str = "ssd",
-    dtype: Width | None = None,
+    dtype: ColdDType | None = None,
     optimizer: OptimizerName = "adagrad",
 ) -> Plan:
     """The coldest two thirds of each table in some home."""
@@ -34,7 +34,7 @@ def cold_plan(
         replace(part, memory=memory, dtype=dtype) if part.memory == "dram" else part  # type: ignore[arg-type]
         for part in plan.shards
     ]
-    return replace(plan, shards=tuple(shards))
+    return with_drives(replace(plan, shards=tuple(shards)))
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -69,7 +69,7 @@ def test_a_run_on_a_drive_is_bit_equal_to_one_in_memory(
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
-def test_a_run_with_narrow_rows_resumes_bit_equal(tmp_path: Path, dtype: Width) -> None:
+def test_a_run_with_narrow_rows_resumes_bit_equal(tmp_path: Path, dtype: ColdDType) -> None:
     plan = cold_plan(dtype=dtype)
     whole = train(plan, LOG, CONFIG, checkpoints=policy(tmp_path / "whole"))
     short = replace(CONFIG, max_steps=7)
@@ -89,7 +89,7 @@ def test_a_run_with_narrow_rows_resumes_bit_equal(tmp_path: Path, dtype: Width) 
 
 @pytest.mark.parametrize(("first", "then"), [("int8", None), (None, "int8")])
 def test_a_run_goes_on_with_rows_of_another_width(
-    tmp_path: Path, first: Width | None, then: Width | None
+    tmp_path: Path, first: ColdDType | None, then: ColdDType | None
 ) -> None:
     train(cold_plan(dtype=first), LOG, replace(CONFIG, max_steps=7), checkpoints=policy(tmp_path))
     rest = train(cold_plan(dtype=then), LOG, CONFIG, resume=tmp_path)
@@ -164,7 +164,7 @@ def plan_of(rows):
         Shard("t", (0, 1000, 1), (0, WIDTH), ("gpu:0",), "hbm", "device"),
         Shard("t", (1000, rows, 1), (0, WIDTH), ("gpu:0",), memory, "staged", staging_rows=8192),
     )
-    return Plan((table,), Topology.parse("1xh100"), shards)
+    return Plan((table,), Topology.parse("1xh100", ssd="1TiB"), shards)
 
 
 def batches(rows):

@@ -165,6 +165,8 @@ def _shard_violations(plan: Plan, shard: Shard) -> Iterator[Violation]:
     if (shard.memory == "ssd" or shard.dtype) and shard.lookup not in ("staged", "cached"):
         what = "rows on SSD" if shard.memory == "ssd" else f"rows of {shard.dtype}"
         yield broken(f"{what} are staged or cached, not read by lookup {shard.lookup!r}")
+    if shard.dtype not in (None, table.dtype) and table.dtype != "float32":
+        yield broken(f"rows of {shard.dtype} are of tables of float32 alone, not of {table.dtype}")
     if (shard.lookup == "cached") != (shard.cache_rows > 0):
         yield broken(f"lookup {shard.lookup!r} with cache_rows {shard.cache_rows}")
     if shard.staging_rows and shard.lookup not in ("staged", "cached"):

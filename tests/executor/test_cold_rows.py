@@ -20,6 +20,7 @@ from executor_cases import (
 from fast_and_full import combinations, examples
 from hypothesis import given
 from hypothesis import strategies as st
+from plan_cases import with_drives
 from torch import Tensor, nn
 
 from placer import apply_plan
@@ -28,12 +29,12 @@ from placer.executor import PlacedEmbeddings, look_ahead
 from placer.executor.cold.drive import DriveRecords
 from placer.executor.memory.arena_order import has_records
 from placer.plan.plan import Plan
-from placer.plan.shard import Lookup, Shard, Width
-from placer.tables import OPTIMIZERS, Feature, Table
+from placer.plan.shard import Lookup, Shard
+from placer.tables import OPTIMIZERS, ColdDType, Feature, Table
 
 ROWS, COLD = 61, 20
 HOT = list(range(ROWS - 1, 30, -1))
-NARROW: tuple[Width, ...] = ("float16", "bfloat16", "int8")
+NARROW: tuple[ColdDType, ...] = ("float16", "bfloat16", "int8")
 STEPS = range(10)
 
 
@@ -41,7 +42,7 @@ def cold_plan(
     table: Table,
     lookup: Lookup = "staged",
     entries: int = 9,
-    dtype: Width | None = None,
+    dtype: ColdDType | None = None,
     memory: str = "dram",
     staged: int = 0,
 ) -> Plan:
@@ -52,10 +53,11 @@ def cold_plan(
         shard(table, (12, 16, 1), memory="dram", lookup="host"),
         replace(shard(table, (16, COLD, 1), memory="dram", lookup="staged"), staging_rows=2),
     ]
-    return plan_of([table], [*shards, cold(table, lookup, entries, dtype, memory)], {"t": HOT})
+    shards.append(cold(table, lookup, entries, dtype, memory))
+    return with_drives(plan_of([table], shards, {"t": HOT}))
 
 
-def cold(table: Table, lookup: Lookup, entries: int, dtype: Width | None, memory: str) -> Shard:
+def cold(table: Table, lookup: Lookup, entries: int, dtype: ColdDType | None, memory: str) -> Shard:
     """The last rows of the table."""
     part = shard(table, (COLD, table.rows, 1), memory="dram", lookup=lookup)
     given = {"staging_rows": entries} if lookup == "staged" else {"cache_rows": entries}
@@ -91,7 +93,7 @@ def trained(
 
 
 @combinations("optimizer, dtype", OPTIMIZERS, NARROW)
-def test_narrow_rows_do_not_depend_on_the_row_cache(optimizer: str, dtype: Width) -> None:
+def test_narrow_rows_do_not_depend_on_the_row_cache(optimizer: str, dtype: ColdDType) -> None:
     table = two_features(optimizer)
     expected = trained(cold_plan(table, entries=41, dtype=dtype))
     assert expected.hit_rates().row_cache.in_place_rows == 0  # type: ignore[union-attr]
@@ -102,7 +104,7 @@ def test_narrow_rows_do_not_depend_on_the_row_cache(optimizer: str, dtype: Width
 
 
 @pytest.mark.parametrize("dtype", NARROW)
-def test_narrow_rows_train_like_wide_ones(dtype: Width) -> None:
+def test_narrow_rows_train_like_wide_ones(dtype: ColdDType) -> None:
     table = two_features("adagrad")
     wide, narrow = trained(cold_plan(table)), trained(cold_plan(table, dtype=dtype))
     drift = (wide.state_dict()["t.weight"] - narrow.state_dict()["t.weight"]).abs()
@@ -113,7 +115,7 @@ def test_narrow_rows_train_like_wide_ones(dtype: Width) -> None:
 
 @pytest.mark.parametrize("dtype", NARROW)
 @pytest.mark.parametrize("backend", ["numba", "torch", "auto"])
-def test_other_backends_take_tiers_where_rows_are_records(backend: str, dtype: Width) -> None:
+def test_other_backends_take_tiers_where_rows_are_records(backend: str, dtype: ColdDType) -> None:
     plan = cold_plan(two_features(), dtype=dtype)
     model = placed(plan, backend=backend)
     assert model.backend == "tiered"
@@ -122,7 +124,7 @@ def test_other_backends_take_tiers_where_rows_are_records(backend: str, dtype: W
 
 
 @combinations("dtype, entries", [None, *NARROW], [0, 9, 41])
-def test_triton_trains_alike(dtype: Width | None, entries: int) -> None:
+def test_triton_trains_alike(dtype: ColdDType | None, entries: int) -> None:
     plan = cold_plan(two_features(), "staged", entries, dtype)
     ours, theirs = (placed(plan, backend=backend) for backend in ("triton", "tiered"))
     for model in (ours, theirs):
@@ -135,7 +137,7 @@ def test_triton_trains_alike(dtype: Width | None, entries: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", NARROW)
-def test_a_resumed_run_is_equal_to_the_bit(dtype: Width) -> None:
+def test_a_resumed_run_is_equal_to_the_bit(dtype: ColdDType) -> None:
     table = two_features("adam")
     expected = trained(cold_plan(table, "cached", 7, dtype))
     first = placed(cold_plan(table, "cached", 7, dtype), backend="tiered")
@@ -148,7 +150,7 @@ def test_a_resumed_run_is_equal_to_the_bit(dtype: Width) -> None:
 
 
 @pytest.mark.parametrize("dtype", NARROW)
-def test_rows_that_are_written_are_rounded_in_their_copies_too(dtype: Width) -> None:
+def test_rows_that_are_written_are_rounded_in_their_copies_too(dtype: ColdDType) -> None:
     plan = cold_plan(two_features(), "cached", 30, dtype)
     model = placed(plan, backend="tiered")
     train(model)
@@ -189,7 +191,7 @@ def test_memory_in_use_counts_records() -> None:
 def test_rows_that_cannot_be_records_are_refused() -> None:
     table = two_features()
     uva = replace(shard(table, memory="dram"), dtype="int8")
-    with pytest.raises(PlanMismatchError, match="'t': rows on ssd or of a dtype of their own"):
+    with pytest.raises(PlanMismatchError, match="'t': rows of int8 are staged or cached"):
         placed(plan_of([table], [uva]))
     half = replace(table, dtype="float16")
     staged = replace(shard(half, memory="dram", lookup="staged"), dtype="int8")
@@ -249,7 +251,7 @@ def test_files_on_a_drive_are_gone_with_the_model(tmp_path: Path) -> None:
     plan = cold_plan(two_features(), memory="ssd")
     model = trained(plan, drive=tmp_path / "new" / "folder")
     assert list(tmp_path.rglob("*.rows")) == []
-    assert model.memory_use()["host:0", "ssd"] == 41 * (8 * 4 + 4)
+    assert model.memory_use()["host:0 ssd", "ssd"] == 41 * (8 * 4 + 4)
     assert open_files(tmp_path) == 1
     del model
     gc.collect()
@@ -271,9 +273,8 @@ def test_a_model_whose_tables_are_replaced_has_rows_on_a_drive(tmp_path: Path) -
     for memory in ("dram", "ssd"):
         torch.manual_seed(0)
         model = nn.Sequential(nn.EmbeddingBag(ROWS, 8), nn.Linear(8, 1))
-        plan = plan_of(
-            [table], [shard(table, (0, COLD, 1)), cold(table, "staged", 5, None, memory)]
-        )
+        shards = [shard(table, (0, COLD, 1)), cold(table, "staged", 5, None, memory)]
+        plan = with_drives(plan_of([table], shards))
         apply_plan(model, plan, lr=0.1, backend="tiered", drive=tmp_path / "new")
         for step in range(5):
             ids = torch.randint(0, ROWS, (6, 3), generator=torch.Generator().manual_seed(step))
@@ -310,7 +311,7 @@ def test_a_drive_that_fails_ends_the_training(tmp_path: Path) -> None:
 
 
 @st.composite
-def plans_on_drives(draw: st.DrawFn, dtypes: Sequence[Width] = ()) -> Plan:
+def plans_on_drives(draw: st.DrawFn, dtypes: Sequence[ColdDType] = ()) -> Plan:
     """Two tables, whose columns and rows are divided anyhow, some of them on a drive."""
     tables, shards = [], []
     optimizer = draw(st.sampled_from(OPTIMIZERS))
@@ -336,7 +337,7 @@ def plans_on_drives(draw: st.DrawFn, dtypes: Sequence[Width] = ()) -> Plan:
                     part = replace(part, staging_rows=draw(st.integers(0, part.row_count)))
                 shards += [part] if cols[0] < cols[1] else []
     hot = {"t": HOT} if draw(st.booleans()) else {}
-    return plan_of(tables, shards, hot)
+    return with_drives(plan_of(tables, shards, hot))
 
 
 @given(plans_on_drives(), st.booleans())

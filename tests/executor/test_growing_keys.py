@@ -9,6 +9,7 @@ import pytest
 import torch
 from executor_cases import backward, machine, placed, placements, plan_of, random_gradients
 from fast_and_full import covering, mostly_slow
+from plan_cases import with_drives
 from torch import Tensor
 
 from placer.errors import CheckpointError, PlanMismatchError
@@ -65,7 +66,7 @@ def _assert_alike(one: PlacedEmbeddings, other: PlacedEmbeddings) -> None:
 @pytest.mark.parametrize("home", [{"memory": "ssd"}, {"dtype": "int8"}])
 def test_rows_that_are_records_are_given_anew(home: dict[str, str], tmp_path: Path) -> None:
     """As in memory; narrow ones with few entries of a row cache as with enough."""
-    plan = placements(_table("adam"))["cold rows staged"]
+    plan = with_drives(placements(_table("adam"))["cold rows staged"])
 
     def trained(entries: int, **home: str) -> PlacedEmbeddings:
         shards = tuple(

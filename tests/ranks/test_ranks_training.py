@@ -7,6 +7,7 @@ import pytest
 import torch
 from executor_cases import BETA1, EPS, LR, machine, plan_of, random_batch, shard
 from fast_and_full import fewer, mostly_slow
+from plan_cases import with_drives
 from ranks_cases import (
     batches_of,
     close,
@@ -109,6 +110,7 @@ def tiers(rank: int, world: int, plan: Plan) -> tuple[int, float]:
 def homes(rank: int, world: int, plan: Plan) -> None:
     """Rows on each rank's drive train like those in memory; narrow ones with copies or without."""
     table = table_with("rowwise_adagrad", name="cold copies")
+    plan = with_drives(plan)
     copies = shard(table, on=("gpu:0", "gpu:3"), memory="dram", lookup="staged")
     plan = replace(plan, tables=(*plan.tables, table), shards=(*plan.shards, copies))
     batches = [batches_of(plan.tables, world, step)[rank] for step in range(4)]

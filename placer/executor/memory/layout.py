@@ -19,7 +19,6 @@ from placer.errors import CapacityError, PlanMismatchError
 from placer.executor.memory.arena_order import (
     ArenaKey,
     SlicedColumns,
-    is_stored,
     slice_columns,
 )
 from placer.executor.memory.cache_range import CacheRange
@@ -182,20 +181,6 @@ def check_plan(plan: Plan) -> None:
         if all(violation.rule == "capacity" for violation in faults):
             raise CapacityError(f"{text}; plan for the memory that there is")
         raise PlanMismatchError(f"the plan cannot be trained with: {text}")
-    for shard in plan.shards:
-        table = plan.tables_by_name[shard.table]
-        if not is_stored(shard, table):
-            continue
-        if shard.lookup not in ("staged", "cached"):
-            raise PlanMismatchError(
-                f"table {table.name!r}: rows on ssd or of a dtype of their own are 'staged' or "
-                f"'cached', and not read as {shard.lookup!r}"
-            )
-        if table.dtype != "float32" and shard.dtype not in (None, table.dtype):
-            raise PlanMismatchError(
-                f"table {table.name!r} of {table.dtype}: rows of a dtype of their own, here "
-                f"{shard.dtype}, are of tables of float32 alone"
-            )
 
 
 def lay_out(
