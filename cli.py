@@ -263,7 +263,7 @@ def workloads(name: Text = argument(None), output: Output = OUTPUT) -> None:
     if name is None:
         report.print_report(report.workloads_report(), output)
     else:
-        report.print_report(report.profile_report(named_workload(name), fit=False), output)
+        report.print_report(report.profile_report(named_workload(name)), output)
 
 
 @_command

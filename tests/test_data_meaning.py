@@ -434,22 +434,6 @@ def test_rows_that_nothing_reads_are_mentioned(tmp_path: Path) -> None:
     assert "nothing reads" not in " ".join(profile_report(mapped).headline)
 
 
-def test_zipf_is_fitted_to_the_tables_that_are_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    columns = with_labels(**{f"f{i}": [i % 3] * 4 for i in range(90)})
-    profile = profile_log(open_log(written(tmp_path / "log.csv", columns)))
-    fits = []
-    monkeypatch.setattr("placer.profile.zipf.fit_zipf", lambda one: fits.append(one) or FIT)
-    report = profile_report(profile)
-    assert len(fits) == 60
-    assert "Zipf's law is fitted to the 60 largest tables alone" in report.headline
-
-
-class FIT:
-    exponent = 1.0
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("lines", [1, 2])
 def test_a_line_of_very_many_tabs_ends(tmp_path: Path, lines: int) -> None:

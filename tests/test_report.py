@@ -330,19 +330,11 @@ def test_profile_report() -> None:
     assert counted["top_10_percent_share"] == 1
     assert counted["top_1_percent_share"] == pytest.approx(sum(range(91, 101)) / 5050)
     assert 50 < counted["unique_rows"] <= 100
-    assert counted["zipf_fitted"]
-    assert counted["zipf_exponent"] > 0.5
     assert unread["lookups_per_sample"] == unread["unique_rows"] == 0
-    assert unread["zipf_exponent"] is unread["top_1_percent_share"] is None
+    assert unread["top_1_percent_share"] is None
     text = shown(report)
     assert "10,000 samples, 50% of the log" in text
     assert "a log" in text
-
-
-def test_profile_report_need_not_fit() -> None:
-    (row, _) = profile_report(counted_profile(), fit=False).to_json()["tables"]
-    assert row["zipf_exponent"] is None
-    assert not row["zipf_fitted"]
 
 
 def test_profile_report_of_many_tables() -> None:

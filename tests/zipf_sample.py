@@ -1,12 +1,15 @@
 """How the laws of `placer.workloads.synthetic_log` were fitted: to the head of a log."""
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 
 from placer.errors import DataError
-from placer.profile.zipf import ZipfMandelbrot, golden_section
+from placer.profile.zipf import ZipfMandelbrot
 
 _SHIFTS = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
+_GOLDEN = (np.sqrt(5.0) - 1) / 2
 
 
 def fit_zipf_to_sample(counts: npt.ArrayLike, rows: int, seed: int = 0) -> ZipfMandelbrot:
@@ -19,8 +22,6 @@ def fit_zipf_to_sample(counts: npt.ArrayLike, rows: int, seed: int = 0) -> ZipfM
     of the k hottest ids over k = 1, 2, 4, … The same random numbers serve all candidates.
 
     Shares weigh every lookup alike, so that the hot ids of small tables fit too.
-    `placer.profile.zipf.fit_zipf` fits the same law by likelihood, which weighs every row alike
-    and tells how sure its exponent is.
 
     Parameters
     ----------
@@ -69,3 +70,21 @@ def _top_shares(
     """Share of the accesses that fall on the k hottest ids, for each k of `tops`."""
     cumulative = np.cumsum(counts)
     return np.asarray(cumulative[np.minimum(tops, counts.size) - 1] / cumulative[-1])
+
+
+def golden_section(
+    function: Callable[[float], float], low: float, high: float, within: float
+) -> float:
+    """Where a function of one maximum has it: golden-section search (Kiefer 1953)."""
+    left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
+    at_left, at_right = function(left), function(right)
+    while high - low > within:
+        if at_left >= at_right:
+            high, right, at_right = right, left, at_left
+            left = high - _GOLDEN * (high - low)
+            at_left = function(left)
+        else:
+            low, left, at_left = left, right, at_right
+            right = low + _GOLDEN * (high - low)
+            at_right = function(right)
+    return float(low + high) / 2

@@ -19,7 +19,6 @@ def profile_report(
     profile: Profile,
     batch_size: int = 8192,
     *,
-    fit: bool = True,
     ids_in_use: Mapping[str, WorkingSet] | None = None,
 ) -> Report:
     """Report one row per table: its size, how it is read, and how skewed that is.
@@ -29,9 +28,6 @@ def profile_report(
     profile : Profile
     batch_size : int
         Samples of a step, for the number of distinct rows that it touches.
-    fit : bool
-        Whether to fit Zipf's law to the counts of the tables that are shown. Published workloads
-        state their exponent anyway.
     ids_in_use : mapping of table name to WorkingSet, optional
         What windows of the log read.
     """
@@ -39,10 +35,7 @@ def profile_report(
     shown = None if len(tables) <= MOST_TABLES else MOST_TABLES
     if shown:
         tables.sort(key=lambda table: -table.table.total_bytes)
-    rows = [
-        _table_row(table, batch_size, fit and place < MOST_TABLES)
-        for place, table in enumerate(tables)
-    ]
+    rows = [_table_row(table, batch_size) for table in tables]
     headline = [
         f"{format_bytes(profile.total_bytes)} of weights and optimizer state, "
         f"{counted(sum(table.table.rows for table in profile), 'row')}, "
@@ -57,8 +50,7 @@ def profile_report(
         headline.append(unknown)
     if unread := unread_words(profile):
         headline.append(unread)
-    if shown and any(row["zipf_fitted"] for row in rows):
-        headline.append(f"Zipf's law is fitted to the {shown} largest tables alone")
+    is_published = any(table.zipf_exponent is not None for table in profile)
     return Report(
         title=f"Profile of {counted(len(profile), 'table')}",
         sections=(
@@ -80,7 +72,7 @@ def profile_report(
                     Column("unique_rows_of_draws", "if drawn", form.count, spare=True),
                     Column("unknown_share", "unknown"),
                     Column("unknown_id_share", "unknown ids", spare=True),
-                    Column("zipf_exponent", "Zipf", form.number),
+                    *([Column("zipf_exponent", "Zipf", form.number)] * is_published),
                 ),
                 tuple(rows),
                 shown=shown,
@@ -134,7 +126,7 @@ def unread_words(profile: Profile) -> str:
     )
 
 
-def _table_row(profile: TableProfile, batch_size: int, fit: bool) -> Row:
+def _table_row(profile: TableProfile, batch_size: int) -> Row:
     table, cdf = profile.table, profile.cdf
     lookups = table.lookups_per_sample
     covered = sum(feature.coverage for feature in table.features)
@@ -158,8 +150,7 @@ def _table_row(profile: TableProfile, batch_size: int, fit: bool) -> Row:
         else None,
         "unknown_share": profile.unknown_share,
         "unknown_id_share": profile.unknown_id_share,
-        "zipf_exponent": _exponent(profile, fit),
-        "zipf_fitted": profile.zipf_exponent is None and fit,
+        "zipf_exponent": profile.zipf_exponent,
     }
 
 
@@ -199,14 +190,6 @@ def _ids_in_use(working_sets: Mapping[str, WorkingSet]) -> Section:
         ),
         tuple(rows),
     )
-
-
-def _exponent(profile: TableProfile, fit: bool) -> float | None:
-    if profile.zipf_exponent is not None or not fit or not profile.lookups:
-        return profile.zipf_exponent
-    from placer.profile.zipf import fit_zipf
-
-    return fit_zipf(profile).exponent
 
 
 def workloads_report() -> Report:
