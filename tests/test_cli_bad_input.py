@@ -27,35 +27,10 @@ def profile_of(tmp_path: Path, log: Path, *options: str) -> str:
 # Logs
 
 
-def test_a_missing_file(tmp_path: Path) -> None:
-    for name in ("day_0.tsv", "day_0.parquet", "day_0.pt"):
-        line = profile_of(tmp_path, tmp_path / name)
-        assert f"cannot open {tmp_path / name}: no such file" in line.lower().replace(
-            str(tmp_path).lower(), str(tmp_path)
-        )
-
-
-@pytest.mark.parametrize("name", ["log.tsv", "log.parquet"])
-def test_an_empty_file(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_bytes(b"")
-    line = profile_of(tmp_path, tmp_path / name)
-    assert str(tmp_path / name) in line
-    assert "empty" in line or "0 bytes" in line
-
-
 def test_a_parquet_file_without_samples(tmp_path: Path) -> None:
     pq.write_table(pa.table({"item": pa.array([], pa.int64())}), tmp_path / "log.parquet")
     line = profile_of(tmp_path, tmp_path / "log.parquet")
     assert line == (f"placer: {tmp_path / 'log.parquet'} is empty; a log needs at least one sample")
-
-
-def test_a_ragged_line(workbench: Workbench, tmp_path: Path) -> None:
-    lines = workbench.log.read_text().splitlines(keepends=True)
-    lines[700] = lines[700].replace("\t", " ", 2)
-    (tmp_path / "log.tsv").write_text("".join(lines))
-    line = profile_of(tmp_path, tmp_path / "log.tsv")
-    assert f"{tmp_path / 'log.tsv'}, line 701: 38 fields, expected 40" in line
-    assert line.endswith("repair or remove the line")
 
 
 def test_a_missing_column(workbench: Workbench, tmp_path: Path) -> None:
@@ -66,34 +41,12 @@ def test_a_missing_column(workbench: Workbench, tmp_path: Path) -> None:
     assert "'C7'; it has " in line
 
 
-def test_a_second_file_without_a_column_of_the_first(workbench: Workbench, tmp_path: Path) -> None:
-    table = pq.read_table(workbench.parquet)
-    (tmp_path / "log").mkdir()
-    pq.write_table(table, tmp_path / "log" / "0.parquet")
-    pq.write_table(table.drop_columns(["C7"]), tmp_path / "log" / "1.parquet")
-    line = profile_of(tmp_path, tmp_path / "log", "--log-format", "parquet")
-    assert f"{tmp_path / 'log' / '1.parquet'} has no column 'C7'" in line
-
-
 @pytest.mark.parametrize("option", ["--label", "--ignore"])
 def test_a_column_that_is_not_there(workbench: Workbench, tmp_path: Path, option: str) -> None:
     line = profile_of(tmp_path, workbench.parquet, option, "sold")
     assert f"{workbench.parquet} has no column 'sold'; it has label, " in line
     line = profile_of(tmp_path, workbench.log, option, "sold")
     assert f"{workbench.log} is read as criteo, whose columns have no names" in line
-
-
-def test_an_id_out_of_range(tmp_path: Path) -> None:
-    log = tmp_path / "log.parquet"
-    pq.write_table(pa.table({"click": [0, 1, 0], "item": [3, 9, 5]}), log)
-    line = profile_of(tmp_path, log, "--rows", "6")
-    assert f"{log}, row 1: feature 'item' has id 9, but table 'item' has rows 0..5" in line
-    assert "give it more rows, or map ids with" in line
-
-
-def test_hashing_without_rows(workbench: Workbench, tmp_path: Path) -> None:
-    line = profile_of(tmp_path, workbench.log, "--id-mapping", "hash")
-    assert "a hash needs the number of rows of table 'C1'" in line
 
 
 def test_a_log_without_labels_cannot_be_trained_on(workbench: Workbench, tmp_path: Path) -> None:
@@ -256,15 +209,6 @@ def test_an_edited_plan_that_is_unsound(copy: Workbench) -> None:
     assert files_of(copy.folder) == before
 
 
-def test_a_plan_whose_row_order_is_lost_or_cut(copy: Workbench) -> None:
-    [file] = {order["file"] for order in json.loads(copy.plan.read_text())["row_order"].values()}
-    orders = copy.folder / file
-    orders.write_bytes(orders.read_bytes()[:-3])
-    assert file in fail("verify", copy.plan)
-    orders.unlink()
-    assert file in fail("verify", copy.plan)
-
-
 def test_a_plan_of_another_profile(copy: Workbench, tmp_path: Path) -> None:
     log = tmp_path / "items.parquet"
     pq.write_table(pa.table({"click": [0, 1], "item": [3, 1]}), log)
@@ -288,34 +232,7 @@ def test_a_log_needs_the_id_mapping(copy: Workbench, command: tuple[str, ...]) -
     assert line.endswith("give --profile")
 
 
-def test_a_damaged_profile(copy: Workbench, tmp_path: Path) -> None:
-    [counts] = copy.profile.glob("counts-*")
-    content = counts.read_bytes()
-    for damage, message in (
-        (content[:-1], f"has {len(content) - 1} bytes instead of {len(content)}"),
-        (content[:-1] + bytes([content[-1] ^ 1]), "was altered"),
-    ):
-        counts.write_bytes(damage)
-        line = fail(
-            "plan", "--profile", copy.profile, *copy.machine(), "-o", tmp_path / "plan.json"
-        )
-        assert f"{counts} {message}" in line
-    assert not (tmp_path / "plan.json").exists()
-
-
 # Checkpoints
-
-
-def test_a_checkpoint_cut_short(workbench: Workbench, tmp_path: Path) -> None:
-    folder = tmp_path / "checkpoints"
-    command = (*workbench.training(), "--checkpoints", folder)
-    succeed(*command, "--steps", "5")
-    [part] = folder.glob("step-*/__0_0.distcp")
-    part.write_bytes(part.read_bytes()[:-10])
-    before = files_of(folder)
-    line = fail(*command, "--steps", "9", "--resume")
-    assert f"no checkpoint in {folder} is complete: {part} is cut short or altered" in line
-    assert files_of(folder) == before
 
 
 def test_a_checkpoint_of_other_settings(workbench: Workbench, tmp_path: Path) -> None:
@@ -360,12 +277,6 @@ def test_outputs_that_cannot_be_written(workbench: Workbench, tmp_path: Path) ->
         assert "cannot write" in line
         assert str(inside) in line
     assert files_of(tmp_path) == before
-
-
-def test_help_is_not_needed_to_see_which_formats_there_are(tmp_path: Path) -> None:
-    (tmp_path / "log.parquet").write_text("no Parquet")
-    line = profile_of(tmp_path, tmp_path / "log.parquet")
-    assert f"cannot read {tmp_path / 'log.parquet'} as Parquet" in line
 
 
 def test_a_name_that_is_too_long() -> None:

@@ -57,21 +57,6 @@ def test_results_can_be_piped_away(workbench: Workbench) -> None:
 
 
 @pytest.mark.slow
-def test_a_full_disk_leaves_the_old_profile(workbench: Workbench, tmp_path: Path) -> None:
-    command = ("profile", workbench.log, "-o", tmp_path / "profile")
-    for file_limit_bytes in (100, 20_000):  # in the first file, in a later one
-        result = run_process(*command, file_limit_bytes=file_limit_bytes)
-        check_full_disk(result, tmp_path / "profile")
-        assert files_of(tmp_path) == {}
-    succeed(*command, "--dim", "16")
-    before = files_of(tmp_path)
-    other = run_process("profile", workbench.log, "-o", tmp_path / "profile", file_limit_bytes=100)
-    check_full_disk(other, tmp_path / "profile")
-    assert files_of(tmp_path) == before
-    assert placer.Profile.load(tmp_path / "profile").samples == 1500
-
-
-@pytest.mark.slow
 def test_a_full_disk_leaves_the_old_plan(workbench: Workbench, tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
     command = ("plan", *workbench.problem(), "--solver", "greedy-cost", "-o", file)
@@ -83,24 +68,6 @@ def test_a_full_disk_leaves_the_old_plan(workbench: Workbench, tmp_path: Path) -
     check_full_disk(run_process(*command, "--hbm", "1MiB", file_limit_bytes=100), tmp_path)
     assert placer.Plan.load(file).shards == made.shards
     assert not hidden_files(tmp_path)
-
-
-@pytest.mark.slow
-def test_a_full_disk_leaves_the_old_checkpoints(workbench: Workbench, tmp_path: Path) -> None:
-    command = (*workbench.training(), "--checkpoints", tmp_path / "c", "--resume")
-    succeed(*command, "--steps", "2")
-    before = files_of(tmp_path)
-    check_full_disk(run_process(*command, "--steps", "4", file_limit_bytes=5000), tmp_path / "c")
-    assert files_of(tmp_path) == before
-    assert "auc" in succeed(*command, "--steps", "4").stdout
-
-
-@pytest.mark.slow
-def test_a_full_disk_leaves_no_picture(workbench: Workbench, tmp_path: Path) -> None:
-    result = run_process("compare", *workbench.problem(), "--solvers", "greedy-size",
-                         "--plot", tmp_path / "c.png", file_limit_bytes=1000)  # fmt: skip
-    check_full_disk(result, tmp_path)
-    assert files_of(tmp_path) == {}
 
 
 def check_full_disk(result: subprocess.CompletedProcess[str], named: Path) -> None:

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from cli_cases import Workbench, fail, files_of, invoke, run_process, succeed
+from cli_cases import Workbench, fail, files_of, invoke, succeed
 from safetensors.torch import load_file
 
 import placer
@@ -113,13 +113,3 @@ def test_the_python_of_the_page_runs(
     shutil.copytree(folder / "runs", "runs/a")
     exec(compile(code, "docs/reshard.md", "exec"), {})
     assert open_shards("new-shards").step == 3
-
-
-@pytest.mark.slow
-def test_a_full_disk_leaves_nothing(workbench: Workbench, folder: Path, tmp_path: Path) -> None:
-    command = ("reshard", workbench.plan, folder / "new.json", "--shards", folder / "shards")
-    result = run_process(*command, "-o", tmp_path / "new", file_limit_bytes=2000)
-    assert result.returncode == 1
-    assert result.stderr.startswith(f"placer: cannot write {tmp_path / 'new'}: ")
-    assert len(result.stderr.splitlines()) == 1
-    assert list(tmp_path.iterdir()) == []

@@ -168,19 +168,6 @@ def test_errors_name_the_place() -> None:
         open_log(lambda: 3)
 
 
-def test_the_pages_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "log" / "day=1").mkdir(parents=True)
-    pq.write_table(LOG.slice(0, 9), tmp_path / "log" / "day=1" / "0.parquet")
-    pq.write_table(LOG.slice(0, 9), tmp_path / "day_1.parquet")
-    page = (Path(__file__).parent.parent / "docs" / "data.md").read_text(encoding="utf-8")
-    section = page.split("## Logs that a program holds")[1]
-    code = section.split("```python\n")[1].split("```")[0]
-    known: dict[str, Any] = {}
-    exec(compile(code, "docs/data.md", "exec"), known)
-    assert "day" in known["log"].feature_tables
-
-
 def test_files_that_polars_writes(tmp_path: Path) -> None:
     """Its first message is no stream's, so that Arrow has to read the file by its footer."""
     pl = pytest.importorskip("polars")

@@ -300,7 +300,6 @@ def test_closing_twice_is_harmless(tmp_path: Path) -> None:
     texts = {
         "log.csv": "a,b\n1,2\n3,4\n",
         "log.jsonl": '{"a": 1}\n',
-        "log.txt": "1 2 3\n4 5\n6 7 8 9\n",
     }
     for name, text in texts.items():
         (tmp_path / name).write_text(text)

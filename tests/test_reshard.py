@@ -250,23 +250,6 @@ def test_a_file_is_kept_only_if_every_row_is_the_same(tmp_path: Path) -> None:
     assert (found.kept_files, found.written_files, found.difference.moved_bytes) == (0, 1, 0)
 
 
-def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_shards(SPLIT, checkpoint_of(SPLIT), tmp_path / "old")
-    real, left = os.pwrite, [1000]
-
-    def full(descriptor: int, content: memoryview, at: int) -> int:
-        room = min(left[0], len(content))
-        left[0] -= room
-        if not room:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return real(descriptor, content[:room], at)
-
-    monkeypatch.setattr(os, "pwrite", full)
-    with pytest.raises(PlacerError, match=r"cannot write .*new: No space left on device"):
-        reshard(tmp_path / "old", WIDER, tmp_path / "new")
-    assert [each.name for each in tmp_path.iterdir()] == ["old"]
-
-
 def test_a_killed_reshard_leaves_no_folder_and_the_next_one_works(tmp_path: Path) -> None:
     checkpoint = checkpoint_of(SPLIT)
     write_shards(SPLIT, checkpoint, tmp_path / "old")

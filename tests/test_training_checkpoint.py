@@ -350,26 +350,6 @@ def test_checkpoints_that_were_renamed_into_each_others_steps_are_noticed(tmp_pa
         load(tmp_path)
 
 
-FULL_DISK = """
-write(1)
-resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
-try:
-    write(2)
-except CheckpointError as error:
-    print(error)
-"""
-
-
-def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
-    result = in_subprocess(FULL_DISK, tmp_path)
-    assert result.returncode == 0, result.stderr
-    assert "cannot write checkpoint" in result.stdout
-    assert "step-000000000002" in result.stdout
-    assert "File too large" in result.stdout
-    assert [entry.name for entry in tmp_path.iterdir()] == ["step-000000000001"]
-    assert load(tmp_path).position.step == 1
-
-
 def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match=r"cannot write checkpoint .*: (Not a dir|File ex)"):
