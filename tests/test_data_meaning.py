@@ -16,7 +16,6 @@ import pytest
 from placer import Profile
 from placer.data import Schema, open_log
 from placer.data.encoded import EncodedLog
-from placer.data.encoding import Encoding
 from placer.data.layout import Layout
 from placer.errors import DataError, ProfileError
 from placer.profile.count import profile_log
@@ -349,19 +348,6 @@ def test_numbers_that_stand_for_missing_values(tmp_path: Path) -> None:
         assert np.isnan(next(log.chunks(99)).dense[::4]).all()
         assert log.tables["item"] == 9
         expected = found
-
-
-def test_profiles_of_earlier_versions_read_texts_as_before(tmp_path: Path) -> None:
-    path = log_with("NA", "csv", tmp_path)
-    known = open_log(path, missing="empty").encoding
-    values = known.to_json()
-    del values["layout"]["nulls"]
-    earlier = Encoding.from_json(values, known.vocabularies)
-    assert earlier.layout.nulls is None
-    log = open_log(path, encoding=earlier)
-    assert bags(log, "city")[:2] == [[0], [1]]  # NA is a text that the vocabulary does not list.
-    assert bags(log, "user") == bags(open_log(path, encoding=known), "user")
-    assert np.isnan(next(log.chunks(9)).dense[0]).all()
 
 
 def test_what_is_missing_is_part_of_what_identifies_rows(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from click.testing import CliRunner
 from cli import main
 from placer import Plan, Profile
 from placer.data import Schema, open_log
-from placer.data.encoding import Encoding
 from placer.data.files.finding import find
 from placer.data.files.stores import store_of
 from placer.errors import DataError
@@ -104,14 +103,6 @@ def test_a_wrong_schema_is_refused(log: Path, tmp_path: Path, text: str, message
     (tmp_path / "schema.toml").write_text(text)
     with pytest.raises(DataError, match=message):
         Schema.load(tmp_path / "schema.toml").open(log)
-
-
-def test_an_old_profile_has_no_layout(log: Path) -> None:
-    encoding = open_log(log).encoding
-    values = encoding.to_json()
-    assert Encoding.from_json(values, encoding.vocabularies) == encoding
-    del values["layout"]
-    assert Encoding.from_json(values, encoding.vocabularies).layout.lists == {}
 
 
 def test_folders_patterns_and_partitions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

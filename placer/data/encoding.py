@@ -11,9 +11,6 @@ from placer.data.text_keys import Keys
 from placer.errors import DataError
 from placer.files import sha256_json
 
-_UNKNOWN = Layout(lists={})
-"""Of a profile that was made before layouts were recorded."""
-
 _SIZED: Mapping[str, type[Identity | Hash | RawKeys]] = {
     one.kind: one for one in (Identity, Hash, RawKeys)
 }
@@ -46,7 +43,7 @@ class Encoding:
     dense: tuple[str, ...] = ()
     label: str | None = None
     missing: Missing = "zero"
-    layout: Layout = _UNKNOWN
+    layout: Layout = Layout(lists={})  # noqa: RUF009  # It is frozen.
 
     def __post_init__(self) -> None:
         unknown = sorted(set(self.feature_tables.values()) - set(self.mappings))
@@ -92,7 +89,7 @@ class Encoding:
     def _nulls(self, *, of_texts: bool) -> list[str]:
         """What stands for missing ids, where it is not the usual and concerns a table's ids."""
         nulls = self.layout.nulls
-        if nulls is None or set(nulls) == set(NULLS):
+        if set(nulls) == set(NULLS):
             return []
         whole = [one for one in nulls if one.removeprefix("-").isdigit()]
         return ["null", *sorted(nulls)] if of_texts else sorted(whole)
@@ -135,5 +132,5 @@ class Encoding:
             dense=tuple(values["dense"]),
             label=values["label"],
             missing=values["missing"],
-            layout=Layout.from_json(values.get("layout", {"lists": {}})),
+            layout=Layout.from_json(values["layout"]),
         )

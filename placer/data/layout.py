@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from placer.data.names import Decimal, Format, IdType
+from placer.data.names import NULLS, Decimal, Format, IdType
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,8 @@ class Layout:
         The separator of ids, in each column of texts that hold several: ``"12|7|9"``.
     decimal : str, optional
         What begins the decimals of a number in text: a comma, or else a point.
-    nulls : tuple of str, optional
-        Texts that stand for a missing value; see `placer.data.names.null_texts`.
+    nulls : tuple of str
+        Texts that stand for a missing value; an empty one always does.
     """
 
     format: Format | None = None
@@ -44,7 +44,7 @@ class Layout:
     types: Mapping[str, IdType] = field(default_factory=dict)
     lists: Mapping[str, str] | None = None
     decimal: Decimal | None = None
-    nulls: tuple[str, ...] | None = None
+    nulls: tuple[str, ...] = NULLS
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values, without what is not known."""
@@ -63,6 +63,5 @@ class Layout:
         >>> Layout.from_json(layout.to_json()) == layout
         True
         """
-        names, nulls = values.get("names", ()), values.get("nulls")
-        nulls = None if nulls is None else tuple(map(str, nulls))
-        return cls(**{**values, "names": tuple(names), "nulls": nulls})
+        names, nulls = values.get("names", ()), map(str, values["nulls"])
+        return cls(**{**values, "names": tuple(names), "nulls": tuple(nulls)})

@@ -23,19 +23,6 @@ CATEGORIES = tuple(f"C{number}" for number in range(1, 27))
 """Columns of Criteo's logs."""
 
 
-def null_texts(nulls: Sequence[str] | None, *, of_texts: bool) -> Sequence[str]:
-    """What stands for a missing value, where ids are texts or numbers; an empty text always does.
-
-    Profiles that do not say (None) were counted when NULL, NA and so on were texts among texts.
-
-    >>> null_texts(None, of_texts=True), null_texts(["?"], of_texts=True)
-    (('\\\\N',), ['?'])
-    """
-    if nulls is None:
-        return ("\\N",) if of_texts else NULLS
-    return nulls
-
-
 _MOST_LISTED = 40
 
 

@@ -17,7 +17,7 @@ from placer.data.held import InMemory, batches_of, is_in_memory
 from placer.data.in_memory import ArrowSource
 from placer.data.layout import Layout
 from placer.data.mapping import Identity
-from placer.data.names import FORMATS, LABEL, NULLS, Format, Missing, listed
+from placer.data.names import FORMATS, LABEL, Format, Missing, listed
 from placer.data.source import Progress, Source
 from placer.errors import DataError
 
@@ -107,10 +107,11 @@ def open_log(
         )
         _check_largest_ids(source, encoding)
         return EncodedLog(source, encoding)
+    layout = layout or Layout()
     source = open_source(
         paths,
         format,
-        layout=with_nulls(layout, null),
+        layout=layout if null is None else replace(layout, nulls=tuple(null)),
         sparse=sparse,
         dense=dense,
         label=label,
@@ -125,13 +126,6 @@ def open_log(
         features, mappings, source.dense_names, source.label_name, missing, source.layout
     )
     return EncodedLog(source, encoding, [*_decisions(source), *chosen])
-
-
-def with_nulls(layout: Layout | None, nulls: Sequence[str] | None = None) -> Layout:
-    """A layout that says which texts stand for a missing value."""
-    layout = layout or Layout()
-    known = layout.nulls if nulls is None else tuple(nulls)
-    return replace(layout, nulls=NULLS if known is None else known)
 
 
 def open_source(

@@ -18,8 +18,8 @@ from placer.data.encoded import EncodedLog
 from placer.data.files.finding import AnyPath
 from placer.data.files.stores import shown
 from placer.data.layout import Layout
-from placer.data.names import Decimal, Format, IdType
-from placer.data.reader import open_log, open_source, with_nulls
+from placer.data.names import NULLS, Decimal, Format, IdType
+from placer.data.reader import open_log, open_source
 from placer.data.source import Progress, Source
 from placer.errors import DataError
 from placer.files import write_text
@@ -127,7 +127,7 @@ class Schema:
                 _given(columns, "type"),
                 _given(columns, "separator") if columns else None,
                 model.decimal,
-                model.null,
+                NULLS if model.null is None else model.null,
             ),
             sparse=of["sparse"] if columns else None,
             dense=of["dense"] if columns else None,
@@ -170,7 +170,7 @@ class Schema:
         """
         if Path(file).suffix.lower() != ".toml":
             raise DataError(f"{file}: schemas are written as TOML; end the name in .toml")
-        source = open_source(paths, **{**self._reading(), "layout": with_nulls(self.layout)})
+        source = open_source(paths, **{**self._reading(), "layout": self.layout or Layout()})
         if not source.decisions:
             raise DataError(
                 f"{shown(source.files[0])} is of a format whose columns are fixed; it needs no "
@@ -207,7 +207,7 @@ def _text(source: Source, missing: str) -> str:
             lines.append(f"{name} = {_toml(value)}")
     if layout.names:
         lines.append(f"names = {_toml(list(layout.names))}  # no line of the file names them")
-    lines.append(f"null = {_toml(list(layout.nulls or ()))}  # texts that say: a value is missing")
+    lines.append(f"null = {_toml(list(layout.nulls))}  # texts that say: a value is missing")
     lines.append(f'missing = "{missing}"  # or "empty": a missing value is no lookup')
     lines += [
         "headroom = 0.1  # share of rows for larger ids of later logs, in tables of row numbers",

@@ -1,6 +1,5 @@
 """What an optimizer has when nobody says it: torch's or FBGEMM's own defaults."""
 
-import copy
 import inspect
 import re
 from pathlib import Path
@@ -93,26 +92,6 @@ def test_the_page_says_which_defaults_there_are() -> None:
         assert float(lr) == own.lr
         assert float(eps or 0) == own.eps
         assert betas in ("", str(own.betas))
-
-
-def test_an_earlier_checkpoint_goes_on_with_the_eps_of_its_time(tmp_path: Path) -> None:
-    trained, applied = placed("adagrad", eps=1e-8)  # What the default was.
-    for number in range(4):
-        step(trained, number)
-    model, tables = copy.deepcopy((trained.state_dict(), applied.state_dict()))
-    assert "0.eps" not in tables  # As it was then.
-    for number in range(4, 8):
-        step(trained, number)
-    resumed, again = placed("adagrad")
-    resumed.load_state_dict(model)
-    again.load_state_dict(tables)
-    for number in range(4, 8):
-        step(resumed, number)
-    assert torch.equal(weight(resumed), weight(trained))
-    # Who says eps is believed.
-    _, said = placed("adagrad", eps=1e-4)
-    said.load_state_dict(tables)
-    assert said.tables["0"].eps == 1e-4
 
 
 def test_a_checkpoint_says_its_eps(tmp_path: Path) -> None:

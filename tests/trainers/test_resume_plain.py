@@ -193,7 +193,7 @@ def test_a_state_without_rates_is_refused() -> None:
     _, applied, _ = start()
     state = applied.state_dict()
     del state["pages.lr"]
-    with pytest.raises(CheckpointError, match="lacks the learning rate of pages"):
+    with pytest.raises(CheckpointError, match=r"lacks pages\.lr; load a state"):
         applied.load_state_dict(state)
 
 

@@ -180,17 +180,13 @@ class AppliedPlan(Summarized):
         return self.optimizer_state_dict() | self.constants()
 
     def constants(self) -> dict[str, Tensor]:
-        """Learning rate of each table, ``<table>.lr``, and where it is not as in a checkpoint that
-        lacks it, ``<table>.eps``: float64.
+        """Learning rate of each table, ``<table>.lr``, and the eps beside √state, ``<table>.eps``.
+
+        Both are float64.
         """
-        rates = {f"{name}.{LR}": table.lr for name, table in self.tables.items()}
-        terms = {
-            f"{name}.{EPS}": table.eps for name, table in self.tables.items() if table.says_eps
-        }
-        return {
-            name: torch.tensor(value, dtype=torch.float64)
-            for name, value in (rates | terms).items()
-        }
+        values = {f"{name}.{LR}": table.lr for name, table in self.tables.items()}
+        values |= {f"{name}.{EPS}": table.eps for name, table in self.tables.items()}
+        return {name: torch.tensor(one, dtype=torch.float64) for name, one in values.items()}
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
         """Restore what `state_dict` gave, under this or any other plan.
@@ -198,19 +194,18 @@ class AppliedPlan(Summarized):
         Raises
         ------
         CheckpointError
-            If a table's state or learning rate is missing, or of another shape.
+            If a table's state, learning rate or eps is missing, or of another shape.
         """
-        missing = [name for name in self.tables if f"{name}.{LR}" not in state_dict]
+        missing = self.constants().keys() - state_dict.keys()
         if missing:
             raise CheckpointError(
-                f"the state of the tables lacks the learning rate of {', '.join(missing)}; load a "
-                "state that only has the optimizer's with load_optimizer_state_dict"
+                f"the state of the tables lacks {', '.join(sorted(missing))}; load a state that "
+                "only has the optimizer's with load_optimizer_state_dict"
             )
         self.load_optimizer_state_dict(state_dict)
         for name, table in self.tables.items():
             table.set_lr(float(state_dict[f"{name}.{LR}"]))
-            eps = state_dict.get(f"{name}.{EPS}")
-            table.restore_eps(None if eps is None else float(eps))
+            table.set_eps(float(state_dict[f"{name}.{EPS}"]))
 
     def leave_state_dict(self) -> None:
         """Leave the tables' weights out of the model's state dict from here on.

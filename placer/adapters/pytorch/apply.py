@@ -3,7 +3,7 @@
 import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -198,7 +198,7 @@ def _place(
         for device, names in by_device.items():
             whole = _read_by_one(plan.of_tables(names))
             first = options_of(whole.tables[0].optimizer, said)
-            shared = SharedTables(whole, device, first.arguments())
+            shared = SharedTables(whole, device, asdict(first))
             shared.watch(model)
             for name in names:
                 weight = matched[name].weight

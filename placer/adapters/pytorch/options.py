@@ -10,19 +10,10 @@ from placer.executor.optimizers.rule import DEFAULTS
 from placer.files import StrPath
 from placer.tables import OptimizerName
 
-_EARLIER_EPS = 1e-8
-"""What every optimizer had by default in versions whose checkpoints do not say it."""
-
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a table's module is made with; see `PlacedEmbeddings`.
-
-    Attributes
-    ----------
-    unsaid_eps : float
-        With which a checkpoint was trained that does not say it.
-    """
+    """What a table's module is made with; see `PlacedEmbeddings`."""
 
     lr: float
     eps: float
@@ -31,11 +22,6 @@ class Options:
     cache_policy: Policy = "lfu"
     rounding: Rounding = "nearest"
     drive: StrPath | None = None
-    unsaid_eps: float = _EARLIER_EPS
-
-    def arguments(self) -> dict[str, Any]:
-        """The same as keyword arguments of `make_embeddings`."""
-        return {name: value for name, value in asdict(self).items() if name != "unsaid_eps"}
 
 
 def options_of(optimizer: OptimizerName, said: Mapping[str, Any]) -> Options:
@@ -44,5 +30,4 @@ def options_of(optimizer: OptimizerName, said: Mapping[str, Any]) -> Options:
     >>> options_of("adagrad", {"lr": 0.1}).eps, options_of("adam", {}).lr
     (1e-10, 0.001)
     """
-    constants = {**asdict(DEFAULTS[optimizer]), **said}
-    return Options(**constants, unsaid_eps=said.get("eps", _EARLIER_EPS))
+    return Options(**{**asdict(DEFAULTS[optimizer]), **said})

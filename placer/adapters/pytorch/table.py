@@ -100,7 +100,7 @@ class PlacedTable:
             return
         given = {self.name: weight} if isinstance(weight, Tensor) else {}
         self._own = make_embeddings(
-            self.plan, device=device, weights=given, seed=None, **self._options.arguments()
+            self.plan, device=device, weights=given, seed=None, **asdict(self._options)
         )
         if not isinstance(weight, Tensor):
             weight.write(self._own.id_order())
@@ -254,14 +254,8 @@ class PlacedTable:
         """What is added to √state."""
         return self._options.eps
 
-    @property
-    def says_eps(self) -> bool:
-        """Whether a checkpoint must say it."""
-        return self.optimizer != "sgd" and self.eps != self._options.unsaid_eps
-
-    def restore_eps(self, saved: float | None) -> None:
-        """Go on with the eps of a checkpoint; None is of one that does not say it."""
-        eps = self._options.unsaid_eps if saved is None else saved
+    def set_eps(self, eps: float) -> None:
+        """Change it from the next update on."""
         if self._own is not None:
             self._own.set_eps(eps)
         self._options = replace(self._options, eps=eps)

@@ -11,7 +11,7 @@ from placer.data.files.stores import shown
 from placer.data.formats.inference import Decision, decide
 from placer.data.keys import can_be_ids, is_list, is_text
 from placer.data.layout import Layout
-from placer.data.names import Decimal, IdType, listed, null_texts
+from placer.data.names import NULLS, Decimal, IdType, listed
 from placer.errors import DataError
 
 ARROW_TYPES: Mapping[IdType, pa.DataType] = {
@@ -35,8 +35,8 @@ class Columns:
         Of sparse columns, and of booleans among the others.
     lists : mapping of column name to str
         Sparse columns of texts that hold several ids, and what separates these.
-    nulls : tuple of str, optional
-        Texts that stand for a missing value; see `placer.data.names.null_texts`.
+    nulls : tuple of str
+        Texts that stand for a missing value; an empty one always does.
     decimal : str, optional
         What begins the decimals of numbers in texts; by default a point.
     decisions : tuple of Decision
@@ -48,7 +48,7 @@ class Columns:
     label: str | None
     types: Mapping[str, IdType] = field(default_factory=dict)
     lists: Mapping[str, str] = field(default_factory=dict)
-    nulls: tuple[str, ...] | None = None
+    nulls: tuple[str, ...] = NULLS
     decimal: Decimal | None = None
     decisions: tuple[Decision, ...] = ()
 
@@ -85,9 +85,7 @@ def infer_columns(
     names all columns of lists.
     """
     lists, nulls = layout.lists, layout.nulls
-    decisions = decide(
-        schema, sample, sparse, dense, label, ignore, null_texts(nulls, of_texts=True)
-    )
+    decisions = decide(schema, sample, sparse, dense, label, ignore, layout.nulls)
     roles = {one.column: one.role for one in decisions}
 
     def of(role: str) -> tuple[str, ...]:

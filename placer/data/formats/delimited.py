@@ -19,7 +19,7 @@ from placer.data.formats.text import Block, TextCursor, head_lines, lone_return,
 from placer.data.formats.values import wrong_id
 from placer.data.keys import is_text
 from placer.data.layout import Layout
-from placer.data.names import CATEGORIES, DENSE, LABEL, IdType, listed, null_texts
+from placer.data.names import CATEGORIES, DENSE, LABEL, IdType, listed
 from placer.data.source import Place, RawBatch
 from placer.errors import DataError
 
@@ -226,7 +226,7 @@ def _table(
             false_values=None if types is None else _FALSE,
             column_types=None if types is None else dict(types),
             include_columns=None if types is None else list(types),
-            null_values=["", *null_texts(layout.nulls, of_texts=False)],
+            null_values=["", *layout.nulls],
             decimal_point=layout.decimal or ".",
         ),
     )

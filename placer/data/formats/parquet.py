@@ -76,7 +76,7 @@ class ParquetSource(ColumnSource):
     def id_ranges(self) -> dict[str, tuple[int, int]] | None:
         """Of the integer features, from the row groups' statistics; None if one is missing."""
         ranges: dict[str, tuple[int, int]] = {}
-        if numbers_among(self.columns.nulls or ()):
+        if numbers_among(self.columns.nulls):
             return None  # Statistics count them, though they stand for missing values.
         integers = [name for name, is_text in self.text_features.items() if not is_text]
         names = set().union(*(schema.names for schema in self._schemas))

@@ -15,7 +15,7 @@ from placer.data.formats.columns import Columns
 from placer.data.formats.text import Block, pieces
 from placer.data.keys import offsets_of
 from placer.data.layout import Layout
-from placer.data.names import Missing, null_texts
+from placer.data.names import Missing
 from placer.data.source import RawBags, RawBatch
 from placer.data.text_keys import (
     MOST_TEXT_BYTES,
@@ -54,7 +54,7 @@ class PlainText:
         self._separator = (layout.separator or ",").encode()
         self._columns, self._missing = columns, missing
         kinds = {columns.types.get(name, "integer") for name in columns.names}
-        nulls = [one.encode() for one in null_texts(layout.nulls, of_texts=True)]
+        nulls = [one.encode() for one in layout.nulls]
         self._null_lengths = np.array([len(one) for one in nulls], dtype=np.int64)
         starts = np.cumsum(self._null_lengths) - self._null_lengths
         null_data = np.frombuffer(b"".join(nulls), dtype=np.uint8)

@@ -14,7 +14,7 @@ from placer.data.formats.columns import ARROW_TYPES, Columns, single
 from placer.data.formats.lists import ELIDED, separator_in, split_lists
 from placer.data.formats.prose import GROUPED, THOUSANDS
 from placer.data.keys import bags_from_arrow, is_list, is_text, list_offsets
-from placer.data.names import Decimal, IdType, Missing, null_texts
+from placer.data.names import Decimal, IdType, Missing
 from placer.data.source import Place, RawBags, RawBatch
 from placer.errors import DataError
 
@@ -64,8 +64,7 @@ def _where(ids: pa.Array, place: Place) -> str:
 
 def _ids(batch: pa.RecordBatch | pa.Table, name: str, columns: Columns, place: Place) -> pa.Array:
     """A sparse column as integers, texts, or lists of these."""
-    kind = columns.types[name]
-    nulls = null_texts(columns.nulls, of_texts=kind == "text")
+    kind, nulls = columns.types[name], columns.nulls
     column = present(single(batch.column(name)), nulls)
     if name in columns.lists and not is_list(column.type):
         return _split(column, name, columns.lists[name], kind, place, nulls)
@@ -217,8 +216,7 @@ def _numbers(
     batch: pa.RecordBatch | pa.Table, name: str, columns: Columns, place: Place
 ) -> npt.NDArray[np.float32]:
     """A numeric column, which may be written as text; NaN where a value is missing."""
-    nulls = null_texts(columns.nulls, of_texts=False)
-    column = present(single(batch.column(name)), nulls)
+    column = present(single(batch.column(name)), columns.nulls)
     try:
         if is_text(column.type):
             if pa.types.is_dictionary(column.type):

@@ -80,21 +80,19 @@ def load_tables(folder: str | os.PathLike[str], applied: AppliedPlan) -> None:
         If the folder is missing or damaged, or lacks a tensor of the tables or has it in another
         shape or type. That is checked before anything is changed.
     """
-    stored, names = read_tensors(Path(folder)), applied.tables
+    stored = read_tensors(Path(folder))
     counts = {
         f"{GROUP}.{name}.{UPDATES}": table.embeddings.id_order()
         for name, table in applied.tables.items()
         if table.embeddings.counts_updates
     }
-    numbers = [f"{GROUP}.{name}.{LR}" for name in names]
-    numbers += [eps for eps in (f"{GROUP}.{name}.{EPS}" for name in names) if eps in stored]
+    numbers = [f"{GROUP}.{name}" for name in applied.constants()]
     what = f"{folder} does not fit the tables"
     load_stored(what, _named(applied), stored, counts=counts, numbers=numbers)
     for name, table in applied.tables.items():
         table.weight_changes()
         table.set_lr(float(stored[f"{GROUP}.{name}.{LR}"].whole()))
-        eps = stored.get(f"{GROUP}.{name}.{EPS}")
-        table.restore_eps(None if eps is None else float(eps.whole()))
+        table.set_eps(float(stored[f"{GROUP}.{name}.{EPS}"].whole()))
         table.saves.all_saved()
 
 
