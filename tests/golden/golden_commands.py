@@ -55,48 +55,6 @@ VOLATILE = frozenset({"seconds", "created", "placer_version", "stats", "solve_s"
 # Recordings -------------------------------------------------------------------------------------
 
 
-def differences(
-    actual: Any, expected: Any, relative: float = 1e-9, where: str = "$"
-) -> Iterator[str]:
-    """Where two values of JSON differ: floats by more than a share, all else at all."""
-    if isinstance(expected, float) and isinstance(actual, float):
-        if not (
-            math.isclose(actual, expected, rel_tol=relative, abs_tol=1e-30)
-            or (math.isnan(actual) and math.isnan(expected))
-        ):
-            yield f"{where}: {actual!r} instead of {expected!r}"
-    elif type(actual) is not type(expected):
-        yield f"{where}: {actual!r:.200} instead of {expected!r:.200}"
-    elif isinstance(expected, dict):
-        for key in sorted(expected.keys() | actual.keys()):
-            if key not in actual:
-                yield f"{where}.{key} is missing"
-            elif key not in expected:
-                yield f"{where}.{key} is new"
-            else:
-                yield from differences(actual[key], expected[key], relative, f"{where}.{key}")
-        if [key for key in actual if key in expected] != [key for key in expected if key in actual]:
-            yield f"{where}: keys in another order, {list(actual)} instead of {list(expected)}"
-    elif isinstance(expected, list):
-        if len(actual) != len(expected):
-            yield f"{where}: {len(actual)} entries instead of {len(expected)}"
-        for index, (one, other) in enumerate(zip(actual, expected, strict=False)):
-            yield from differences(one, other, relative, f"{where}[{index}]")
-    elif actual != expected:
-        yield f"{where}: {actual!r:.200} instead of {expected!r:.200}"
-
-
-def as_json(value: Any) -> Any:
-    """A value as it comes back from a file of JSON."""
-    return json.loads(json.dumps(value))
-
-
-def check(actual: Any, expected: Any, relative: float = 1e-9) -> None:
-    """Fail with the first differences."""
-    found = list(itertools.islice(differences(as_json(actual), expected, relative), 10))
-    assert not found, "\n".join(found)
-
-
 def stable(value: Any, drop: frozenset[str] = VOLATILE) -> Any:
     """A value of JSON without the keys that are left out."""
     if isinstance(value, dict):

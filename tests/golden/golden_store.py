@@ -1,8 +1,10 @@
 """Recorded results: where they are, and how they are compared with what comes out today."""
 
 import gzip
+import itertools
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,32 +30,39 @@ def record(name: str, tree: Any, *, compress: bool = False) -> Path:
     return path
 
 
-def assert_same(actual: Any, expected: Any, where: str = "result") -> None:
-    """Raise an AssertionError that names the place unless two trees of JSON are the same.
+def assert_same(
+    actual: Any, expected: Any, where: str = "$", *, relative: float = TOLERANCE
+) -> None:
+    """Raise an AssertionError that names the first places where a value differs from JSON's."""
+    as_json = json.loads(json.dumps(actual))
+    found = list(itertools.islice(_differences(as_json, expected, relative, where), 10))
+    assert not found, "\n".join(found)
 
-    Whole numbers, strings and structure have to be equal; of two numbers of which one is a
-    float, their relative difference is at most `TOLERANCE`.
-    """
-    if isinstance(expected, dict):
-        assert isinstance(actual, dict), f"{where}: {actual!r} is no mapping"
-        assert actual.keys() == expected.keys(), (
-            f"{where}: keys {sorted(actual.keys() ^ expected.keys())} are on one side only"
-        )
-        for key, value in expected.items():
-            assert_same(actual[key], value, f"{where}.{key}")
+
+def _differences(actual: Any, expected: Any, relative: float, where: str) -> Iterator[str]:
+    """Where two values of JSON differ: floats by more than a share, all else at all."""
+    if isinstance(expected, float) and isinstance(actual, float):
+        if not (
+            math.isclose(actual, expected, rel_tol=relative, abs_tol=1e-30)
+            or (math.isnan(actual) and math.isnan(expected))
+        ):
+            yield f"{where}: {actual!r} instead of {expected!r}"
+    elif type(actual) is not type(expected):
+        yield f"{where}: {actual!r:.200} instead of {expected!r:.200}"
+    elif isinstance(expected, dict):
+        for key in sorted(expected.keys() | actual.keys()):
+            if key not in actual:
+                yield f"{where}.{key} is missing"
+            elif key not in expected:
+                yield f"{where}.{key} is new"
+            else:
+                yield from _differences(actual[key], expected[key], relative, f"{where}.{key}")
+        if [key for key in actual if key in expected] != [key for key in expected if key in actual]:
+            yield f"{where}: keys in another order, {list(actual)} instead of {list(expected)}"
     elif isinstance(expected, list):
-        assert isinstance(actual, list | tuple), f"{where}: {actual!r} is no list"
-        assert len(actual) == len(expected), f"{where}: {len(actual)} items, not {len(expected)}"
-        for number, (one, other) in enumerate(zip(actual, expected, strict=True)):
-            assert_same(one, other, f"{where}[{number}]")
-    elif _is_number(expected) and _is_number(actual) and float in (type(actual), type(expected)):
-        close = math.isclose(actual, expected, rel_tol=TOLERANCE, abs_tol=0.0)
-        both_nan = math.isnan(actual) and math.isnan(expected)
-        assert close or both_nan, f"{where}: {actual!r}, not {expected!r}"
-    else:
-        assert type(actual) is type(expected), f"{where}: {actual!r}, not {expected!r}"
-        assert actual == expected, f"{where}: {actual!r}, not {expected!r}"
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+        if len(actual) != len(expected):
+            yield f"{where}: {len(actual)} entries instead of {len(expected)}"
+        for index, (one, other) in enumerate(zip(actual, expected, strict=False)):
+            yield from _differences(one, other, relative, f"{where}[{index}]")
+    elif actual != expected:
+        yield f"{where}: {actual!r:.200} instead of {expected!r:.200}"

@@ -38,7 +38,7 @@ def test_a_command_prints_what_it_did(name: str) -> None:
     found, recorded = (
         golden_commands.stable(one, GONE_KEYS) for one in (case.run(), RECORDED["cases"][name])
     )
-    golden_commands.check(found, recorded, case.relative)
+    golden_store.assert_same(found, recorded, relative=case.relative)
 
 
 SLOW = {"no time to calibrate"}
@@ -60,7 +60,7 @@ def test_there_are_the_same_commands() -> None:
 @pytest.mark.parametrize("command", RECORDED["options"])
 def test_a_command_has_the_options_that_it_had(command: str) -> None:
     recorded = _without(RECORDED["options"][command], GONE)
-    golden_commands.check(golden_commands.options()[command], recorded)
+    golden_store.assert_same(golden_commands.options()[command], recorded)
 
 
 def _without(tree: Any, names: Collection[str]) -> Any:

@@ -20,4 +20,4 @@ def test_files_have_the_bytes_that_they_had(name: str) -> None:
         golden_commands.without_pinned(found, RECORDED["pinned"])
         for found in (golden_commands.stored(name), RECORDED["cases"][name])
     ]
-    golden_commands.check(*kept)
+    golden_store.assert_same(*kept)
