@@ -17,8 +17,8 @@ from training_cases import plan_for, small_log
 from cost_models import Roofline
 from placer import Feature, Plan, Problem, Shard, Table, Topology
 from placer.data import open_log
+from placer.data.files.opening import Unpacked
 from placer.data.files.staging import Staging
-from placer.data.files.unpacking import Unpacked
 from placer.data.formats.parquet import ParquetSource
 from placer.data.keys import bags_from_arrow
 from placer.data.text_keys import MOST_TEXT_BYTES

@@ -13,8 +13,7 @@ from placer.data.files.identity import states
 from placer.data.files.opening import head, suffixes
 from placer.data.files.stores import shown
 from placer.data.formats.dialect import sniff
-from placer.data.held import InMemory, batches_of, is_in_memory
-from placer.data.in_memory import ArrowSource
+from placer.data.in_memory import ArrowSource, InMemory, batches_of, is_in_memory
 from placer.data.layout import Layout
 from placer.data.mapping import Identity
 from placer.data.names import FORMATS, LABEL, Format, Missing, listed
@@ -58,7 +57,7 @@ def open_log(
     paths : path or sequence of paths, or what a program holds
         Files, folders, patterns, URIs or ``-``, read in order; see
         `placer.data.files.finding.find`. Or an Arrow table, stream or data set, or what
-        `placer.data.held.batches_of` takes.
+        `placer.data.in_memory.batches_of` takes.
     format : optional
         One of `placer.data.FORMATS`; by default by the first file's suffix or how it begins.
     id_mapping
