@@ -20,7 +20,7 @@ def count_dask(parts: Any, counter: PartitionCounter, split_out: int = 1) -> Any
     Parameters
     ----------
     parts : dask.dataframe.DataFrame, or sequence of Delayed
-        Delayed parts hold what `placer.data.held.batches_of` takes. Vocabularies number ids
+        Delayed parts hold what `placer.data.in_memory.batches_of` takes. Vocabularies number ids
         in the order of the parts.
     counter : PartitionCounter
     split_out : int

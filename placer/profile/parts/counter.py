@@ -19,8 +19,7 @@ from placer.data.choosing import MAX_INFERRED_ROWS, feature_tables_of, mapping_k
 from placer.data.encoded import rows_of
 from placer.data.encoding import Encoding
 from placer.data.formats.columns import Columns
-from placer.data.held import BatchSource, InMemory, batches_of
-from placer.data.in_memory import ArrowSource
+from placer.data.in_memory import ArrowSource, BatchSource, InMemory, batches_of
 from placer.data.layout import Layout
 from placer.data.log import Bags
 from placer.data.mapping import Hash, Identity, IdMapping, Vocabulary
@@ -98,7 +97,7 @@ class PartitionCounter:
         Parameters
         ----------
         some
-            What `placer.data.held.batches_of` takes. Only its columns are read.
+            What `placer.data.in_memory.batches_of` takes. Only its columns are read.
         id_mapping, rows, min_count, sparse, dense, label, ignore, feature_tables
         missing, null, encoding
             As of `placer.data.open_log`.
@@ -179,7 +178,7 @@ class PartitionCounter:
         Parameters
         ----------
         part
-            Its record batches, or what `placer.data.held.batches_of` takes.
+            Its record batches, or what `placer.data.in_memory.batches_of` takes.
         partition : int
             Its place among the parts, which orders the ids of vocabularies; parts may share a
             number where no table has one, or where a column has the samples' positions.

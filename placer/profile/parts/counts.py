@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from placer.data.held import batches_of, is_in_memory
+from placer.data.in_memory import batches_of, is_in_memory
 from placer.data.vocabulary import DistinctKeys, Run
 from placer.errors import DataError
 from placer.profile.from_counts import parquet_batches

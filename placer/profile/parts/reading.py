@@ -9,8 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from placer.data.formats.columns import Columns
-from placer.data.held import BatchSource
-from placer.data.in_memory import ArrowSource
+from placer.data.in_memory import ArrowSource, BatchSource
 from placer.data.names import Missing
 from placer.data.source import Place, RawBatch
 from placer.errors import DataError
