@@ -438,9 +438,7 @@ def fleet(
     with report.stoppable() as stop, report.progress_bar("machines") as update:
         problem_on = partial(options.problem_on, loaded)
         limits, prices = asked.limits(stop), asked.prices(names)
-        workers = asked.workers or machines.usable_workers(len(names))
-        known = names, problem_on, *searched, limits, prices
-        rows = machines.fleet(*known, workers=workers, on_solved=update)
+        rows = machines.fleet(names, problem_on, *searched, limits, prices, on_solved=update)
     answer, title = machines.cheapest(rows, asked.within), counted(len(loaded), "table")
     report.draw(solver_reports.plot_fleet, (rows, answer), plot)
     report.print_report(solver_reports.fleet_report(rows, answer, asked.within, title), output)

@@ -294,11 +294,6 @@ class FleetOptions:
 
     steps: int = option(30, "Search steps on each machine.", least=0)
     time_limit: float = option("1min", "Time limit of the search on each machine.", kind=Seconds())
-    workers: int = option(
-        0,
-        "Processes that search; each has the workload in memory. 0 is one for each core.",
-        least=0,
-    )
     within: float = option(
         "24h", "Time in which a billion samples have to be trained.", kind=Seconds()
     )

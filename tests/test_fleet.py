@@ -24,7 +24,6 @@ from solvers.analysis.fleet import (
     cheapest,
     fleet,
     price_of,
-    usable_workers,
 )
 from solvers.result import usable_cores
 
@@ -123,22 +122,13 @@ def test_machines_of_as_many_gpus_share_the_loads_of_slices() -> None:
     assert missed[2] > missed[1]
 
 
-@pytest.mark.slow
-def test_processes_find_the_same_rows() -> None:
+def test_machines_are_told_as_they_are_searched() -> None:
     asked = ["2xh100", "1xt4", "1xmi350x"], on, solver("greedy-size"), Roofline()
     done: list[tuple[int, int]] = []
-    rows = fleet(*asked, LIMITS, workers=2, on_solved=lambda *counts: done.append(counts))
-    assert rows == fleet(*asked, LIMITS)
+    fleet(*asked, LIMITS, on_solved=lambda *counts: done.append(counts))
     assert done == [(1, 3), (2, 3), (3, 3)]
-    stopped = fleet(*asked, replace(LIMITS, stop=lambda: True), workers=2)
-    assert {(row.status, row.step_time_s) for row in stopped} <= {("no_plan (stopped)", None)}
-
-
-def test_small_fleets_and_single_cores_have_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("solvers.analysis.fleet.usable_cores", lambda: 3)
-    assert [usable_workers(machines) for machines in (0, 3, 8, 20)] == [1, 1, 2, 3]
-    monkeypatch.setattr("solvers.analysis.fleet.usable_cores", lambda: 1)
-    assert usable_workers(20) == 1
+    stopped = fleet(*asked, replace(LIMITS, stop=lambda: True))
+    assert {(row.status, row.step_time_s) for row in stopped} == {("no_plan (stopped)", None)}
 
 
 @pytest.mark.parametrize(

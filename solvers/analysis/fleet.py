@@ -1,7 +1,7 @@
 """One workload on many machines: step time, memory left, price, and which to take."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from cost_models import CostModel
@@ -9,8 +9,7 @@ from placer.errors import ProblemError
 from placer.problem import Problem
 from placer.topology.prices import LIST_PRICES, Price
 from placer.topology.topology import Topology
-from solvers.analysis.worker_processes import Stop, in_processes
-from solvers.result import Limits, Solver, SolveResult, Termination, usable_cores
+from solvers.result import Limits, Solver, SolveResult, Termination
 
 FLEET = (
     "gb200-nvl72", "8xmi300x", "8xmi350x", "8xmi355x", "8xb200", "8xh200", "8xh100", "2x8xh100",
@@ -18,9 +17,6 @@ FLEET = (
     "2x8xa10g", "4x4xa10", "4x8xt4", "8xgaudi2", "8xgaudi3",
 )  # fmt: skip
 """Machines that are compared where none are named."""
-
-_LEAST_MACHINES = 4
-"""Of a process: one takes about as long to begin as a machine to be searched."""
 
 SAMPLES = 1_000_000_000
 """What prices and times are of."""
@@ -108,13 +104,12 @@ def fleet(
     limits: Limits,
     prices: Mapping[str, float] | None = None,
     *,
-    workers: int = 1,
     on_solved: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[FleetRow]:
     """Solve one workload on each of several machines.
 
     Machines of as many GPUs follow one another, as then a step has as many lookups, and what it
-    reads of each table is worked out once in each process.
+    reads of each table is worked out once.
 
     Parameters
     ----------
@@ -125,11 +120,6 @@ def fleet(
         Of each machine.
     prices : mapping, optional
         Dollars an hour, of a whole machine or of one GPU of a kind; others are `LIST_PRICES`.
-    workers : int
-        Machines that are searched at a time, each in a process that has the profile too; see
-        `usable_workers`. Rows are the same for any number, where no time limit is hit. With
-        several, solver and cost model have to be picklable, a script needs its
-        ``if __name__ == "__main__":``, and `limits.on_state` is not called.
     on_solved : callable
         Called with the machines that are done and their number.
 
@@ -137,11 +127,6 @@ def fleet(
     -------
     list of FleetRow
         In the order of `machines`.
-
-    Raises
-    ------
-    BackendError
-        If a process dies.
 
     Examples
     --------
@@ -161,52 +146,14 @@ def fleet(
             problems[name] = problem_on(name)
         except ProblemError as error:  # As where the dense layers alone do not fit.
             rows[name] = FleetRow(name, 0, 0, "infeasible", detail=str(error))
-    # As many threads whatever `workers` is, so that rows are the same.
-    threads = limits.threads or max(1, usable_cores() // usable_workers(len(problems)))
-    limits = replace(limits, threads=threads)
-    search = _Search(problems, solver, cost_model, limits, prices or {})
-    for name, row in search.rows(workers):
-        rows[name] = row
+    # Machines of few GPUs first.
+    for name in sorted(problems, key=lambda name: len(problems[name].topology.gpus)):
+        problem, result = problems[name], SolveResult(None, Termination("no_plan", "stop"))
+        if limits.stop is None or not limits.stop():
+            result = solver.solve(problem, cost_model, limits)
+        rows[name] = _row(name, problem, cost_model, result, prices or {})
         on_solved(len(rows), len(problems))
     return [rows[name] for name in machines]
-
-
-def usable_workers(machines: int) -> int:
-    """Processes that pay for so many machines on the cores that there are.
-
-    >>> usable_workers(3)
-    1
-    """
-    return max(1, min(usable_cores(), machines // _LEAST_MACHINES))
-
-
-@dataclass(frozen=True, slots=True)
-class _Search:
-    """The search of a fleet, as each of its processes has it."""
-
-    problems: Mapping[str, Problem]
-    solver: Solver
-    cost_model: CostModel
-    limits: Limits
-    prices: Mapping[str, float]
-
-    def rows(self, workers: int) -> Iterator[tuple[str, FleetRow]]:
-        """Return rows by name as they are found, machines of few GPUs first."""
-        stop = self.limits.stop or (lambda: False)
-        names = sorted(self.problems, key=lambda name: len(self.problems[name].topology.gpus))
-        if min(workers, len(names)) > 1:
-            apart = replace(self, limits=replace(self.limits, stop=None, on_state=None))
-            return in_processes(apart.row, names, workers, stop)
-        return ((name, self.row(name, stop)) for name in names)
-
-    def row(self, name: str, stop: Stop) -> FleetRow:
-        """Search one machine, unless the search has been stopped, and return its row."""
-        result = SolveResult(None, Termination("no_plan", "stop"))
-        problem = self.problems[name]
-        if not stop():
-            limits = replace(self.limits, stop=stop)
-            result = self.solver.solve(problem, self.cost_model, limits)
-        return _row(name, problem, self.cost_model, result, self.prices)
 
 
 def cheapest(rows: Iterable[FleetRow], within_s: float) -> Cheapest:

@@ -34,7 +34,7 @@ LINES = tuple(
         "plan --workload random-3@1 --topology 2xh100 --hbm 1GiB --solver greedy-size -o made.json",
         "cache --clear",
         "compare --workload random-3@1 --topology 2xh100 --solvers greedy-size,greedy-cost",
-        "fleet --workload random-3@1 --topology 2xh100 --solver greedy-size --workers 1",
+        "fleet --workload random-3@1 --topology 2xh100 --solver greedy-size",
         "show plan.json --top 2",
         "show profile",
         "report log-plan.json --profile profile -o made.html --steps 0",
@@ -53,7 +53,7 @@ LINES = tuple(
 """Sound command lines, all of them on what `write_inputs` writes."""
 
 _WORK = {
-    "steps", "epochs", "time_limit", "batches", "workers", "threads", "timeout", "hbm_steps",
+    "steps", "epochs", "time_limit", "batches", "threads", "timeout", "hbm_steps",
     "windows", "scale", "batch_size", "top", "trace_steps",
 }  # fmt: skip
 """Parameters for which a large number rightly means much work."""
