@@ -44,7 +44,7 @@ from placer.errors import PlacerError
 from placer.files import write_text
 from placer.measurement import Case, Dataset, Measured, Setting, collect, random_cases, repeated
 from placer.measurement.dataset import case_sha256
-from placer.measurement.designed import designed_cases
+from placer.measurement.machine import calibration_cases
 from placer.measurement.times import resolved, step_s
 from placer.topology.topology import Topology
 from placer.units import parse_seconds
@@ -81,7 +81,7 @@ def file_of(what: str, setting: Setting, seed: int = TEST_SEED) -> Path:
 def measure(what: str, setting: Setting, options: argparse.Namespace) -> None:
     """Append measurements to the file of a set."""
     if what == "calibration":
-        cases = list(designed_cases(tiers=setting.tiers, gpus=setting.ranks))
+        cases = list(calibration_cases(setting))
     else:
         cases = [
             case

@@ -288,14 +288,6 @@ class CostModel(Protocol):
         """
         return None
 
-    @property
-    def contention(self) -> float:
-        """The share of a GPU's time by which it slows each other GPU of its host; mostly 0.
-
-        `evaluate` has it, and no cost of a shard; see `cost_models.step_equation.contention`.
-        """
-        return 0.0
-
     def schedule(self, problem: Problem) -> Schedule:
         """The phases of a step, and what they wait for; `ONE_PHASE` if the model has none."""
         return ONE_PHASE

@@ -18,7 +18,6 @@ one after it travel to their holders, beside the present batch.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,6 @@ import numpy.typing as npt
 from cost_models.dense import dense_phase_s
 from cost_models.part_times import ArenaTimer, PartTimer
 from cost_models.schedule import Schedule
-from cost_models.step_equation.contention import contended
 from cost_models.step_equation.equation import StepEquation
 from cost_models.step_equation.exchanged_bytes import with_own_part
 from cost_models.step_equation.phases import (
@@ -172,7 +170,6 @@ class StepTimer:
         self._costs = UnitCosts(*without_reads, *np.moveaxis(arrays, -1, 0))
         self._launch_s = _launch_s(arrangement, costs)
         self._arenas = ArenaTimer(arrangement, equation, replace(problem, pipeline="serial"))
-        self._contended = partial(contended, topology=topology, share=equation.contention)
 
     def times(self, counts: StepCounts) -> StepTimes:
         """Seconds of one step."""
@@ -194,13 +191,12 @@ class StepTimer:
         arenas_s = self._arenas.seconds(counts)
         phase_s[: len(NAMES)] += arenas_s
         launched_s = self._launch_s + arenas_s.sum(axis=0)
-        contended_s = self._contended
         return StepTimes(
-            contended_s(hbm_s + outputs_s),
-            contended_s(link_s),
-            contended_s(phase_s[list(exchanges)].sum(axis=0)),
-            contended_s(launched_s),
-            contended_s(phase_s),
+            hbm_s + outputs_s,
+            link_s,
+            phase_s[list(exchanges)].sum(axis=0),
+            launched_s,
+            phase_s,
             dram_s,
             dram_ahead_s,
             self._schedules,

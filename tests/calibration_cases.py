@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from cost_models.calibrated.calibration import TERMS, Calibration, Constant
-from cost_models.calibrated.fit import amounts, with_others
+from cost_models.calibrated.fit import amounts
 from placer.measurement import Case, Dataset, Measured, Measurement, Setting
 
 SECONDS = {
@@ -30,7 +30,7 @@ SECONDS = {
 assert set(SECONDS) == set(TERMS)
 
 
-def calibration(contention: float = 0.0, **changes: float) -> Calibration:
+def calibration(**changes: float) -> Calibration:
     """`SECONDS` with other values of some terms."""
     seconds = {**SECONDS, **changes}
     return Calibration(
@@ -38,7 +38,6 @@ def calibration(contention: float = 0.0, **changes: float) -> Calibration:
         relative_error=0.12,
         p90_error=0.3,
         cases=100,
-        contention=contention,
         setting={"backend": "tiered"},
     )
 
@@ -48,15 +47,13 @@ def dataset(
     setting: Setting,
     noise: float = 0.0,
     seconds: dict[str, float] = SECONDS,
-    contention: float = 0.0,
 ) -> Dataset:
     """Measurements that take what `seconds` say, times a little noise."""
     rng = np.random.default_rng(0)
     constants = np.array([seconds[term] for term in TERMS])
     found = []
     for case in cases:
-        own = with_others(amounts(case, tiers=setting.tiers), contention)
-        step_s = float((own @ constants).max())
+        step_s = float((amounts(case, tiers=setting.tiers) @ constants).max())
         times = tuple((step_s * np.exp(noise * rng.standard_normal(8))).tolist())
         found.append(Measurement(case, Measured(times, times)))
     return Dataset(setting, {"cpu": "none"}, tuple(found))

@@ -14,7 +14,7 @@ from cli_cases import invoke, succeed
 
 from cost_models import Calibrated, Roofline, cost_model
 from cost_models.calibrated.calibration import TERMS, Calibration
-from cost_models.calibrated.fit import amounts, calibrate, noise_of, observations, with_others
+from cost_models.calibrated.fit import amounts, calibrate, noise_of, observations
 from placer.errors import DataError, PlacerError
 from placer.measurement import (
     QUICK,
@@ -29,8 +29,7 @@ from placer.measurement import (
     random_cases,
     repeated,
 )
-from placer.measurement.designed import designed_cases
-from placer.measurement.machine import LEAST_CASES
+from placer.measurement.machine import LEAST_CASES, calibration_cases
 from placer.measurement.timed_steps import drawn_batches
 from placer.plan.fields import RowOrder
 from placer.plan.verify import violations
@@ -71,8 +70,8 @@ def test_a_random_workload_is_the_same_however_many_are_asked_for() -> None:
 
 
 @pytest.mark.parametrize(("tiers", "gpus"), [(True, 1), (False, 1), (True, 2)])
-def test_designed_cases_meet_every_constant_early(tiers: bool, gpus: int) -> None:
-    cases = list(designed_cases(tiers=tiers, gpus=gpus))
+def test_cases_to_calibrate_with_meet_every_constant_early(tiers: bool, gpus: int) -> None:
+    cases = list(calibration_cases(Setting("tiered" if tiers else "numba", ranks=gpus)))
     assert all(violations(case.plan()) == [] for case in cases[:80])
     met = sum(amounts(case, tiers=tiers).sum(0) for case in cases[:80]) > 0
     missing = {term for term, seen in zip(TERMS, met, strict=True) if not seen}
@@ -89,8 +88,10 @@ def test_a_gpu_is_given_more_to_do() -> None:
     """More lookups in larger tables, of cases that are otherwise the same."""
     load = Setting(device="cuda:0").load
     assert load > Setting().load == 1
-    usual = list(itertools.islice(designed_cases(tiers=True), 30))
-    for case, large in zip(usual, designed_cases(tiers=True, load=load), strict=False):
+    usual = list(itertools.islice(calibration_cases(TIERED), 30))
+    for case, large in zip(
+        usual, calibration_cases(replace(TIERED, device="cuda:0")), strict=False
+    ):
         lookups = [
             c.batch_size * sum(t.lookups_per_sample for t in c.tables) for c in (case, large)
         ]
@@ -239,7 +240,7 @@ def test_a_damaged_line_is_named(tmp_path: Path) -> None:
 
 def test_constants_are_found_again() -> None:
     """From times that follow them exactly: all that the cases can tell apart."""
-    cases = first(designed_cases(tiers=True), 200)
+    cases = first(calibration_cases(TIERED), 200)
     found = calibrate(dataset(cases, TIERED))
     assert found.relative_error < 1e-3
     assert not found.noisy
@@ -252,43 +253,15 @@ def test_constants_are_found_again() -> None:
 
 def test_what_exchanges_take_is_found_again() -> None:
     """Of two GPUs the slower one's work counts, and which that is follows from the constants."""
-    found = calibrate(dataset(first(designed_cases(tiers=False, gpus=2), 150),
+    found = calibrate(dataset(first(calibration_cases(Setting("numba", ranks=2)), 150),
                               Setting("numba", ranks=2)))  # fmt: skip
     assert found.relative_error < 0.02
     for term in ("exchange_byte", "replicas"):
         assert found.constants[term].value_s == pytest.approx(SECONDS[term], rel=0.05)
-    assert found.contention == 0
-
-
-def test_how_much_processes_slow_each_other_is_found_again(tmp_path: Path) -> None:
-    cases = first(designed_cases(tiers=True, gpus=2), 250)
-    found = calibrate(dataset(cases, Setting("tiered", ranks=2), contention=0.25))
-    assert found.contention == 0.25
-    assert found.relative_error < 0.02
-    found.save(tmp_path / "machine.json")
-    model = Calibrated.load(tmp_path / "machine.json")
-    assert model.contention == 0.25
-    for case in cases[:40]:
-        own = with_others(amounts(case, tiers=True), 0.25)
-        constants = [found.seconds(term) for term in TERMS]
-        seconds = model.evaluate(case.problem(), case.plan()).step_time_s
-        # The slowest GPU of each phase counts, where the fit has the slowest of all together.
-        least_s = float((own @ constants).max())
-        assert least_s * (1 - 1e-9) <= seconds < 1.2 * least_s
-
-
-@pytest.mark.parametrize("contention", [-0.1, 1.5])
-def test_a_file_says_by_how_much_at_most_processes_slow_each_other(
-    tmp_path: Path, contention: float
-) -> None:
-    path = tmp_path / "machine.json"
-    path.write_text(json.dumps(calibration(contention=contention).to_json()))
-    with pytest.raises(PlacerError, match="contention"):
-        Calibration.load(path)
 
 
 def test_predictions_of_new_plans_are_as_good_as_the_measurements() -> None:
-    cases = first(designed_cases(tiers=True), 120)
+    cases = first(calibration_cases(TIERED), 120)
     model = Calibrated(calibrate(dataset(cases, TIERED, noise=0.1)))
     unseen = list(random_cases(77, 30))
     errors = []
@@ -327,7 +300,7 @@ def test_without_exchanges_in_the_measurements_the_links_of_the_topology_count()
 
 def test_where_tiers_are_one_memory_every_lookup_costs_the_same() -> None:
     setting = Setting("numba", pinned=False)
-    cases = first(designed_cases(tiers=False), 60)
+    cases = first(calibration_cases(Setting("numba")), 60)
     flat = {**SECONDS, **{t: 0.0 for t in TERMS if t.startswith(("staged", "host", "uva"))}}
     found = calibrate(dataset(cases, setting, seconds=flat))
     assert not found.tiers
@@ -341,7 +314,7 @@ def test_where_tiers_are_one_memory_every_lookup_costs_the_same() -> None:
 
 
 def test_outliers_move_constants_little() -> None:
-    cases = first(designed_cases(tiers=True), 120)
+    cases = first(calibration_cases(TIERED), 120)
     clean = dataset(cases, TIERED)
     slow = tuple(
         replace(m, measured=Measured(*(tuple(4 * t for t in times)
@@ -354,7 +327,7 @@ def test_outliers_move_constants_little() -> None:
 
 
 def test_an_unsteady_machine_is_told() -> None:
-    cases = first(designed_cases(tiers=True), 45)
+    cases = first(calibration_cases(TIERED), 45)
     data = dataset(cases, TIERED)
 
     def slower(m: Measurement, factor: float) -> Measurement:
@@ -373,7 +346,7 @@ def test_an_unsteady_machine_is_told() -> None:
 
 
 def test_too_few_cases_are_refused() -> None:
-    few = dataset(first(designed_cases(tiers=True), LEAST_CASES - 1), TIERED)
+    few = dataset(first(calibration_cases(TIERED), LEAST_CASES - 1), TIERED)
     with pytest.raises(PlacerError, match="larger budget"):
         calibrate(few)
     assert len(observations(few)) == LEAST_CASES - 1
@@ -445,8 +418,8 @@ def test_reports_say_how_sure_a_calibrated_time_is() -> None:
 def test_calibrate_measures_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On so few cases and steps that nothing but the way through is tested."""
     monkeypatch.chdir(tmp_path)
-    cases = [small_case(workload=f"w{n}", kind="designed") for n in range(LEAST_CASES)]
-    monkeypatch.setattr("placer.measurement.machine.designed_cases", lambda **_: iter(cases))
+    cases = [small_case(workload=f"w{n}", kind="random") for n in range(LEAST_CASES)]
+    monkeypatch.setattr("placer.measurement.machine.calibration_cases", lambda _: cases)
     monkeypatch.setattr("placer.measurement.measure.Effort", lambda: QUICK)
     options = ("--backend", "tiered", "--clock", "cpu", "-o", "machine.json")
     # However short the time, there are constants.

@@ -150,25 +150,6 @@ def test_arenas_take_what_all_their_lookups_do(ways: list[Lookup]) -> None:
     assert predicted == pytest.approx(expected, rel=0.05, abs=1e-6)
 
 
-def test_neighbours_slow_each_other_in_a_replay_as_in_a_plan() -> None:
-    problem = two_tables()
-    plan = plan_for(
-        problem, whole(problem, "device", "gpu:0"), whole(problem, "device", "gpu:1", table=1)
-    )
-    batches = list(drawn_batches(problem.profile, problem.global_batch_size, 3, seed=3))
-    times, predicted = [], []
-    for share in (0.0, 0.5):
-        model = Calibrated(calibration(contention=share))
-        simulator = Simulator(plan)
-        timer = StepTimer(simulator.arrangement, model, problem.profile)
-        times.append([timer.times(counts) for counts in simulator.run(batches)][-1])
-        predicted.append([gpu.total_s for gpu in model.evaluate(problem, plan).gpus])
-    alone, both = times
-    np.testing.assert_allclose(both.gpu_s, alone.gpu_s + alone.gpu_s[::-1] / 2)
-    assert alone.sum_s < both.sum_s < 1.5 * alone.sum_s
-    np.testing.assert_allclose(predicted[1], predicted[0] + np.array(predicted[0][::-1]) / 2)
-
-
 def test_staged_rows_that_never_repeat_take_what_the_roofline_expects() -> None:
     problem = two_tables()
     shard = whole(problem, "staged", "gpu:1", table=1)

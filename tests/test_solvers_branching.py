@@ -94,10 +94,10 @@ def test_layouts_are_divided_down_to_single_ones_and_none_is_lost() -> None:
 def test_a_search_begins_where_one_before_it_did_if_that_had_all_its_plans() -> None:
     first, price = begun("random-6@4", Topology.parse("4xh100", hbm="1GiB"))
     before = searched(first, price, BranchingParams(programs=3))
-    assert before.best.own_step_time_s < first.own_step_time_s
+    assert before.best.step_time_s < first.step_time_s
     again = searched(before.best, price, before=before)
     assert again.root is before.root
-    assert again.bound_s <= before.best.own_step_time_s
+    assert again.bound_s <= before.best.step_time_s
     assert again.programs == 0
     # What began with a faster plan has left out options that a slower one may have.
     narrow = searched(before.best, price)
@@ -112,13 +112,13 @@ def test_where_launches_are_much_branching_begins_with_arenas() -> None:
     """On two GPUs the relaxation has a share of each arena's launches, and plans all of them."""
     first, price = begun("random-12@3", Topology.parse("2xh100"), 64)
     launches_s = first.instance.launches_weighed_s(0)
-    assert launches_s > 0.2 * first.own_step_time_s
+    assert launches_s > 0.2 * first.step_time_s
     proven = {
         gpus: searched(first, price, BranchingParams(arena_gpus=gpus, programs=100))
         for gpus in (0, 4)
     }
-    assert proven[4].best.own_step_time_s <= proven[0].best.own_step_time_s
-    gaps = {gpus: one.best.own_step_time_s / one.bound_s - 1 for gpus, one in proven.items()}
+    assert proven[4].best.step_time_s <= proven[0].best.step_time_s
+    gaps = {gpus: one.best.step_time_s / one.bound_s - 1 for gpus, one in proven.items()}
     assert gaps[4] < 0.6 * gaps[0]
 
 
@@ -168,7 +168,7 @@ def test_threads_prove_no_more_than_is_true() -> None:
         assert one is not None
         assert one.bound_s > root_s
         found.append(one)
-    fastest_s = min(one.best.own_step_time_s for one in found)
+    fastest_s = min(one.best.step_time_s for one in found)
     assert all(one.bound_s <= fastest_s * (1 + 1e-9) for one in found)
 
 
@@ -201,7 +201,7 @@ def test_branch_and_bound_knows_kinds_of_gpus_apart() -> None:
 def test_points_that_are_nearly_the_same_become_one(most_points: int) -> None:
     first, price = begun("random-6@4", Topology.parse("4xh100", hbm="1GiB"), 1024)
     fine, coarse = (
-        formulation.Formulation(first.instance, first.own_step_time_s, price, most)
+        formulation.Formulation(first.instance, first.step_time_s, price, most)
         for most in (10**9, most_points)
     )
     assert coarse.nearly > fine.nearly == 0

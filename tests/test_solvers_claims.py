@@ -47,7 +47,6 @@ def check(problem: Problem, model: CostModel, names: tuple[str, ...], steps: int
 
 MODELS = {
     "roofline": Roofline(),
-    "contention": Calibrated(calibration(contention=0.2)),
     "replicas": Calibrated(calibration(exchange_byte=1e-6, replicas=1e-4)),
 }
 

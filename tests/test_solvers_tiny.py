@@ -159,8 +159,8 @@ def test_no_bound_is_above_the_best_plan(seed: int, why: str) -> None:
     ],
 )
 def test_searches_know_what_is_of_no_shard(seed: int, other: str, why: str) -> None:
-    """What GPUs of a host add to each other, and how rows of arenas are read."""
-    problem, model = tiny_problem(seed), Calibrated(calibration(contention=0.1))
+    """How rows of arenas are read."""
+    problem, model = tiny_problem(seed), Calibrated(calibration())
     mine, others = (
         solve(problem, name, model, max_steps=STEPS, threads=1).step_time_s
         for name in ("auto", other)
@@ -168,14 +168,6 @@ def test_searches_know_what_is_of_no_shard(seed: int, other: str, why: str) -> N
     assert mine is not None
     assert others is not None
     assert mine <= others * (1 + 1e-6), why
-
-
-def test_gpus_without_work_slow_nobody() -> None:
-    """Two tables that are never read leave one of three GPUs idle: no plan beats the bound."""
-    result = solve(
-        tiny_problem(7123), "greedy-cost", Calibrated(calibration(contention=0.1)), threads=1
-    )
-    assert result.plan is not None
 
 
 @pytest.mark.parametrize("seed", range(40, 46))

@@ -112,8 +112,6 @@ class Calibration:
     noise : Noise
     noisy : bool
         Whether the machine was too unsteady to trust them.
-    contention : float
-        The share of a process's time by which it slows each other one of its host: 0 to 1.
     setting, machine : dict
         Backend, ranks and threads; processor, versions and date.
     """
@@ -125,7 +123,6 @@ class Calibration:
     cases: int = 0
     noise: Noise = Noise()
     noisy: bool = False
-    contention: float = 0.0
     setting: dict[str, Any] = field(default_factory=dict)
     machine: dict[str, Any] = field(default_factory=dict)
 
@@ -202,8 +199,6 @@ class Calibration:
                 raise ValueError(f"constants {unknown or wrong}")
             made = cls(constants, noise=Noise(**data.pop("noise")), **data)
             numbers = (made.relative_error, made.p90_error, *astuple(made.noise))
-            if not 0 <= made.contention <= 1:
-                raise ValueError(f"contention {made.contention} is not within 0..1")
             if not all(math.isfinite(number) for number in numbers):
                 raise ValueError(f"errors or noise are no numbers: {numbers}")
         except (TypeError, ValueError, KeyError, AttributeError) as error:

@@ -40,9 +40,6 @@ _RESAMPLES = 40
 _REWEIGHTED = 4
 _OUTLIER = 0.15
 
-_SHARES = np.arange(0, 0.65, 0.05)
-"""Shares by which processes may slow each other: the fit's error is flat near its least."""
-
 _COLUMN = {term: number for number, term in enumerate(TERMS)}
 
 
@@ -135,53 +132,27 @@ def observations(dataset: Dataset, clock: Clock = "wall") -> list[Observation]:
     ]
 
 
-def fit(observed: Sequence[Observation]) -> tuple[Float, float]:
-    """Fit the constants, shape (len(TERMS),), and how much processes of a host slow each other."""
-    shares = _SHARES if any(len(one.amounts) > 1 for one in observed) else [0.0]
-    fits = [(fit_at(observed, float(share)), float(share)) for share in shares]
-    return min(fits, key=lambda found: _loss(observed, *found))
-
-
-def _loss(observed: Sequence[Observation], constants: Float, share: float) -> float:
-    """Cauchy's loss, for which `fit_at` weighs errors."""
-    times = np.array([one.seconds for one in observed])
-    errors = (predicted_s(observed, constants, share) - times) / times
-    return float(np.log1p(np.square(errors / _OUTLIER)).sum())
-
-
-def with_others(amounts: Float, share: float) -> Float:
-    """Amounts of GPUs, shape (GPUs, terms), and a share of those of all others of their host.
-
-    All but that of a step, which each has anyway.
-    """
-    others = share * (amounts.sum(axis=0) - amounts)
-    others[:, _COLUMN["step"]] = 0.0
-    mixed: Float = amounts + others
-    return mixed
-
-
-def fit_at(observed: Sequence[Observation], share: float) -> Float:
-    """Return the constants if processes slow each other by this share of their time."""
+def fit(observed: Sequence[Observation]) -> Float:
+    """Fit the constants, shape (len(TERMS),)."""
     from scipy.optimize import nnls
 
     times = np.array([one.seconds for one in observed])
-    mixed = [with_others(one.amounts, share) for one in observed]
-    rows = np.stack([one.mean(axis=0) for one in mixed])
+    rows = np.stack([one.amounts.mean(axis=0) for one in observed])
     constants = np.zeros(len(TERMS))
     trust = np.ones(len(observed))
     for _ in range(_REWEIGHTED):
         weighed = rows / times[:, None]
         scale = np.maximum(weighed.max(0), 1e-300)
         constants = nnls(weighed / scale * trust[:, None], trust)[0] / scale
-        rows = np.stack([one[int((one @ constants).argmax())] for one in mixed])
+        rows = np.stack([o.amounts[int((o.amounts @ constants).argmax())] for o in observed])
         errors = (rows @ constants - times) / times
         trust = 1 / np.sqrt(1 + np.square(errors / _OUTLIER))
     return constants
 
 
-def predicted_s(observed: Sequence[Observation], constants: Float, share: float = 0.0) -> Float:
+def predicted_s(observed: Sequence[Observation], constants: Float) -> Float:
     """Return the step time of each case."""
-    return np.array([(with_others(one.amounts, share) @ constants).max() for one in observed])
+    return np.array([(one.amounts @ constants).max() for one in observed])
 
 
 def calibrate(dataset: Dataset, clock: Clock = "wall") -> Calibration:
@@ -198,9 +169,9 @@ def calibrate(dataset: Dataset, clock: Clock = "wall") -> Calibration:
             f"{len(observed)} cases are too few to calibrate with, at least {LEAST_CASES} are "
             "needed; give it a larger budget"
         )
-    constants, contention = fit(observed)
+    constants = fit(observed)
     errors = _held_out_errors(observed)
-    low, high = _error_bars(observed, contention)
+    low, high = _error_bars(observed)
     met = np.stack([one.amounts.sum(0) for one in observed]).sum(0) > 0
     noise = noise_of(dataset)
     return Calibration(
@@ -215,7 +186,6 @@ def calibrate(dataset: Dataset, clock: Clock = "wall") -> Calibration:
         cases=len(observed),
         noise=noise,
         noisy=noise.spread > NOISY_SPREAD or noise.wait > NOISY_WAIT or noise.drift > NOISY_DRIFT,
-        contention=round(contention, 2),
         setting={**asdict(dataset.setting), "clock": clock},
         machine=dataset.machine,
     )
@@ -246,11 +216,11 @@ def _held_out_errors(observed: Sequence[Observation]) -> Float:
         if not kept:
             continue
         times = np.array([one.seconds for one in left])
-        errors[folds == fold] = np.abs(predicted_s(left, *fit(kept)) - times) / times
+        errors[folds == fold] = np.abs(predicted_s(left, fit(kept)) - times) / times
     return errors
 
 
-def _error_bars(observed: Sequence[Observation], share: float) -> tuple[Float, Float]:
+def _error_bars(observed: Sequence[Observation]) -> tuple[Float, Float]:
     """Return where nine of ten fits to resampled workloads find each constant."""
     by_workload: dict[str, list[Observation]] = defaultdict(list)
     for one in observed:
@@ -260,7 +230,7 @@ def _error_bars(observed: Sequence[Observation], share: float) -> tuple[Float, F
     fits = []
     for _ in range(_RESAMPLES):
         drawn: npt.NDArray[np.int64] = rng.integers(len(names), size=len(names))
-        fits.append(fit_at([one for n in drawn for one in by_workload[names[n]]], share))
+        fits.append(fit([one for n in drawn for one in by_workload[names[n]]]))
     constants = np.stack(fits)
     return np.quantile(constants, 0.05, axis=0), np.quantile(constants, 0.95, axis=0)
 

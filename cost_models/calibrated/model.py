@@ -65,11 +65,6 @@ class Calibrated(StepEquation):
         """Mean relative error of step times in the calibration's own test."""
         return self.calibration.relative_error
 
-    @property
-    def contention(self) -> float:
-        """As measured with several processes. See `CostModel.contention`."""
-        return self.calibration.contention
-
     def unit_costs(self, problem: Problem, table: int, gpu: int) -> UnitCosts:
         """Return the measured costs, whatever the topology. See `StepEquation.unit_costs`."""
         if self._problem is None or self._problem() is not problem:

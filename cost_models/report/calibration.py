@@ -25,16 +25,12 @@ def calibration_report(calibration: Calibration) -> Report:
         f"steps of a case spread by {form.share(noise.spread)}, a case measured again and again "
         f"by {form.share(noise.drift)}; {form.share(noise.wait)} of waiting for the processor",
     ]
-    if calibration.contention:
-        headline.append(
-            f"processes slow each other by {form.share(calibration.contention)} of their time"
-        )
     if calibration.noisy:
         headline.append("THE MACHINE WAS TOO NOISY to trust this: calibrate again when it is idle")
     return Report(
         title=f"Calibration of backend {calibration.setting.get('backend', '?')}",
         facts={
-            **attributes(calibration, "cases", "relative_error", "p90_error", "contention"),
+            **attributes(calibration, "cases", "relative_error", "p90_error"),
             **attributes(noise, "spread", "drift", "wait"),
             "noisy": calibration.noisy,
         },

@@ -35,7 +35,6 @@ from cost_models.step_equation.arena_loads import (
     tables_by_arena,
     times_by_arena,
 )
-from cost_models.step_equation.contention import contended
 from cost_models.step_equation.curve import replica_curve, shard_curve
 from cost_models.step_equation.exchanged_bytes import may_return_fewer
 from cost_models.step_equation.phases import (
@@ -144,8 +143,6 @@ class StepEquation(CostModel, ABC):
         pooling_s, drive_s = np.zeros_like(phase_s), np.zeros(len(topology.gpus))
         dram_s = {host.id: 0.0 for host in topology.hosts}
         works = work_of(problem, plan)
-        # What a second of each GPU is to all of them.
-        worth_s = contended(np.ones(len(topology.gpus)), topology, self.contention)
         table_s = np.zeros(len(problem.profile))
         known: dict[tuple[object, ...], tuple[Float, Float, float]] = {}
         for work in works:
@@ -156,7 +153,7 @@ class StepEquation(CostModel, ABC):
                     known[key] = self._times(work, self.unit_costs(problem, work.table, work.gpu))
                 of_gpu_s, of_phases_s, host_s = known[key]
                 gpu_s[work.gpu] += of_gpu_s
-                table_s[work.table] += of_gpu_s.sum() * worth_s[work.gpu]
+                table_s[work.table] += of_gpu_s.sum()
                 phase_s[:, work.gpu] += of_phases_s
                 drive_s[work.gpu] += work.extras.drive_s
                 if work.kind == "host":
@@ -173,11 +170,11 @@ class StepEquation(CostModel, ABC):
                 pooling_s[:, number] += of_phases_s
                 link_s = of_phases_s[: len(NAMES)].sum()
                 gpu_s[number, 1] += link_s
-                table_s[work.table] += link_s * worth_s[number]
+                table_s[work.table] += link_s
         by_arena = times_by_arena(self, problem, arena_loads(problem, plan))
         for (gpu, arena), tables in tables_by_arena(problem, plan).items():
             # All of them have the arena in common.
-            arena_s = by_arena[gpu][arena][: len(NAMES)].sum() * worth_s[gpu]
+            arena_s = by_arena[gpu][arena][: len(NAMES)].sum()
             table_s[list(tables)] += arena_s / len(tables)
         arenas_s = added_up(by_arena, len(schedule.phases))
         rows_s = with_lanes(phase_s, problem.pipeline) + arenas_s
@@ -186,8 +183,6 @@ class StepEquation(CostModel, ABC):
         parts_s[PARTS.index("launches")] += arenas_s
         gpu_s[:, 3] += arenas_s[: len(NAMES)].sum(axis=0)
         hot, every = hbm_lookups(problem, works)
-        rows_s = contended(rows_s, topology, self.contention)
-        gpu_s = contended(gpu_s.T, topology, self.contention).T
         return CostReport(
             self.name,
             tuple(
@@ -201,7 +196,7 @@ class StepEquation(CostModel, ABC):
             schedule,
             tuple(map(tuple, rows_s.tolist())),
             None if problem.dense is None else max(dense_phase_s(problem)),
-            contended(parts_s, topology, self.contention),
+            parts_s,
             {
                 name: TableCost(seconds, table_hot / lookups if lookups else 1.0)
                 for name, seconds, table_hot, lookups in zip(

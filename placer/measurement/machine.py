@@ -4,8 +4,8 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -14,13 +14,17 @@ from typing import Any
 from placer.errors import DataError, PlacerError
 from placer.measurement.cases import Case
 from placer.measurement.dataset import FORMAT, VERSION, Dataset, case_sha256
-from placer.measurement.designed import designed_cases
+from placer.measurement.draw import random_cases
 from placer.measurement.measure import Measurer
 from placer.measurement.times import QUICK, Effort, Measured, Setting, resolved
 from placer.read_files import open_file
 
 LEAST_CASES = 12
 """With fewer, hardly any constant of a step can be separated from another."""
+
+_WORKLOADS, _SEED, _REFERENCE_EVERY = 250, 20_000, 20
+"""Random cases of a calibration and their seed, which tests do not draw theirs with; and after how
+many of them the first one is measured again."""
 
 _PASSES = 2
 """How often each case is measured, if there is time."""
@@ -56,7 +60,7 @@ def measure_machine(
     setting = resolved(setting)
     if fresh:
         file.unlink(missing_ok=True)
-    cases = list(designed_cases(tiers=setting.tiers, gpus=setting.ranks, load=setting.load))
+    cases = list(calibration_cases(setting))
     total = _PASSES * len(cases)
     collect(
         cases,
@@ -70,6 +74,16 @@ def measure_machine(
         stop=stop,
         on_case=lambda done: on_case(done, total),
     )
+
+
+def calibration_cases(setting: Setting) -> Iterator[Case]:
+    """Yield cases to calibrate with: random ones, and now and then one that is always the same."""
+    drawn = random_cases(_SEED, _WORKLOADS, gpus=setting.ranks, load=setting.load)
+    (reference,) = random_cases(_SEED, 1, gpus=setting.ranks, first=_WORKLOADS, load=setting.load)
+    for number, case in enumerate(drawn):
+        if number % _REFERENCE_EVERY == 0:
+            yield replace(reference, workload=f"reference-{number}", kind="reference")
+        yield case
 
 
 def collect(

@@ -3,8 +3,6 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from cost_models import CostModel, CostReport, ShardingOption, TableShard
 from cost_models.step_equation.arena_loads import (
     Loads,
@@ -14,7 +12,6 @@ from cost_models.step_equation.arena_loads import (
     tables_by_arena,
     times_by_arena,
 )
-from cost_models.step_equation.contention import contended
 from cost_models.step_equation.phases import NAMES
 from placer.errors import PlacerError, PlanMismatchError
 from placer.plan.memory import device_memory
@@ -149,24 +146,24 @@ class PlannedTable:
         float
             GPU seconds of the table's share of them, less what they take where it is alone.
         """
-        problem, share = self.problem, self.cost_model.contention
-        loads = arena_loads(problem, own)
+        loads = arena_loads(self.problem, own)
         # Elsewhere nothing is shared.
         others = [
             load if mine else {} for load, mine in zip(self._others_loads, loads, strict=True)
         ]
         parts: tuple[Sequence[Loads], ...] = joined_loads(loads, others), loads, others
-        together, alone, apart = (times_by_arena(self.cost_model, problem, part) for part in parts)
+        together, alone, apart = (
+            times_by_arena(self.cost_model, self.problem, part) for part in parts
+        )
         phases = len(self.others_cost.phase_times_s)
         saved_s = added_up(alone, phases) + added_up(apart, phases) - added_up(together, phases)
-        worth_s = contended(np.ones(len(loads)), problem.topology, share)
         table_s = 0.0
         for gpu, mine in enumerate(alone):
             for arena, alone_s in mine.items():
                 sharers = 1 + len(self._neighbours.get((gpu, arena), ()))
                 own_s = together[gpu][arena] / sharers - alone_s
-                table_s += float(own_s[: len(NAMES)].sum() * worth_s[gpu])
-        return contended(saved_s, problem.topology, share), table_s
+                table_s += float(own_s[: len(NAMES)].sum())
+        return saved_s, table_s
 
     def short_bytes(self, own: Plan) -> dict[str, int]:
         """Return what each device lacks to hold `own` beside the other tables."""

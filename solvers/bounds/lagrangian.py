@@ -32,7 +32,6 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from cost_models.step_equation.contention import most_work_s
 from solvers.bounds.hbm_prices import prices_around, prices_near_full_hbm
 from solvers.bounds.option_costs import OptionCosts, OptionPricer
 from solvers.model.instance import Instance, ShardingOption
@@ -224,26 +223,6 @@ def _at_price(
         longest_s[list(costs.stood_for)] = costs.longest_s[costs.own :]
     every = zip(costs.options, longest_s.tolist(), costs.priced_s[:, price].tolist(), strict=True)
     return tuple(OptionCost(*each) for each in every)[: costs.own]
-
-
-def contended_bound_s(instance: Instance, bound: LagrangianBound) -> float:
-    """The bound of whole steps, where GPUs of one host slow each other (`CostModel.contention`).
-
-    The GPUs of a host that have work are slowed by one another, in the mean. A single shard may be
-    served while all other GPUs are idle, so that the limits of shards stay as they are.
-    """
-    topology, share = instance.problem.topology, instance.cost_model.contention
-    lowest_s = bound.step_time_s + instance.fixed_s
-    if not share:
-        return lowest_s
-    launches_s = instance.fixed_s - instance.objective.fixed_s
-    low, high = lowest_s, lowest_s * (1 + share * len(topology.gpus))
-    while high - low > _EXACT * high:  # Work falls in steps as T grows.
-        middle = (low + high) / 2
-        room_s = most_work_s(topology, share, middle - instance.objective.fixed_s, launches_s)
-        enough = bound.work_s(middle - instance.fixed_s) <= room_s
-        low, high = (low, middle) if enough else (middle, high)
-    return low
 
 
 def _best_bound(

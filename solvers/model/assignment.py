@@ -160,12 +160,6 @@ class Assignment:
         step_s = float(self.instance.objective.step_time_s(self.phase_s))
         return max(step_s, float(self.hosts({})[0].max()))
 
-    @property
-    def own_step_time_s(self) -> float:
-        """The same if GPUs did not slow each other: the time that programs and bounds are of."""
-        step_s = float(self.instance.objective.own_step_time_s(self.phase_s))
-        return max(step_s, float(self.hosts({})[0].max()))
-
     def slow_gpus(self) -> dict[int, int]:
         """GPUs that phases wait for, each with such a phase; the longest wait first."""
         objective = self.instance.objective

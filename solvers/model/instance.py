@@ -115,7 +115,7 @@ class Instance:
         schedule = cost_model.schedule(problem)
         if delay is not None:
             schedule = delay.schedule(schedule)
-        self.objective = Objective(schedule, chain_weights, topology, cost_model.contention)
+        self.objective = Objective(schedule, chain_weights)
         self.gpus = len(topology.gpus)
         self.tables = len(problem.profile)
         self.kind_of_gpu = list(topology.kind_of_gpu)

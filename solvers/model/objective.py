@@ -5,8 +5,6 @@ from functools import cached_property
 import numpy as np
 
 from cost_models.schedule import Schedule
-from cost_models.step_equation.contention import mixing
-from placer.topology.topology import Topology
 from solvers.model.knapsack import Float
 
 _NORM = 24
@@ -26,25 +24,12 @@ class Objective:
         How much each chain counts where one number stands for all phases: not negative, 1
         together. No plan's step is shorter than the chains' times so weighed, which is why bounds
         of that number are bounds of the step: what shared lanes add only makes it longer.
-    contention : float
-        The share of its time by which a GPU slows others of its host; see
-        `cost_models.step_equation.contention`.
     """
 
-    def __init__(
-        self,
-        schedule: Schedule,
-        chain_weights: Float | None = None,
-        topology: Topology | None = None,
-        contention: float = 0.0,
-    ) -> None:
+    def __init__(self, schedule: Schedule, chain_weights: Float | None = None) -> None:
         self.schedule = schedule
         self.members = schedule.members
         self.fixed = schedule.fixed
-        self.contention = contention
-        self._mixing: Float | None = None
-        if topology is not None and contention:
-            self._mixing = mixing(topology, contention)
         chains = len(schedule.chains)
         if chain_weights is None:
             chain_weights = np.eye(chains)[0]
@@ -75,20 +60,8 @@ class Objective:
         return self.schedule.prolonged(phase_s.T, slowest_s).T
 
     def step_time_s(self, phase_s: Float) -> Float:
-        """Step times, shape (...), of all GPUs' own seconds in each phase, (..., GPUs, phases)."""
-        return self.own_step_time_s(self.mixed(phase_s))
-
-    def own_step_time_s(self, phase_s: Float) -> Float:
-        """The same if GPUs did not slow each other."""
+        """Step times, shape (...), of all GPUs' seconds in each phase, (..., GPUs, phases)."""
         return self.longest_s(self.prolonged(phase_s).max(axis=-2))
-
-    def mixed(self, phase_s: Float) -> Float:
-        """Own seconds, and what GPUs of a host add to each other's, shape (..., GPUs, phases)."""
-        if self._mixing is None:
-            return phase_s
-        with np.errstate(invalid="ignore"):  # Infinite seconds where nothing fits.
-            mixed: Float = self._mixing @ phase_s
-        return mixed
 
     def longest_s(self, slowest: Float) -> Float:
         """Step times, shape (...), of the slowest GPU's seconds in each phase, (..., phases)."""
@@ -122,7 +95,7 @@ class Objective:
         return scale_s
 
     def key_s(self, phase_s: Float) -> float:
-        """The norm of own phase times of shape (GPUs, phases): nearly the step time.
+        """The norm of phase times of shape (GPUs, phases): nearly the step time.
 
         The maxima alone would not tell one slow GPU from several, and see no way out of a tie.
         """

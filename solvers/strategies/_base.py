@@ -15,7 +15,6 @@ from placer.plan.verify import violations
 from placer.problem import Problem
 from solvers.bounds.binding import binding
 from solvers.bounds.feasibility import impossible
-from solvers.bounds.lagrangian import contended_bound_s
 from solvers.model.assignment import Assignment
 from solvers.model.build_plan import fitted_plan
 from solvers.model.clock import Clock
@@ -144,8 +143,7 @@ def _result(name: str, search: Search, plan: Plan) -> SolveResult:
     assert not broken, f"{name} made an unsound plan: {broken[0].message}"
     report = instance.cost_model.evaluate(instance.problem, plan)
     step_time_s = report.step_time_s
-    of_steps_s = contended_bound_s(search.of_steps.instance, search.proven)
-    bound_s = max(bound_s, min(of_steps_s, search.others_s))
+    bound_s = max(bound_s, min(search.weighed_bound_s, search.others_s))
     assert step_time_s >= bound_s * (1 - 1e-6), f"{name} beat a bound: {step_time_s} < {bound_s}"
     bound_s = min(bound_s, step_time_s)
     optimal = step_time_s <= bound_s * (1 + limits.gap)

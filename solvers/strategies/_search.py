@@ -94,6 +94,11 @@ class Search:
         return self.of_steps.lagrangian
 
     @property
+    def weighed_bound_s(self) -> float:
+        """The Lagrangian bound of whole steps."""
+        return self.proven.step_time_s + self.of_steps.instance.fixed_s
+
+    @property
     def proven_s(self) -> float:
         """The largest step time that is proven to be a lower limit of all plans."""
         return min(self.bound_s, self.others_s)

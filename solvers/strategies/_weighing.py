@@ -10,7 +10,6 @@ from dataclasses import replace
 import numpy as np
 
 from cost_models.base import Float
-from solvers.bounds.lagrangian import contended_bound_s
 from solvers.model.instance import Instance
 from solvers.search.construction import construct
 from solvers.strategies._search import Search
@@ -114,5 +113,5 @@ def unreplicated(search: Search) -> Search:
     if other.first is None or other.first.step_time_s >= first.step_time_s:
         return search
     # A plan has replicas, and takes what all of them take once, or it has none.
-    others_s = contended_bound_s(search.of_steps.instance, search.proven)
-    return replace(other, others_s=others_s + search.of_steps.instance.replicas_s)
+    replicas_s = search.of_steps.instance.replicas_s
+    return replace(other, others_s=search.weighed_bound_s + replicas_s)

@@ -126,7 +126,7 @@ class AnnealingProblem:
         # What shared lanes add depends on what others are waited for, which hardly changes.
         waits_s = objective.scale_s(phase_s)
         prolonged_s = objective.prolonged(phase_s)
-        step_s = float(objective.longest_s(objective.mixed(prolonged_s).max(axis=0)))
+        step_s = float(objective.longest_s(prolonged_s.max(axis=0)))
         # Chains that are shorter than the step may grow to its length.
         longer = step_s / np.maximum(schedule.chain_times_s(phase_s.T), 1e-3 * step_s)
         scale_s = waits_s * (longer @ objective.members).clip(1.0)
@@ -152,8 +152,6 @@ class AnnealingProblem:
             scale_s=scale_s,
             # What is part of no chain delays nobody by itself.
             counted_s=np.where(objective.members.any(axis=0), scale_s, 0.0),
-            contention=np.array([objective.contention]),
-            host=np.array(instance.host_of_gpu),
         )
         rules = Rules(0.0, 0.0, 0, 0.0, power, step_s, 0.0, 0.0)
         for gpu in range(instance.gpus):
@@ -209,7 +207,6 @@ class AnnealingProblem:
             replicated=np.pad(replicated, (0, units - replicated.size)),
             replicated_count=np.array([replicated.size]),
             weight_s=np.zeros(phases),
-            host_s=np.zeros(len(instance.dram_bytes)),
         )
 
     def assignment(self, option: Int, gpu_of: Int) -> Assignment | None:

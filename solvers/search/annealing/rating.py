@@ -131,17 +131,11 @@ def power_of(share: float, power: int) -> float:
 @compiled
 def energy_of(model: Model, state: State, rules: Rules, phase_s: Float) -> float:
     """The energy of a GPU with these phases, shape (phases,)."""
-    scale_s, weight_s, contention = model.scale_s, state.weight_s, model.contention[0]
-    energy = total = 0.0
+    scale_s, weight_s, energy = model.scale_s, state.weight_s, 0.0
     for phase in range(scale_s.size):
         share = phase_s[phase] / scale_s[phase]
         energy += power_of(share, rules.power) * weight_s[phase]
-        total += share * model.counted_s[phase]
-    energy /= rules.step_s * rules.power
-    if contention > 0.0:
-        total /= rules.step_s * state.host_s.size
-        energy = (1.0 - contention) * energy + contention * total
-    return energy
+    return energy / (rules.step_s * rules.power)
 
 
 @compiled
@@ -246,20 +240,11 @@ def add(state: State, unit: int, number: int, gpu: int) -> None:
 
 
 @compiled
-def slowest_s(model: Model, state: State, phase: int) -> float:
-    """The slowest GPU's seconds in a phase, with what others of its host add."""
-    contention, host_s, slowest = model.contention[0], state.host_s, 0.0
-    if contention == 0.0:
-        for gpu in range(state.phase_s.shape[0]):
-            slowest = max(slowest, state.phase_s[gpu, phase])
-        return slowest
-    for host in range(host_s.size):
-        host_s[host] = 0.0
+def slowest_s(state: State, phase: int) -> float:
+    """The slowest GPU's seconds in a phase."""
+    slowest = 0.0
     for gpu in range(state.phase_s.shape[0]):
-        host_s[model.host[gpu]] += state.phase_s[gpu, phase]
-    for gpu in range(state.phase_s.shape[0]):
-        own = state.phase_s[gpu, phase]
-        slowest = max(slowest, own + contention * (host_s[model.host[gpu]] - own))
+        slowest = max(slowest, state.phase_s[gpu, phase])
     return slowest
 
 
@@ -271,7 +256,7 @@ def step_time_s(model: Model, state: State) -> float:
         seconds = model.fixed_s[chain]
         for phase in range(model.members.shape[1]):
             if model.members[chain, phase] > 0:
-                seconds += slowest_s(model, state, phase)
+                seconds += slowest_s(state, phase)
         longest = max(longest, seconds)
     return longest
 

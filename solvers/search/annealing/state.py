@@ -57,9 +57,6 @@ class Model(NamedTuple):
         What phases are measured by in the energy.
     counted_s : float64, shape (phases,)
         `scale_s` of phases in chains, else 0.
-    contention : float64, shape (1,)
-        The share of its time by which a GPU slows others of its host.
-    host : int64, shape (GPUs,)
     """
 
     costs: Float
@@ -81,8 +78,6 @@ class Model(NamedTuple):
     lane_waits: Float
     scale_s: Float
     counted_s: Float
-    contention: Float
-    host: Int
 
 
 class State(NamedTuple):
@@ -124,8 +119,6 @@ class State(NamedTuple):
     replicated_count : int64, shape (1,)
     weight_s : float64, shape (phases,)
         What phases count in the energy.
-    host_s : float64, shape (hosts,)
-        Own seconds of a phase of all GPUs of each host.
     """
 
     option: Int
@@ -148,7 +141,6 @@ class State(NamedTuple):
     replicated: Int
     replicated_count: Int
     weight_s: Float
-    host_s: Float
 
 
 class Rules(NamedTuple):

@@ -101,15 +101,13 @@ class BranchAndBound:
     ) -> None:
         self.best, self.clock, self.params = best, clock, params
         self.root: Node | None = None
-        self.below_s = best.own_step_time_s
+        self.below_s = best.step_time_s
         if before is not None and before.formulation.instance is instance:
             formulation = before.formulation
             if self.below_s <= before.below_s:
                 self.root, self.below_s = before.root, before.below_s
         else:
-            formulation = Formulation(
-                instance, best.own_step_time_s, price_s_per_byte, _MOST_POINTS
-            )
+            formulation = Formulation(instance, best.step_time_s, price_s_per_byte, _MOST_POINTS)
         self.formulation: Formulation = formulation
         self.unit_s = self.formulation.unit_s
         self.bound_s = 0.0
@@ -130,12 +128,12 @@ class BranchAndBound:
     @property
     def proven_s(self) -> float:
         """The bound, which may be above the best plan by rounding errors."""
-        return min(self.bound_s, self.best.own_step_time_s)
+        return min(self.bound_s, self.best.step_time_s)
 
     @property
     def limit(self) -> float:
         """The best plan's step time in units."""
-        return self.best.own_step_time_s / self.unit_s
+        return self.best.step_time_s / self.unit_s
 
     @property
     def spent(self) -> bool:
@@ -168,20 +166,20 @@ class BranchAndBound:
         self.root = root
         self._prove(root.bound)
         gap *= _NEARLY  # So that it is met in spite of rounding.
-        known = self.best.own_step_time_s / self.bound_s - 1 if self.bound_s else math.inf
+        known = self.best.step_time_s / self.bound_s - 1 if self.bound_s else math.inf
         if not gap < known <= self.params.most_gap:
             return
         wanted, may_gain, factor, known_s = math.inf, True, _GAP_FACTOR, 0.0
         while not self.spent and wanted > gap and may_gain:
-            wanted = max(gap, (self.best.own_step_time_s / self.bound_s - 1) * factor)
+            wanted = max(gap, (self.best.step_time_s / self.bound_s - 1) * factor)
             left = self._left
             may_gain = self._search(root, wanted) and not self.spent
             # A search that does not end proves nothing: it has to fit into what is left. And one
             # that begins with a poor plan looks at more than it would with a better one.
             share = (left - self._left) / max(_USED * self._left, 1e-9)
-            largest = _LARGEST_STEP if self.best.own_step_time_s == known_s else _GAP_FACTOR
+            largest = _LARGEST_STEP if self.best.step_time_s == known_s else _GAP_FACTOR
             factor = min(max(largest, share**_GROWTH), _LEAST_STEP)
-            known_s = self.best.own_step_time_s
+            known_s = self.best.step_time_s
 
     def _first(self) -> Node | None:
         """The whole search space with its first relaxation; None if there is no time for it."""
@@ -273,9 +271,9 @@ class BranchAndBound:
         assignment = rounded(self.best.instance, self.formulation, node, found)
         if assignment is not None:
             improve(assignment, self.clock, reshard_tables=False)
-            if assignment.own_step_time_s < self.best.own_step_time_s * 1.02:
+            if assignment.step_time_s < self.best.step_time_s * 1.02:
                 improve(assignment, self.clock)
-            if assignment.own_step_time_s < self.best.own_step_time_s:
+            if assignment.step_time_s < self.best.step_time_s:
                 self.best = assignment
         self._rounded_s += left_s - self.clock.left_s
 
@@ -319,11 +317,11 @@ def branch_and_bound(
     >>> first = construct(instance, bound, bound.step_time_s)
     >>> clock = Clock.start(Limits(time_limit_s=60))
     >>> search = branch_and_bound(first, bound.price_s_per_byte, clock=clock, gap=0.01)
-    >>> first.own_step_time_s >= search.best.own_step_time_s >= search.bound_s > instance.fixed_s
+    >>> first.step_time_s >= search.best.step_time_s >= search.bound_s > instance.fixed_s
     True
     """
     instance = bounding or best.instance
-    if instance.gpus == 1 or best.own_step_time_s <= 0:
+    if instance.gpus == 1 or best.step_time_s <= 0:
         return None
     search = BranchAndBound(best, instance, price_s_per_byte, clock, params, before)
     f = search.formulation
