@@ -129,12 +129,10 @@ def test_no_placement_of_the_legend_lies_outside_of_the_picture(width: float) ->
     assert inside.y0 >= whole.y0
 
 
-def test_a_grid_is_drawn_as_maps_of_two_axes(tmp_path: Path) -> None:
+def test_a_grid_is_not_drawn(tmp_path: Path) -> None:
     arguments = [*COMMAND, "--platform", "zion", "--grid", "--vary", "pooling=1,8"]
-    succeed(*arguments, "--plot", tmp_path / "grid.svg")
-    assert "</svg>" in (tmp_path / "grid.svg").read_text(encoding="utf-8")
-    message = fail(*arguments, "--vary", "dim=16,32", "--plot", tmp_path / "grid.png")
-    assert "draws a grid of two axes, not of 3" in message
+    message = fail(*arguments, "--plot", tmp_path / "grid.png")
+    assert "one axis at a time" in message
 
 
 def test_nothing_possible_is_nothing_to_draw(tmp_path: Path) -> None:
