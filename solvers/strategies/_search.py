@@ -127,6 +127,11 @@ class Search:
         """Whether the plan can still improve and the limits allow another stage."""
         return not self.clock.spent and (self.best is None or self.best.step_time_s > self.target_s)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether an assignment exists, and is good enough or has to be."""
+        return self.best is not None and not self.is_open
+
     def first_fit(self) -> Assignment | None:
         """Any assignment that fits, where no construction finds one; or a proof, in `failure`.
 
