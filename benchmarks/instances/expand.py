@@ -151,7 +151,10 @@ def document(name: str, problem: Problem, constants: Mapping[str, float]) -> dic
             {key: value for key, value in asdict(gpu).items() if key != "chip"}
             for gpu in problem.topology.gpus
         ],
-        "hosts": [asdict(host) for host in problem.topology.hosts],
+        "hosts": [
+            {key: value for key, value in asdict(host).items() if key != "drive"}
+            for host in problem.topology.hosts
+        ],
         "links": [asdict(link) for link in problem.topology.links],
         "constraints": {
             "tables": {
