@@ -139,6 +139,7 @@ def document(name: str, problem: Problem, constants: Mapping[str, float]) -> dic
     Reserved memory is taken off, hosts in pins are followed by their GPUs, patterns are names.
     """
     rules = {name: problem.constraints.rule_of(name) for name in problem.profile.table_names}
+    machine = problem.topology
     content: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
@@ -147,15 +148,9 @@ def document(name: str, problem: Problem, constants: Mapping[str, float]) -> dic
         "pipeline": problem.pipeline,
         "constants": dict(constants),
         "tables": [_table_json(profile) for profile in problem.profile],
-        "gpus": [
-            {key: value for key, value in asdict(gpu).items() if key != "chip"}
-            for gpu in problem.topology.gpus
-        ],
-        "hosts": [
-            {key: value for key, value in asdict(host).items() if key != "drive"}
-            for host in problem.topology.hosts
-        ],
-        "links": [asdict(link) for link in problem.topology.links],
+        "gpus": [{k: v for k, v in asdict(one).items() if k != "chip"} for one in machine.gpus],
+        "hosts": [{k: v for k, v in asdict(one).items() if k != "drive"} for one in machine.hosts],
+        "links": [asdict(link) for link in machine.links],
         "constraints": {
             "tables": {
                 table: {

@@ -1,13 +1,15 @@
-"""Simulated annealing where DRAM has no room for all rows, and drives hold the others.
+"""Local search and annealing where DRAM has no room for all rows, and drives hold the others.
 
-Annealing's compiled moves (`solvers.search.annealing`) count bytes of HBM alone. Here a table of a
-slow GPU gets rows back from the drive, alone or beside one that gives some up; shards change GPUs;
-and tables are sharded anew. Each change is filled exactly, and made only where it fits.
+First, tables of slow GPUs get rows back from the drive as long as DRAM has room. Then annealing:
+the compiled moves (`solvers.search.annealing`) count bytes of HBM alone, so that it is here. A
+table of a slow GPU gets rows back from the drive, alone or beside one that gives some up; shards
+change GPUs; and tables are sharded anew. Each change is filled exactly, and made only where it
+fits.
 """
 
 import math
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from solvers.model.assignment import Assignment, Change
 from solvers.model.clock import Clock
@@ -20,8 +22,40 @@ _HOTTEST, _COLDEST = 0.02, 2e-4
 _SLOW = 0.7
 """How often the slowest GPU's tables change, and not any GPU's."""
 
+_USUAL = 0.8
+"""How often a slow GPU's table gets rows back from the drive, and another one gives some up."""
+
+_STEPS = (1, 2, 4)
+"""By how many shares less on the drive a table is tried to have."""
+
+_LEAST_GAIN = 1e-4
+"""Share of its objective that a step has to gain for rows to be given back."""
+
 _BATCH = 16
 """Changes after which temperature and time are looked at."""
+
+
+def with_rows_back(assignment: Assignment, clock: Clock) -> Assignment:
+    """Return the assignment with rows of slow GPUs' tables back in DRAM, while that helps."""
+    best = assignment
+    while not clock.spent:
+        found = min(_with_rows_back(best), key=lambda one: one.key_s, default=best)
+        if found.key_s >= best.key_s * (1 - _LEAST_GAIN):
+            break
+        best = found
+    return best
+
+
+def _with_rows_back(assignment: Assignment) -> Iterator[Assignment]:
+    """Yield what fits of the slowest GPU's tables with fewer rows on the drive."""
+    for shard in assignment.shards[next(iter(assignment.slow_gpus()))]:
+        ways = _homes(assignment.instance, shard.table, shard.option)
+        at = ways.index(shard.option) if shard.option in ways else 0
+        for step in _STEPS:
+            if step <= at:
+                after = _with_options(assignment, {shard.table: ways[at - step]})
+                if after is not None:
+                    yield after
 
 
 def anneal_drive_shares(assignment: Assignment, seed: int, clock: Clock) -> Assignment:
@@ -63,15 +97,22 @@ def _changed(walk: Assignment, rng: random.Random) -> Assignment | None:
 def _rehomed(
     walk: Assignment, shards: Iterable[TableShard], rng: random.Random
 ) -> Assignment | None:
-    """Tables whose cold rows lie elsewhere, on the same GPUs."""
+    """Tables whose cold rows lie elsewhere, on the same GPUs: mostly the first one's in DRAM."""
     options: dict[int, ShardingOption] = {}
+    way = -1
     for shard in shards:
         ways = _homes(walk.instance, shard.table, shard.option)
         if ways:
             # Mostly little changes: options are in the order of their shares.
             at = ways.index(shard.option) if shard.option in ways else 0
-            step = rng.choice((-1, 1)) * math.ceil(rng.expovariate(0.7))
+            step = (way if rng.random() < _USUAL else -way) * math.ceil(rng.expovariate(0.7))
             options[shard.table] = ways[min(max(at + step, 0), len(ways) - 1)]
+        way = 1
+    return _with_options(walk, options)
+
+
+def _with_options(walk: Assignment, options: dict[int, ShardingOption]) -> Assignment | None:
+    """Tables with other options on the same GPUs; None if that changes nothing or does not fit."""
     change: Change = {}
     for gpu, mine in enumerate(walk.shards):
         if any(s.table in options and s.option != options[s.table] for s in mine):

@@ -14,7 +14,7 @@ from solvers.search.arena_construction import assignments_by_arena
 from solvers.search.branching import BranchingParams, branch_and_bound, points_of
 from solvers.search.construction import construct as construct_for
 from solvers.search.construction import options_for, packed, short_options
-from solvers.search.drive_shares import anneal_drive_shares
+from solvers.search.drive_shares import anneal_drive_shares, with_rows_back
 from solvers.search.moves import improve
 from solvers.strategies._search import Search
 
@@ -72,6 +72,8 @@ def construct(search: Search, share: float = 1.0, *, resharded: bool = True) -> 
         if made and assignment.key_s > _PROMISING * min(one.key_s for one in made):
             break
         improve(assignment, clock, reshard_tables=False)
+        if search.instance.lacks_dram:
+            assignment = with_rows_back(assignment, clock)
         made.append(assignment)
         if clock.spent or assignment.step_time_s <= enough_s:
             break
