@@ -26,7 +26,7 @@ from cost_models.step_equation.unit_costs import (
     ReadKind,
     UnitCosts,
 )
-from cost_models.step_equation.work import group_of, groups_of, host_pools, is_mapped
+from cost_models.step_equation.work import drive_row_s, group_of, groups_of, host_pools, is_mapped
 from placer.plan.shard import Shard
 from placer.problem import Problem
 from placer.simulator.counts import StepCounts
@@ -95,6 +95,17 @@ class PartTimer:
             [Rates(*rate).of(weight_bytes, row_bytes) for rate in kind]
             for kind in np.moveaxis(rates, 0, -1)
         )
+        # Where they lie, rows may have other bytes than in HBM, and may be on a drive besides.
+        home_bytes, drive_s = row_bytes.copy(), np.zeros(len(parts))
+        for at, part in enumerate(parts):
+            shard, table = plan.shards[part.shard], plan.tables[part.table]
+            home_bytes[at] = table.bytes_per_row(part.cols[1] - part.cols[0], shard.dtype)
+            if shard.memory == "ssd":
+                drive_s[at] = drive_row_s(topology, part.device, home_bytes[at])
+        for resource in (1, 2):
+            rate = Rates(*np.moveaxis(rates, 0, -1)[1][resource])
+            self._copied[resource] = rate.of(weight_bytes, home_bytes)
+        self._copied[1] += PerUnit(0.0, drive_s, 0.0)
         self._lookup_in_hbm, _, self._lookup_in_place = (
             [Rates(*rate).of(weight_bytes, row_bytes) for rate in kind]
             for kind in np.moveaxis(rates * shares, 0, -1)

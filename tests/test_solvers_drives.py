@@ -11,7 +11,7 @@ from fast_and_full import mostly_slow
 from tiny_problems import tiny_problem
 
 import cost_models.sharding_options as sharding_options
-from cost_models import ColdHome, Roofline, ShardingOption, TableShard
+from cost_models import ColdHome, Roofline, ShardingOption, TableShard, drawn_stream, simulate
 from placer import Plan, Problem, Shard, Topology
 from placer.constraints.constraints import Constraints
 from placer.constraints.rules import TableRule
@@ -20,7 +20,7 @@ from placer.plan.diff import diff
 from placer.plan.memory import device_memory, record_bytes
 from placer.plan.migration import migration
 from placer.plan.verify import verify, violations
-from placer.tables import Table
+from placer.tables import ColdDType, Table
 from placer.topology.devices import Drive
 from placer.workloads import named_workload
 from solvers import solve
@@ -203,3 +203,15 @@ def test_a_width_that_is_none() -> None:
 def test_costs_of_shards_on_drives_name_their_shard() -> None:
     option = ShardingOption(home=ColdHome(0.5))
     assert TableShard(0, option).cost_key != TableShard(0).cost_key
+
+
+@pytest.mark.parametrize("widths", [(), ("int8",)])
+def test_replayed_batches_wait_for_drives_as_planned(widths: tuple[ColdDType, ...]) -> None:
+    topology = Topology.parse("1xt4", hbm="256MiB", dram="1MiB", ssd="1TiB")
+    problem = Problem(named_workload("random-3@1"), topology, 512, widths=widths)
+    plan = solve(problem, time_limit_s=20, max_steps=50, threads=1).plan
+    assert plan is not None
+    assert any(shard.memory == "ssd" for shard in plan.shards)
+    streams = [drawn_stream(problem.profile, 512, 8)]
+    simulated = simulate(plan, streams, Roofline(), problem.profile)
+    assert simulated.step_times.mean_s == pytest.approx(plan.solver.step_time_s, rel=0.2)
