@@ -28,8 +28,8 @@ _REPLICATED_SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 _DRIVE_SHARES = (1.0, *(1 - 2.0**-n for n in range(1, 9)))
 """Shares of rows on the drive, so that those in DRAM are halved from one to the next."""
 
-_LEAST_DRIVE_BYTES = 1 << 20
-"""Tables on a drive: of smaller ones, the rows take less memory than the buffers to read them."""
+_LEAST_SHARED_BYTES = 1 << 20
+"""Of smaller tables, all cold rows or none are on the drive: shares of them free little memory."""
 
 _HEAVY = 0.5
 """Tables with so large a share of a GPU's part of all bytes looked up have replicated rows.
@@ -80,8 +80,8 @@ def cold_homes(problem: Problem, table: Table) -> tuple[ColdHome, ...]:
     widths, on the drive and in DRAM.
     """
     has_drives = all(host.drive is not None for host in problem.topology.hosts)
-    has_drives &= table.total_bytes >= _LEAST_DRIVE_BYTES
-    shares = (0.0, *_DRIVE_SHARES) if has_drives else (0.0,)
+    some = _DRIVE_SHARES if table.total_bytes >= _LEAST_SHARED_BYTES else _DRIVE_SHARES[:1]
+    shares = (0.0, *some) if has_drives else (0.0,)
     dtypes: tuple[ColdDType | Literal[""], ...] = ("",)
     if table.dtype == "float32":  # The executor keeps rows of narrow tables as they are.
         dtypes += tuple(dtype for dtype in problem.widths if dtype != "float32")

@@ -38,6 +38,7 @@ from cost_models.step_equation.unit_costs import (
     ReadKind,
     UnitCosts,
 )
+from placer.errors import PlanMismatchError
 from placer.plan.buffers import cache_slices, output_vectors
 from placer.plan.plan import Plan
 from placer.plan.shard import Shard
@@ -305,9 +306,19 @@ def _reads(problem: Problem, table: int, shard: Shard) -> list[Work]:
 
 
 def drive_row_s(topology: Topology, gpu: str, row_bytes: float) -> float:
-    """Seconds that a row on the drive of a GPU's host takes, if its GPUs ask for as many each."""
+    """Seconds that a row on the drive of a GPU's host takes, if its GPUs ask for as many each.
+
+    Raises
+    ------
+    PlanMismatchError
+        If the host has no drive.
+    """
     host = topology.hosts_by_id[topology.gpus_by_id[gpu].host]
-    assert host.drive is not None, "verified: shards on SSD are of hosts with a drive"
+    if host.drive is None:
+        raise PlanMismatchError(
+            f"the plan has rows on the drive of {host.id}, which {topology.name!r} lacks: "
+            "give --ssd, or a topology file with a drive"
+        )
     return host.drive.row_s(row_bytes) * len(topology.gpus_of(host.id))
 
 
