@@ -19,6 +19,7 @@ where no unit is cheaper than one of rows in HBM.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
 
@@ -48,7 +49,6 @@ from cost_models.step_equation.phases import (
 from cost_models.step_equation.unit_costs import Rates, UnitCosts
 from cost_models.step_equation.work import (
     Work,
-    hbm_lookups,
     only_link,
     work_of,
 )
@@ -182,7 +182,7 @@ class StepEquation(CostModel, ABC):
         parts_s = with_lanes(parts_s, problem.pipeline)
         parts_s[PARTS.index("launches")] += arenas_s
         gpu_s[:, 3] += arenas_s[: len(NAMES)].sum(axis=0)
-        hot, every = hbm_lookups(problem, works)
+        hot, every = _hbm_lookups(problem, works)
         return CostReport(
             self.name,
             tuple(
@@ -262,3 +262,14 @@ class StepEquation(CostModel, ABC):
             colds += [cold for cold in ("host", "cached") if cold not in colds]
         # The usual one goes with every way to divide the table, so that it has to be allowed.
         return tuple(cold for cold in colds if cold not in forbidden) or ("staged",)
+
+
+def _hbm_lookups(problem: Problem, works: Iterable[Work]) -> tuple[list[float], list[float]]:
+    """Lookups of each table that rows in HBM serve, those of caches included, and all of them."""
+    hot, every = ([0.0] * len(problem.profile) for _ in range(2))
+    for work in works:
+        spec = problem.profile.tables[work.table].table
+        lookups = work.lookups * work.weight_bytes / spec.weight_bytes_per_row()
+        hot[work.table] += lookups if work.kind in ("device", "hit") else 0.0
+        every[work.table] += lookups
+    return hot, every

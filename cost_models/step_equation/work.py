@@ -390,14 +390,3 @@ def column_slice_counts(plan: Plan) -> Counter[str]:
     for table in plan.tables:
         counts[table.name] += 0 < columns[table.name] < table.dim
     return counts
-
-
-def hbm_lookups(problem: Problem, works: Iterable[Work]) -> tuple[list[float], list[float]]:
-    """Lookups of each table that rows in HBM serve, those of caches included, and all of them."""
-    hot, every = ([0.0] * len(problem.profile) for _ in range(2))
-    for work in works:
-        spec = problem.profile.tables[work.table].table
-        lookups = work.lookups * work.weight_bytes / spec.weight_bytes_per_row()
-        hot[work.table] += lookups if work.kind in ("device", "hit") else 0.0
-        every[work.table] += lookups
-    return hot, every

@@ -17,7 +17,6 @@ import numpy.typing as npt
 from cost_models import (
     ANY_SHARE,
     WHOLE_TABLE,
-    ColdHome,
     CostCurve,
     CostModel,
     ShardingOption,
@@ -31,17 +30,14 @@ from solvers.model.arena_times import ArenaTimes
 from solvers.model.constraint_rules import ConstraintRules
 from solvers.model.curves import LatestCurves, at_share
 from solvers.model.delays import Delay
-from solvers.model.knapsack import BYTES, Float, costs_at_price, costs_of, priced_costs
+from solvers.model.knapsack import Float, costs_at_price, priced_costs
 from solvers.model.objective import Objective
-from solvers.model.option_words import ways_to_shard
-from solvers.model.prices import pareto, prices_for
+from solvers.model.option_words import search_space
+from solvers.model.prices import prices_of
 from solvers.model.replicas import Replicas
 
 Block = tuple[TableShard, ...]
 """Shards that one GPU has to serve: mostly one."""
-
-_PRICED_TABLES = 500
-"""Of more tables than these, an even sample sets the prices."""
 
 _SPARE_DRAM = 0.005
 """Share of DRAM that searches leave free, where it is short: rows that a GPU turns out to have no
@@ -163,23 +159,7 @@ class Instance:
 
         Dense around the price at which all tables, whole, would fill all HBM together.
         """
-        sample = range(0, self.tables, 1 + self.tables // _PRICED_TABLES)
-        gpu, hbm_bytes = self.kinds[0], float(self.hbm_bytes.sum() * len(sample) / self.tables)
-        whole = [costs_of(self.curve(self.whole(table), gpu)) for table in sample]
-        if sum(float(points[BYTES].min()) for points in whole) > hbm_bytes:
-            # Buffers do not fit: some tables have to be read in ways that need fewer.
-            whole = [
-                pareto(np.hstack([costs_of(self.curve(s, gpu)) for s in self.uncut(table)]))
-                for table in sample
-            ]
-        prices = prices_for(whole, hbm_bytes)
-        if not self.lacks_dram:
-            return prices
-        # A row that leaves HBM may save others the way to the drive, and be worth far more.
-        on_drive = ShardingOption(home=ColdHome(1.0))
-        driven = [costs_of(self.curve(TableShard(table, on_drive), gpu)) for table in sample]
-        both = np.unique(np.concatenate((prices, prices_for(driven, hbm_bytes))))
-        return both[::-1]
+        return prices_of(self)
 
     def options_of(self, table: int) -> tuple[ShardingOption, ...]:
         """The sharding options of a table that are searched: those that are not forbidden."""
@@ -411,18 +391,7 @@ class Instance:
     def search_space(self) -> str:
         """The search space in words, for plans and reports."""
         options = {option for table in range(self.tables) for option in self.options_of(table)}
-        within = ", within the constraints" if self._rules.any else ""
-        homes = {option.home for option in options}
-        if any(home.drive_share for home in homes):
-            within = ", the coldest of them on the host's drive" + within
-        if dtypes := sorted({home.dtype for home in homes if home.dtype}):
-            within = f", perhaps as {' or '.join(dtypes)}" + within
-        return (
-            f"each table {ways_to_shard(options)}; each shard on one GPU, any number of its "
-            "hottest rows in HBM and the rest in DRAM, "
-            + " or ".join(sorted({option.cold for option in options}))
-            + within
-        )
+        return search_space(options, is_constrained=self._rules.any)
 
 
 __all__ = ["WHOLE_TABLE", "Block", "Instance", "Placement", "ShardingOption", "TableShard"]

@@ -31,3 +31,19 @@ def ways_to_shard(options: Iterable[ShardingOption]) -> str:
     if replicated:
         ways.append("with all or its hottest rows replicated")
     return ", ".join(ways)
+
+
+def search_space(options: set[ShardingOption], *, is_constrained: bool) -> str:
+    """The search space of all tables' options in words."""
+    within = ", within the constraints" if is_constrained else ""
+    homes = {option.home for option in options}
+    if any(home.drive_share for home in homes):
+        within = ", the coldest of them on the host's drive" + within
+    if dtypes := sorted({home.dtype for home in homes if home.dtype}):
+        within = f", perhaps as {' or '.join(dtypes)}" + within
+    return (
+        f"each table {ways_to_shard(options)}; each shard on one GPU, any number of its "
+        "hottest rows in HBM and the rest in DRAM, "
+        + " or ".join(sorted({option.cold for option in options}))
+        + within
+    )

@@ -1,10 +1,18 @@
 """Prices of HBM at which shards are rated."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from solvers.model.knapsack import BYTES, GPU_S, Float
+from cost_models import ColdHome, ShardingOption, TableShard
+from solvers.model.knapsack import BYTES, GPU_S, Float, costs_of
+
+if TYPE_CHECKING:
+    from solvers.model.instance import Instance
+
+_PRICED_TABLES = 500
+"""Of more tables than these, an even sample sets the prices."""
 
 _COARSE_RATIO = 2.0
 _FINE_RATIO = 1.08
@@ -61,3 +69,27 @@ def prices_for(whole: Sequence[Float], hbm_bytes: float) -> Float:
     steps = max(2, int(np.log(first / last) / np.log(_FINE_RATIO)) + 1)
     every = np.concatenate((coarse, np.geomspace(first, last, steps)))
     return np.concatenate(([np.inf], np.unique(every)[::-1], [0.0]))
+
+
+def prices_of(instance: "Instance") -> Float:
+    """The prices of an instance; see `Instance.prices`."""
+    sample = range(0, instance.tables, 1 + instance.tables // _PRICED_TABLES)
+    gpu, hbm_bytes = (
+        instance.kinds[0],
+        float(instance.hbm_bytes.sum() * len(sample) / instance.tables),
+    )
+    whole = [costs_of(instance.curve(instance.whole(table), gpu)) for table in sample]
+    if sum(float(points[BYTES].min()) for points in whole) > hbm_bytes:
+        # Buffers do not fit: some tables have to be read in ways that need fewer.
+        whole = [
+            pareto(np.hstack([costs_of(instance.curve(s, gpu)) for s in instance.uncut(table)]))
+            for table in sample
+        ]
+    prices = prices_for(whole, hbm_bytes)
+    if not instance.lacks_dram:
+        return prices
+    # A row that leaves HBM may save others the way to the drive, and be worth far more.
+    on_drive = ShardingOption(home=ColdHome(1.0))
+    driven = [costs_of(instance.curve(TableShard(table, on_drive), gpu)) for table in sample]
+    both = np.unique(np.concatenate((prices, prices_for(driven, hbm_bytes))))
+    return both[::-1]
