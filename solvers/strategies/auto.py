@@ -56,7 +56,8 @@ class Auto(StagedStrategy):
     def stages(self, instance: Instance) -> list[Stage]:
         """Construct once; anneal and prove by turns, so that neither takes the other's time."""
         p = self.params
-        share = p.branched_annealing_share if is_branched(instance) else p.annealing_share
+        is_proven = is_branched(instance) and not instance.lacks_dram
+        share = p.branched_annealing_share if is_proven else p.annealing_share
         return [
             Stage("greedy", lambda search: construct(search, p.greedy_share)),
             Stage("annealed", lambda search: anneal(search, share)),
