@@ -49,7 +49,7 @@ class ColdHome(NamedTuple):
     dtype: ColdDType | Literal[""] = ""
 
     def first_on_drive(self, rows: int) -> int:
-        """Of so many rows in order of their heat, the first that is on the drive."""
+        """Return the first row on the drive, of `rows` rows with the hottest first."""
         return rows - int(rows * self.drive_share)
 
 

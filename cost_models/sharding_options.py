@@ -26,7 +26,7 @@ _REPLICATED_SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 """Shares of a table's lookups that replicated rows take, where they are not all rows."""
 
 _DRIVE_SHARES = (1.0, *(1 - 2.0**-n for n in range(1, 9)))
-"""Shares of rows on the drive, so that those in DRAM are halved from one to the next."""
+"""Shares of a table's rows on the drive. Each leaves half as many rows in DRAM as the last."""
 
 _LEAST_SHARED_BYTES = 1 << 20
 """Of smaller tables, all cold rows or none are on the drive: shares of them free little memory."""

@@ -118,8 +118,8 @@ def read_matrix(
     Parameters
     ----------
     sizes : (weight_bytes, row_bytes, home_bytes)
-        Bytes of weights, and of weights and state, of a row in HBM; the latter where the row
-        lies, if that is not 0: the link and the host's memory move so many.
+        Bytes of a row's weights, and of its weights and state, in HBM. `home_bytes` are the bytes
+        that the link and the host's memory move for it; 0 means as many as `row_bytes`.
     shares : float64, of `SHAPE`
         The part of each of `costs` that is spent on the lookup; see `lookup_shares`.
 

@@ -49,7 +49,7 @@ class Load(NamedTuple):
     cold_in_flight: Float
 
     def until(self, rows: int) -> "Load":
-        """The same with no more than so many rows in HBM."""
+        """Return the load with at most `rows` rows in HBM."""
         kept = np.append(self.hot_rows[self.hot_rows < rows], rows)
         values = np.vstack((self.counts, self.cold_in_flight))
         of_rows = np.stack([np.interp(kept, self.hot_rows, row) for row in values])

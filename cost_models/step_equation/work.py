@@ -69,8 +69,8 @@ class Extras(NamedTuple):
     id_bytes, gradient_bytes : float
         Those of `exchanged_bytes` that go ahead of the lookup, and back for the update.
     drive_s : float
-        Seconds of the host's drive for rows that lie there, read ahead and written back, if all
-        GPUs of the host ask as much of it.
+        Seconds of the host's drive to read the rows that lie there, and to write them back. It
+        assumes that all GPUs of the host read equally many.
     """
 
     column_slices: Amount = 0.0
@@ -306,7 +306,7 @@ def _reads(problem: Problem, table: int, shard: Shard) -> list[Work]:
 
 
 def drive_row_s(topology: Topology, gpu: str, row_bytes: float) -> float:
-    """Seconds that a row on the drive of a GPU's host takes, if its GPUs ask for as many each.
+    """Return the seconds of a row on a drive, if all GPUs of the host read equally many.
 
     Raises
     ------

@@ -90,7 +90,7 @@ def check_shards(plan: Plan) -> None:
 
 
 def refuse_growing(plan: Plan, reader: str) -> None:
-    """Raise if a table grows, for who has no key map.
+    """Refuse a plan with tables that grow, for a reader that has no key map.
 
     Raises
     ------

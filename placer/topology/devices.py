@@ -44,7 +44,7 @@ class Drive:
     Attributes
     ----------
     memory_bytes : int
-        Of it, what embeddings may take.
+        Bytes that embeddings may take.
     reads_per_s, writes_per_s : float
         Blocks of `BLOCK_BYTES` at random places that it reads or writes with many requests at a
         time. The defaults are those of one data-centre drive on PCIe 4.0, rounded down from data

@@ -40,8 +40,8 @@ Block = tuple[TableShard, ...]
 """Shards that one GPU has to serve: mostly one."""
 
 _SPARE_DRAM = 0.005
-"""Share of DRAM that searches leave free, where it is short: rows that a GPU turns out to have no
-room for go there when the plan is made."""
+"""Share of DRAM that searches leave free where DRAM is short. A plan needs it for rows that did not
+fit in HBM after all."""
 
 _FILLED = 0.5
 """Share of HBM that is taken to hold rows, not buffers, where it is asked if DRAM may be short."""

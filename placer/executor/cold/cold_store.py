@@ -98,7 +98,7 @@ class ColdStore:
         self._last: Future[Any] | None = None
 
     def start(self, work: Callable[[], Result]) -> "Future[Result]":
-        """Move rows in a thread of the store, after what was started before has succeeded."""
+        """Move rows in a thread of the store, once all earlier moves have succeeded."""
         before = self._last
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="placer-cold-rows")

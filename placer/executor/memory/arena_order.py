@@ -98,11 +98,11 @@ def slice_columns(
 
 
 def has_records(plan: Plan) -> bool:
-    """Whether rows of some shard are records."""
+    """Return true if a shard of the plan has narrow rows, or rows on a drive."""
     tables = plan.tables_by_name
     return any(is_stored(shard, tables[shard.table]) for shard in plan.shards if shard.row_count)
 
 
 def is_stored(shard: Shard, table: Table) -> bool:
-    """Whether the shard's rows are records: narrow, or on a drive."""
+    """Return true if the shard's rows are narrow or on a drive, and so are kept as records."""
     return shard.memory == "ssd" or shard.dtype not in (None, table.dtype)
