@@ -37,11 +37,8 @@ def replacing(path: StrPath) -> Iterator[Path]:
     a part of one. The file keeps the mode of the one before it, and a symbolic link stays one. What
     killed processes left beside it is removed.
 
-    Raises
-    ------
-    PlacerError
-        If the folder cannot be written or the disk is full, or there is something at `path` that
-        is no regular file, as a device or a folder; it is untouched then.
+    Raises PlacerError if the folder cannot be written or the disk is full, or there is something at
+    `path` that is no regular file, as a device or a folder; it is untouched then.
     """
     target = _place_of(Path(path))
     there = "nothing was changed there"
@@ -63,10 +60,7 @@ def replacing(path: StrPath) -> Iterator[Path]:
 def make_folder(path: Path) -> None:
     """Make a folder and those above it, as far as they are not there, such that they stay there.
 
-    Raises
-    ------
-    OSError
-        If one of them cannot be made.
+    Raises OSError if one of them cannot be made.
     """
     missing = []
     while not path.is_dir():
@@ -84,17 +78,15 @@ def check_place(
 
     Folders above it have to be there, unless the work makes them.
 
-    Raises
-    ------
-    PlacerError
-        If there is something else at `path`, or no folder above it that can be written in.
+    Raises PlacerError if there is something else at `path`, or no folder above it that can be
+    written in.
 
     Examples
     --------
     >>> check_place("/nowhere/plan.json")
     Traceback (most recent call last):
     placer.errors.PlacerError: cannot write /nowhere/plan.json: there is no folder /nowhere; make \
-it: mkdir -p /nowhere
+    it: mkdir -p /nowhere
     """
     target = Path(path)
     try:
@@ -293,13 +285,7 @@ def sync_folder(path: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """The size and hash of a file, as a manifest records them.
-
-    Attributes
-    ----------
-    size_bytes : int
-    sha256 : str
-    """
+    """The size and hash of a file, as a manifest records them."""
 
     size_bytes: int
     sha256: str
@@ -359,10 +345,7 @@ class HashedFile(io.IOBase):
     def finish(self) -> FileRecord:
         """Close the file and return its size and SHA-256.
 
-        Raises
-        ------
-        OSError
-            If it could not be opened, or not all is on disk.
+        Raises OSError if it could not be opened, or not all is on disk.
         """
         self.close()
         if self._failure is not None:

@@ -34,10 +34,7 @@ class HiddenFolder:
     def begin(self) -> None:
         """Make the empty folder; first remove what a killed process left under its name.
 
-        Raises
-        ------
-        PlacerError
-            If another process is writing it.
+        Raises PlacerError if another process is writing it.
         """
         make_folder(self.target.parent)
         while True:
@@ -100,10 +97,8 @@ def exchange(one: Path, other: Path) -> bool:
 def new_folder(path: StrPath) -> Iterator[Path]:
     """Yield a hidden folder beside `path`; on success it is renamed to `path`, else removed.
 
-    Raises
-    ------
-    PlacerError
-        If there is something at `path` already, or it cannot be written, as on a full disk.
+    Raises PlacerError if there is something at `path` already, or it cannot be written, as on a
+    full disk.
     """
     target = Path(path)  # "" is the folder where we are, which has no name.
     if target.exists() or target.is_symlink():

@@ -25,10 +25,7 @@ class LimitError(ValueError):
 def open_file(path: str | os.PathLike[str]) -> BufferedReader:
     """Return a regular file, open for reading.
 
-    Raises
-    ------
-    OSError
-        If it cannot be opened, or is a device, a pipe or a folder.
+    Raises OSError if it cannot be opened, or is a device, a pipe or a folder.
     """
     # A pipe that nobody writes would never be opened else.
     file = os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb")
@@ -41,12 +38,7 @@ def open_file(path: str | os.PathLike[str]) -> BufferedReader:
 def read_limited(path: Path, most_bytes: int) -> bytes:
     """Return all of a regular file.
 
-    Raises
-    ------
-    OSError
-        See `open_file`.
-    LimitError
-        If it is too large.
+    Raises OSError as `open_file` does, and LimitError if it is too large.
     """
     with open_file(path) as file:
         content = file.read(most_bytes + 1)
@@ -61,13 +53,8 @@ def read_limited(path: Path, most_bytes: int) -> bytes:
 def read_json(path: Path, most_bytes: int = MOST_JSON_BYTES) -> Any:
     """Return the value of a JSON file.
 
-    Raises
-    ------
-    OSError
-        If it cannot be opened.
-    LimitError
-        If it is no JSON, too large or too deep, has a key twice, or a number that is none of
-        placer's.
+    Raises OSError if it cannot be opened. Raises LimitError if it is no JSON, too large or too
+    deep, has a key twice, or a number that is none of placer's.
 
     Examples
     --------

@@ -28,10 +28,7 @@ def sealed(document: Mapping[str, Any]) -> dict[str, Any]:
 def check_seal(document: Mapping[str, Any], source: Path) -> None:
     """Check that a plan was not altered since it was written.
 
-    Raises
-    ------
-    PlanError
-        If it was altered.
+    Raises PlanError if it was altered.
     """
     if document.get(SEAL) and document[SEAL] != sealed(document)[SEAL]:
         raise PlanError(

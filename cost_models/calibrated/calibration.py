@@ -76,20 +76,12 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """How much the machine's speed varied.
+    """How much the machine's speed varied."""
 
-    Attributes
-    ----------
-    spread : float
-        Interquartile range of the steps of a case over their median: the median case's.
-    drift : float
-        Range of a case that was measured again and again, over its median.
-    wait : float
-        Time on the clock beyond that on the processor, over the latter: the median case's.
-    """
-
+    # Interquartile range of the steps of a case over their median: the median case's.
     spread: float = 0.0
-    drift: float = 0.0
+    drift: float = 0.0  # Range of a case that was measured again and again, over its median.
+    # Time on the clock beyond that on the processor, over the latter: the median case's.
     wait: float = 0.0
 
 

@@ -18,20 +18,17 @@ def document_for(
 ) -> Any:
     """A plan in the form that a trainer reads from JSON.
 
+    Raises PlacerError if there is no such trainer, or the plan has what it cannot run; the message
+    names it.
+
     Parameters
     ----------
     trainer : str
         One of `TRAINERS`.
-    plan : Plan
     module : str
         Path of TorchRec's embedding module in the model.
     staged_as : {"uva", "cached"}, optional
         How TorchRec reads staged rows, which it cannot stage.
-
-    Raises
-    ------
-    PlacerError
-        If there is no such trainer, or the plan has what it cannot run; the message names it.
 
     Examples
     --------

@@ -22,7 +22,6 @@ def count_dask(parts: Any, counter: PartitionCounter, split_out: int = 1) -> Any
     parts : dask.dataframe.DataFrame, or sequence of Delayed
         Delayed parts hold what `placer.data.in_memory.batches_of` takes. Vocabularies number ids
         in the order of the parts.
-    counter : PartitionCounter
     split_out : int
         Partitions of the result, each made by a tree of its own.
     """

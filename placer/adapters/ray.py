@@ -18,7 +18,6 @@ def count_ray(dataset: Any, counter: PartitionCounter, partitions: int | None = 
 
     Parameters
     ----------
-    dataset : ray.data.Dataset
     counter : PartitionCounter
         Ray does not number blocks: where there are vocabularies to make, a column of the samples
         has their positions (`PartitionCounter.position`).

@@ -30,10 +30,7 @@ def choose_mappings(
 ) -> tuple[dict[str, IdMapping], list[str]]:
     """A mapping for each table, and notes for the user; see `placer.data.open_log`.
 
-    Raises
-    ------
-    DataError
-        If an option does not fit a table, or there is no such table.
+    Raises DataError if an option does not fit a table, or there is no such table.
     """
     names = list(dict.fromkeys(feature_tables.values()))
     chosen, row_counts = mapping_kinds(source, feature_tables, id_mapping, rows)
@@ -101,10 +98,7 @@ def feature_tables_of(
 ) -> dict[str, str]:
     """The table that each feature reads, in the log's order.
 
-    Raises
-    ------
-    DataError
-        If there is no such feature.
+    Raises DataError if there is no such feature.
     """
     tables = dict(renamed or {})
     kept = list(source.text_features) if sparse is None else list(sparse)
@@ -125,10 +119,8 @@ def mapping_kinds(
 ) -> tuple[dict[str, MappingKind], dict[str, int]]:
     """How the ids of each table become rows, and the rows of those whose number is set.
 
-    Raises
-    ------
-    DataError
-        If an option is for a table that is not there, rows are too few, or are missing for a hash.
+    Raises DataError if an option is for a table that is not there, rows are too few, or are missing
+    for a hash.
     """
     names = list(dict.fromkeys(feature_tables.values()))
     row_counts = _of_each("rows", rows, names)

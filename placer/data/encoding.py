@@ -22,27 +22,14 @@ class Encoding:
 
     Recorded in a profile, so that training maps ids as they were counted:
     ``open_log(paths, encoding=profile.encoding)``.
-
-    Attributes
-    ----------
-    feature_tables : mapping of feature (column) name to table name
-        In the log's order.
-    mappings : mapping of table name to IdMapping
-    dense : tuple of str
-        Numeric columns.
-    label : str or None
-        The label's column.
-    missing : {"zero", "empty"}
-        Whether a missing value is read as id 0 or as an empty bag.
-    layout : Layout
-        How the values of the log's files were written.
     """
 
-    feature_tables: Mapping[str, str]
+    feature_tables: Mapping[str, str]  # In the log's order.
     mappings: Mapping[str, IdMapping]
-    dense: tuple[str, ...] = ()
-    label: str | None = None
-    missing: Missing = "zero"
+    dense: tuple[str, ...] = ()  # Numeric columns.
+    label: str | None = None  # The label's column.
+    missing: Missing = "zero"  # Whether a missing value is read as id 0 or as an empty bag.
+    # How the values of the log's files were written.
     layout: Layout = Layout(lists={})  # noqa: RUF009  # It is frozen.
 
     def __post_init__(self) -> None:
@@ -112,10 +99,7 @@ class Encoding:
     def from_json(cls, values: Mapping[str, Any], vocabularies: Mapping[str, Keys]) -> "Encoding":
         """What `to_json` wrote, with the vocabularies that were saved beside it.
 
-        Raises
-        ------
-        DataError
-            If a mapping is of an unknown kind or its vocabulary is missing.
+        Raises DataError if a mapping is of an unknown kind or its vocabulary is missing.
         """
         mappings: dict[str, IdMapping] = {}
         for name, mapping in values["mappings"].items():

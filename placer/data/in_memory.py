@@ -37,26 +37,13 @@ _IDENTITY_ROWS = 4096
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchSource:
-    """Where record batches come from.
+    """Where record batches come from."""
 
-    Attributes
-    ----------
-    name : str
-        What it is, for messages: ``DuckDB relation``.
-    schema : pyarrow.Schema
-    read : callable
-        Reads some columns from the start.
-    samples : int or None
-        Where that is known without reading.
-    once : bool
-        Whether it can be read once only.
-    """
-
-    name: str
+    name: str  # What it is, for messages: ``DuckDB relation``.
     schema: pa.Schema
-    read: Callable[[Sequence[str]], _Read]
-    samples: int | None = None
-    once: bool = False
+    read: Callable[[Sequence[str]], _Read]  # Reads some columns from the start.
+    samples: int | None = None  # Where that is known without reading.
+    once: bool = False  # Whether it can be read once only.
 
 
 def is_in_memory(value: object) -> bool:
@@ -73,6 +60,8 @@ def is_in_memory(value: object) -> bool:
 def batches_of(value: InMemory) -> BatchSource:
     """The record batches of a log that a program holds.
 
+    Raises DataError if it is none of these.
+
     Parameters
     ----------
     value
@@ -80,11 +69,6 @@ def batches_of(value: InMemory) -> BatchSource:
         LazyFrame of polars; a DataFrame of pandas; a relation of DuckDB; a Dataset or
         IterableDataset of Hugging Face; any other object with ``__arrow_c_stream__``; or a
         function without parameters that returns one of these, anew at each call.
-
-    Raises
-    ------
-    DataError
-        If it is none of these.
     """
     if isinstance(value, pa.Table | pa.RecordBatch):
         table = pa.table(value)
@@ -229,7 +213,6 @@ class ArrowSource(ColumnSource):
 
     Parameters
     ----------
-    batches : BatchSource
     columns : Columns, optional
         Instead of `sparse`, `dense`, `label` and `ignore`.
     """
@@ -264,10 +247,7 @@ class ArrowSource(ColumnSource):
     def open(self, *, may_be_empty: bool = False) -> BatchCursor:
         """A cursor at the log's start; a part of a log may be empty.
 
-        Raises
-        ------
-        DataError
-            If it was read already and can be read once only.
+        Raises DataError if it was read already and can be read once only.
         """
         if self._held.once and self._was_read:
             raise DataError(
@@ -297,10 +277,7 @@ class ArrowSource(ColumnSource):
     def identity(self) -> tuple[FileIdentity, ...]:
         """What the log is known by: its columns and its first samples.
 
-        Raises
-        ------
-        DataError
-            If it can be read once only.
+        Raises DataError if it can be read once only.
         """
         cursor = self.open(may_be_empty=True)
         try:

@@ -13,37 +13,21 @@ class Layout:
 
     Recorded in a profile, so that the next file is read with no option. What is None is found
     from the first file.
-
-    Attributes
-    ----------
-    format : str, optional
-        One of `placer.data.FORMATS`.
-    separator : str, optional
-        Between the fields of a line of text; it may have several characters.
-    header : bool, optional
-        Whether the first line of each text file names the columns.
-    quotes : bool, optional
-        Whether a field of text may stand between double quotes.
-    names : tuple of str
-        The columns in order, where no file names them.
-    types : mapping of column name to str
-        ``integer``, ``unsigned``, ``text`` or ``boolean``, for columns of ids.
-    lists : mapping of column name to str
-        The separator of ids, in each column of texts that hold several: ``"12|7|9"``.
-    decimal : str, optional
-        What begins the decimals of a number in text: a comma, or else a point.
-    nulls : tuple of str
-        Texts that stand for a missing value; an empty one always does.
     """
 
-    format: Format | None = None
+    format: Format | None = None  # One of `placer.data.FORMATS`.
+    # Between the fields of a line of text; it may have several characters.
     separator: str | None = None
-    header: bool | None = None
-    quotes: bool | None = None
-    names: tuple[str, ...] = ()
+    header: bool | None = None  # Whether the first line of each text file names the columns.
+    quotes: bool | None = None  # Whether a field of text may stand between double quotes.
+    names: tuple[str, ...] = ()  # The columns in order, where no file names them.
+    # ``integer``, ``unsigned``, ``text`` or ``boolean``, for columns of ids.
     types: Mapping[str, IdType] = field(default_factory=dict)
+    # The separator of ids, in each column of texts that hold several: ``"12|7|9"``.
     lists: Mapping[str, str] | None = None
+    # What begins the decimals of a number in text: a comma, or else a point.
     decimal: Decimal | None = None
+    # Texts that stand for a missing value; an empty one always does.
     nulls: tuple[str, ...] = NULLS
 
     def to_json(self) -> dict[str, Any]:

@@ -216,10 +216,7 @@ def _source(files: Sequence[str], format: Format, layout: Layout, **columns: Any
 def _check_largest_ids(source: Source, encoding: Encoding) -> None:
     """Refuse a log whose files say at once that some id is no row.
 
-    Raises
-    ------
-    DataError
-        Names the feature and the id.
+    Raises DataError, which names the feature and the id.
     """
     ranges = source.id_ranges() or {}
     for feature, table in encoding.feature_tables.items():

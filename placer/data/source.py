@@ -45,22 +45,12 @@ def samples_of(bags: RawBags, samples: int) -> Offsets:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Place:
-    """Where consecutive samples are.
-
-    Attributes
-    ----------
-    file : str
-    first : int
-        Place in the file of the first sample.
-    unit : str
-        What `first` counts: ``line`` (from 1), ``row`` or ``sample`` (from 0).
-    lines : int64, shape (samples,), or None
-        The line of each sample, where a sample may take several.
-    """
+    """Where consecutive samples are."""
 
     file: str
-    first: int
-    unit: str = "row"
+    first: int  # Place in the file of the first sample.
+    unit: str = "row"  # What `first` counts: ``line`` (from 1), ``row`` or ``sample`` (from 0).
+    # Shape (samples,), or None: the line of each sample, where a sample may take several.
     lines: npt.NDArray[np.int64] | None = None
 
     def of(self, sample: int) -> str:
@@ -71,22 +61,13 @@ class Place:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RawBatch:
-    """Consecutive samples of one file, with the place that they come from.
-
-    Attributes
-    ----------
-    place : Place
-    samples : int
-    features : mapping of feature name to RawBags
-    dense : float32, shape (samples, columns)
-    labels : float32, shape (samples,), or None
-    """
+    """Consecutive samples of one file, with the place that they come from."""
 
     place: Place
     samples: int
     features: Mapping[str, RawBags]
-    dense: npt.NDArray[np.float32]
-    labels: npt.NDArray[np.float32] | None
+    dense: npt.NDArray[np.float32]  # Shape (samples, columns)
+    labels: npt.NDArray[np.float32] | None  # Shape (samples,), or None
 
     def slice(self, start: int, stop: int) -> "RawBatch":
         """Samples start..stop of the batch."""
@@ -142,8 +123,6 @@ class Source(ABC):
         In order; the name of a log that has none.
     text_features : mapping of feature name to bool
         The categorical features in order, and whether their ids are texts.
-    dense_names : tuple of str
-    label_name : str or None
     layout : Layout
         How the next file of the kind is read.
     samples : int or None

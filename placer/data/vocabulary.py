@@ -92,7 +92,6 @@ def build_vocabularies(
 
     Parameters
     ----------
-    source : Source
     feature_tables : mapping of feature name to table name
         May leave features out.
     min_count : int or mapping of table name to int

@@ -10,24 +10,16 @@ _STATES = {"sgd": 0, "adagrad": 1, "adam": 2}
 
 @dataclass(frozen=True, slots=True)
 class DenseMemory:
-    """Bytes of a dense part on each GPU.
+    """Bytes of a dense part on each GPU."""
 
-    Attributes
-    ----------
-    parameter_bytes, gradient_bytes, state_bytes : int
-        Of the parameters, of their gradients and of their optimizer's state, in float32; half
-        precision has copies of the parameters beside them.
-    bucket_bytes : int
-        Copies of the gradients that are summed over the GPUs; 0 on a single one.
-    activation_bytes : int
-        Inputs, activations and their gradients when they take most. Pooled embeddings and their
-        gradients are not among them: buffers of the embeddings have these.
-    """
-
+    # Of the parameters, of their gradients and of their optimizer's state, in float32; half
+    # precision has copies of the parameters beside them.
     parameter_bytes: int
     gradient_bytes: int
     state_bytes: int
-    bucket_bytes: int
+    bucket_bytes: int  # Copies of the gradients that are summed over the GPUs; 0 on a single one.
+    # Inputs, activations and their gradients when they take most. Pooled embeddings and their
+    # gradients are not among them: buffers of the embeddings have these.
     activation_bytes: int
 
     @property

@@ -25,30 +25,15 @@ _ROOM_BYTES = 1 << 50
 
 @dataclass(frozen=True)
 class Case:
-    """Tables with Zipf accesses, samples of a step, and shards for one host's GPUs.
+    """Tables with Zipf accesses, samples of a step, and shards for one host's GPUs."""
 
-    Attributes
-    ----------
-    workload : str
-        Cases of one workload differ in their shards alone.
-    tables : tuple of Table
-    exponents : tuple of float
-        Zipf exponent of each table's accesses; ranks are ids.
-    batch_size : int
-        Samples per GPU and step.
-    gpus : int
-    shards : tuple of Shard
-    kind : str
-        What the case was made for, such as ``random``.
-    """
-
-    workload: str
+    workload: str  # Cases of one workload differ in their shards alone.
     tables: tuple[Table, ...]
-    exponents: tuple[float, ...]
-    batch_size: int
+    exponents: tuple[float, ...]  # Zipf exponent of each table's accesses; ranks are ids.
+    batch_size: int  # Samples per GPU and step.
     gpus: int
     shards: tuple[Shard, ...]
-    kind: str = "random"
+    kind: str = "random"  # What the case was made for, such as ``random``.
 
     @cached_property
     def profile(self) -> Profile:
@@ -127,13 +112,7 @@ class Case:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "Case":
-        """Return what `to_json` gave.
-
-        Raises
-        ------
-        DataError
-            If it is something else.
-        """
+        """Return what `to_json` gave; raises DataError if it is something else."""
         try:
             tables = [
                 {

@@ -55,10 +55,6 @@ class Measurer:
 
     As `placer train` does, the process that measures keeps memory that it has freed
     (`placer.executor.keep_freed_memory`).
-
-    Parameters
-    ----------
-    setting : Setting
     """
 
     def __init__(self, setting: Setting) -> None:

@@ -24,23 +24,15 @@ NOISY_WAIT = 0.15
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How long to measure.
+    """How long to measure."""
 
-    Attributes
-    ----------
-    least_steps, most_steps : int
-        Steps that are timed, after a few that warm up.
-    least_s, most_s : float
-        Timing ends after `least_s`, but not before `least_steps`; and after `most_s` anyway.
-    batches : int
-        Batches that the steps cycle through.
-    """
-
+    # Steps that are timed, after a few that warm up.
     least_steps: int = 8
     most_steps: int = 100
+    # Timing ends after `least_s`, but not before `least_steps`; and after `most_s` anyway.
     least_s: float = 0.25
     most_s: float = 2.0
-    batches: int = 12
+    batches: int = 12  # Batches that the steps cycle through.
 
 
 QUICK = Effort(least_steps=4, most_steps=8, least_s=0.02, most_s=0.5, batches=6)

@@ -58,10 +58,7 @@ class TableOptions:
     ) -> list[TableProfile]:
         """Profiles of tables, from counts of their rows and features over `samples` samples.
 
-        Raises
-        ------
-        DataError
-            If an option is for a feature or a table that is not there.
+        Raises DataError if an option is for a feature or a table that is not there.
         """
         self.check([name for own in features.values() for name in own], counts)
         return [
@@ -84,10 +81,7 @@ class TableOptions:
     def check(self, features: Collection[str], tables: Collection[str]) -> None:
         """Check that poolings are of features that there are, and dims of tables.
 
-        Raises
-        ------
-        DataError
-            Names the first that is not.
+        Raises DataError, which names the first that is not.
         """
         for what, given, known in (
             ("pooling is given for feature", self.pooling, features),
@@ -101,16 +95,12 @@ class TableOptions:
 class AccessCounter:
     """Counts chunks of samples; memory is 4 bytes a row, whatever the log's length.
 
+    Raises DataError if a feature reads a table that is not there.
+
     Parameters
     ----------
     tables : mapping of table name to int
         Rows of each table.
-    feature_tables : mapping of feature name to table name
-
-    Raises
-    ------
-    DataError
-        If a feature reads a table that is not there.
     """
 
     def __init__(self, tables: Mapping[str, int], feature_tables: Mapping[str, str]) -> None:
@@ -128,11 +118,8 @@ class AccessCounter:
     def add(self, samples: int, features: Mapping[str, Bags]) -> None:
         """Count the bags of `samples` samples, which follow those before; arrays are kept a while.
 
-        Raises
-        ------
-        DataError
-            If a feature is missing or unknown, has another number of samples, or an id is
-            not within its table's rows; nothing of these samples is then counted.
+        Raises DataError if a feature is missing or unknown, has another number of samples, or an id
+        is not within its table's rows; nothing of these samples is then counted.
         """
         if features.keys() != self._feature_tables.keys():
             different = sorted(features.keys() ^ self._feature_tables.keys())

@@ -20,16 +20,12 @@ def with_growing(profile: Profile, growing: Mapping[str, Growing]) -> Profile:
     Such a table has a row for each of its `capacity` keys, and row 0. Its rows have no ids any
     more, so that which of them are hot is not known. Ids of the log are keys as they are.
 
+    Raises ProfileError if there is no such table.
+
     Parameters
     ----------
-    profile : Profile
     growing : mapping of table name to Growing
         Tables that grow already are left as they are.
-
-    Raises
-    ------
-    ProfileError
-        If there is no such table.
 
     Examples
     --------
@@ -67,10 +63,7 @@ def hit_rate_for(profile: TableProfile, capacity: int) -> float:
     Between measured capacities it is linear in the logarithm of the capacity. Below the least of
     them it is proportional to the capacity, which is less than it will be.
 
-    Raises
-    ------
-    ProblemError
-        If the profile has no hit rates.
+    Raises ProblemError if the profile has no hit rates.
     """
     capacities, rates = _curve(profile)
     known = float(np.interp(np.log(capacity), np.log(capacities), rates))
@@ -134,17 +127,13 @@ def _curve(profile: TableProfile) -> tuple[Float, Float]:
 def growing_of(profile: Profile, texts: Sequence[str]) -> dict[str, Growing]:
     """Read which tables grow, as the command line has them.
 
+    Raises ProblemError if a text is neither.
+
     Parameters
     ----------
-    profile : Profile
     texts : sequence of str
         ``TABLE=KEYS``, or ``TABLE=PERCENT%`` for the smallest capacity with that hit rate in the
         next window (see `capacity_for`); several between commas.
-
-    Raises
-    ------
-    ProblemError
-        If a text is neither.
 
     Examples
     --------

@@ -121,6 +121,8 @@ def profile_batches(
 def features_in(batch: Any, names: Sequence[str]) -> dict[str, BagsLike]:
     """The features of a batch by name, wherever they are in it.
 
+    Raises DataError if a feature is not there.
+
     Parameters
     ----------
     batch
@@ -129,11 +131,6 @@ def features_in(batch: Any, names: Sequence[str]) -> dict[str, BagsLike]:
         holds one of these.
     names : sequence of str
         Features to look for.
-
-    Raises
-    ------
-    DataError
-        If a feature is not there.
 
     Examples
     --------
@@ -171,10 +168,8 @@ def _named(batch: Any, names: Sequence[str], depth: int) -> dict[str, BagsLike]:
 def as_bags(feature: str, value: BagsLike) -> Bags:
     """Convert one feature's ids to bags; see `CountedLoader` for the accepted forms.
 
-    Raises
-    ------
-    DataError
-        If ids or offsets are not integers, or offsets do not run from 0 to the number of ids.
+    Raises DataError if ids or offsets are not integers, or offsets do not run from 0 to the number
+    of ids.
     """
     if isinstance(value, Bags):
         return value

@@ -82,10 +82,7 @@ class _Document(_Strict):
 def check_document(document: Any, file: object) -> None:
     """Check the types of a profile's JSON.
 
-    Raises
-    ------
-    ProfileError
-        Names the first value of another type.
+    Raises ProfileError, which names the first value of another type.
 
     Examples
     --------

@@ -101,49 +101,33 @@ def nothing_sent(processes: int) -> dict[ExchangeKind, Int]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepCounts:
-    """What one batch does under a plan.
+    """What one batch does under a plan."""
 
-    Attributes
-    ----------
-    samples : int
-        Of all processes together.
-    parts : PartCounts
-    held : int64, shape (row caches,)
-        HBM entries of each of `Arrangement.row_caches` that hold a row once the step's rows are
-        there.
-    needed : int64, shape (row caches,)
-        Distinct pooled rows of the steps in flight: with fewer entries, some stay in place.
-    served : Served
-    sent : mapping of kind to int64 array, shape (processes, processes)
-        Bytes that each process sends to each, itself included.
-    """
-
-    samples: int
+    samples: int  # Of all processes together.
     parts: PartCounts
+    # Shape (row caches,): HBM entries of each of `Arrangement.row_caches` that hold a row
+    # once the step's rows are there.
     held: Int
+    # Shape (row caches,): distinct pooled rows of the steps in flight: with fewer entries,
+    # some stay in place.
     needed: Int
     served: Served
+    # Of each kind, shape (processes, processes): bytes that each process sends to each, itself
+    # included.
     sent: Mapping[ExchangeKind, Int]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Totals:
-    """Sums over steps, and the most entries that any step held.
-
-    Attributes
-    ----------
-    steps, samples : int
-    parts : PartCounts
-    most_held, most_needed : int64, shape (row caches,)
-    sent : mapping of kind to int64 array, shape (processes, processes)
-    """
+    """Sums over steps, and the most entries that any step held."""
 
     steps: int
     samples: int
     parts: PartCounts
+    # Shape (row caches,)
     most_held: Int
     most_needed: Int
-    sent: Mapping[ExchangeKind, Int]
+    sent: Mapping[ExchangeKind, Int]  # Of each kind, shape (processes, processes).
 
     @classmethod
     def zeros(cls, parts: int, row_caches: int, processes: int) -> "Totals":

@@ -60,17 +60,14 @@ class _Segment:
 class Slices:
     """Disjoint slices of a table's ranks, not necessarily of all of them.
 
+    Raises PlanMismatchError if strides are mixed so that their pattern hardly repeats.
+
     Parameters
     ----------
     slices : sequence of (start, stop, step)
         Python slices, none of them empty.
     rows : int
         Of the table.
-
-    Raises
-    ------
-    PlanMismatchError
-        If strides are mixed so that their pattern hardly repeats.
     """
 
     def __init__(self, slices: Sequence[tuple[int, int, int]], rows: int) -> None:

@@ -37,18 +37,15 @@ def drawn_batches(
     says: so many rows are drawn (`TableProfile.draws_of`), and each is read several times. In
     batches that are much of a short log, draws are spread more evenly instead.
 
+    Raises ProfileError if the batch size or their number is not positive, or no table has a
+    feature.
+
     Parameters
     ----------
     batch_size : int
         Samples of a batch, of all GPUs together.
-    batches : int
     seed : int
         The same seed gives the same batches.
-
-    Raises
-    ------
-    ProfileError
-        If the batch size or their number is not positive, or no table has a feature.
     """
     if batch_size < 1 or batches < 1:
         raise ProfileError(

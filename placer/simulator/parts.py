@@ -129,41 +129,27 @@ class Module:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Arrangement:
-    """A plan over processes.
-
-    Attributes
-    ----------
-    plan : Plan
-    processes : int
-    column_slices : mapping of table name to tuple of ColumnSlice
-        Who holds which rows of which columns.
-    modules : tuple of Module
-    parts : tuple of Part
-        Without those that have no rows.
-    row_caches : mapping of arena to tuple of int
-        The pooled parts of each arena that has any, in the order of their slots.
-    """
+    """A plan over processes."""
 
     plan: Plan
     processes: int
-    column_slices: Mapping[str, tuple[ColumnSlice, ...]]
+    column_slices: Mapping[str, tuple[ColumnSlice, ...]]  # Who holds which rows of which columns.
     modules: tuple[Module, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[Part, ...]  # Without those that have no rows.
+    # The pooled parts of each arena that has any, in the order of their slots.
     row_caches: Mapping[int, tuple[int, ...]]
 
 
 def arrange(plan: Plan, processes: int | None = None) -> Arrangement:
     """Divide a plan over processes as the executor does, by default one for each GPU.
 
+    Raises PlanMismatchError if the plan is unsound, memory aside, or the number of processes is out
+    of range.
+
     Parameters
     ----------
     processes : int, optional
         From 1 to the number of GPUs; see `placer.executor.distributed.ShardedEmbeddings`.
-
-    Raises
-    ------
-    PlanMismatchError
-        If the plan is unsound, memory aside, or the number of processes is out of range.
     """
     faults = [violation.message for violation in violations(plan) if violation.rule != "capacity"]
     if faults:

@@ -49,20 +49,16 @@ def read_manifest(
 ) -> M:
     """Read and check a manifest.
 
+    Raises CheckpointError if it is missing, truncated, altered, or of another format version.
+
     Parameters
     ----------
-    path : Path
     kind : type
         Its keys.
     version : int
         The only format version that is read.
     if_older, if_missing : str
         What to do about a manifest of an older format, and about none.
-
-    Raises
-    ------
-    CheckpointError
-        If it is missing, truncated, altered, or of another format version.
     """
     try:
         content = read_json(path)
@@ -91,10 +87,7 @@ def read_manifest(
 def check_size(path: Path, size_bytes: int, advice: str) -> None:
     """Check that a file is there, and complete.
 
-    Raises
-    ------
-    CheckpointError
-        If it is missing or has another size; ends with the advice.
+    Raises CheckpointError if it is missing or has another size; ends with the advice.
     """
     try:
         actual_bytes = path.stat().st_size
@@ -110,10 +103,7 @@ def check_size(path: Path, size_bytes: int, advice: str) -> None:
 def check_sha256(path: Path, sha256: str, manifest: str, advice: str) -> None:
     """Compare every byte of a file with what was written.
 
-    Raises
-    ------
-    CheckpointError
-        If it was altered or cannot be read; ends with the advice.
+    Raises CheckpointError if it was altered or cannot be read; ends with the advice.
     """
     try:
         same = sha256_file(path) == sha256

@@ -39,21 +39,11 @@ def growing_settings(growing: Mapping[str, Growing]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How far a run has come.
+    """How far a run has come."""
 
-    Attributes
-    ----------
-    step : int
-        Steps taken.
-    epoch : int
-        Passes over the log that are complete.
-    samples : int
-        Samples of the log read in the current pass, held-out ones included.
-    """
-
-    step: int = 0
-    epoch: int = 0
-    samples: int = 0
+    step: int = 0  # Steps taken.
+    epoch: int = 0  # Passes over the log that are complete.
+    samples: int = 0  # Samples of the log read in the current pass, held-out ones included.
 
 
 @dataclass(frozen=True, slots=True, eq=False)

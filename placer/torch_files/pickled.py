@@ -41,19 +41,11 @@ class Global:
 
 @dataclass(slots=True, eq=False)
 class Made:
-    """What a class or a function would have made.
-
-    Attributes
-    ----------
-    of : Global
-    arguments : tuple
-    state : object
-        What would have been set on it afterwards; `NO_STATE` where nothing would.
-    """
+    """What a class or a function would have made."""
 
     of: Global
     arguments: tuple[Any, ...]
-    state: Any = None
+    state: Any = None  # What would have been set on it afterwards; `NO_STATE` where nothing would.
     has_state: bool = False
 
 
@@ -79,16 +71,12 @@ def read_pickle(content: bytes, admits: Callable[[Global], bool]) -> Any:
 
     Time and memory grow with the length of the content alone.
 
+    Raises PickleError if it is damaged or too large, or has a name that is not admitted.
+
     Parameters
     ----------
-    content : bytes
     admits : callable
         Which names may occur in it.
-
-    Raises
-    ------
-    PickleError
-        If it is damaged or too large, or has a name that is not admitted.
 
     Examples
     --------

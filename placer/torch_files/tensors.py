@@ -74,10 +74,8 @@ def read_tensors(file: BinaryIO) -> Any:
     Members are read as they are in the file, and one that is compressed is refused: so memory
     is at most the file's size for each tensor of a storage.
 
-    Raises
-    ------
-    TensorFileError
-        If it is cut short or damaged, or holds anything but tensors of `ELEMENT_BYTES`.
+    Raises TensorFileError if it is cut short or damaged, or holds anything but tensors of
+    `ELEMENT_BYTES`.
 
     Examples
     --------

@@ -19,18 +19,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Output:
-    """What a module makes of the rows of its bags.
-
-    Attributes
-    ----------
-    shape : tuple of int
-    dtype : torch.dtype
-    of_rows : callable
-        From float32 rows of shape (bags, dim), by ordinary differentiable operations.
-    """
+    """What a module makes of the rows of its bags."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
+    # From float32 rows of shape (bags, dim), by ordinary differentiable operations.
     of_rows: Callable[[Tensor], Tensor]
 
 

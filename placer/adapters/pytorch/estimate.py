@@ -19,6 +19,9 @@ from placer.tables import Table
 def tables_of_class(name: str, arguments: Sequence[str] = ()) -> tuple[list[Table], int]:
     """Make a model on the meta device; return its tables and the number of its other parameters.
 
+    Raises PlacerError if there is no such class, it cannot be called so, or the model has no
+    embedding modules.
+
     Parameters
     ----------
     name : str
@@ -27,11 +30,6 @@ def tables_of_class(name: str, arguments: Sequence[str] = ()) -> tuple[list[Tabl
     arguments : sequence of str
         What it is called with, as ``NAME=VALUE``. The value is written as in Python; a plain word
         is text.
-
-    Raises
-    ------
-    PlacerError
-        If there is no such class, it cannot be called so, or the model has no embedding modules.
 
     Examples
     --------

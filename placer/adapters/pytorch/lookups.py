@@ -62,10 +62,7 @@ class Lookups:
 def of_rows(ids: Tensor) -> Lookups:
     """Each id of a tensor of any shape in a bag of its own.
 
-    Raises
-    ------
-    DataError
-        If they are not integers.
+    Raises DataError if they are not integers.
     """
     flat = _checked(ids).reshape(-1)
     return Lookups(flat, _range(flat.numel() + 1, flat))
@@ -76,17 +73,13 @@ def of_bags(
 ) -> Lookups:
     """The bags of a call of `nn.EmbeddingBag`.
 
+    Raises DataError if shapes do not fit together.
+
     Parameters
     ----------
     ids : shape (bags, length), or (lookups,) with offsets
     offsets : shape (bags,), or (bags + 1,) if they include the last one
     weights : of the shape of `ids`, or None
-    include_last_offset : bool
-
-    Raises
-    ------
-    DataError
-        If shapes do not fit together.
     """
     _checked(ids)
     if weights is not None and weights.shape != ids.shape:

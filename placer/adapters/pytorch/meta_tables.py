@@ -25,10 +25,8 @@ class DrawnRows:
 
     Parameters
     ----------
-    module : nn.Embedding or nn.EmbeddingBag
     name : str
         Of the table.
-    seed : int
     """
 
     def __init__(self, module: nn.Embedding | nn.EmbeddingBag, name: str, seed: int) -> None:

@@ -63,7 +63,6 @@ class SharedTables:
     ----------
     world : int
         How many ranks there are; with one, each table is on its own and nothing here is used.
-    tables : dict of table name to PlacedTable
     """
 
     def __init__(self, plan: Plan, device: torch.device, options: Mapping[str, Any]) -> None:
@@ -219,10 +218,8 @@ class SharedTables:
     def _serve(self, calls: Sequence[Call]) -> None:
         """Look up calls that all ranks have made, those of one size and kind together.
 
-        Raises
-        ------
-        DataError
-            If ranks have called different tables; on every rank, if one of them has a bad id.
+        Raises DataError if ranks have called different tables; on every rank, if one of them has a
+        bad id.
         """
         own: list[int] = []
         for call in calls:
@@ -350,10 +347,6 @@ def refuse_unshared(name: str, world: int) -> None:
         Of the table.
     world : int
         How many ranks share it.
-
-    Raises
-    ------
-    BackendError
     """
     if world > 1 or not (dist.is_available() and dist.is_initialized()):
         return

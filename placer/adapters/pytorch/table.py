@@ -51,7 +51,6 @@ class PlacedTable:
     ----------
     plan : Plan
         Of this table alone, read by one feature that sums.
-    options : Options
     device : torch.device
         Where rows are pooled.
     weight : shape (rows, dim), or DrawnRows
@@ -144,18 +143,13 @@ class PlacedTable:
     def look_up(self, lookups: Lookups, output: Output | None = None) -> Tensor:
         """Sum of the rows of each bag, times their weights: float32, shape (bags, dim).
 
+        Raises DataError if an id is no row of the table. Raises BackendError if there are several
+        ranks by now, and this one has a table of its own.
+
         Parameters
         ----------
-        lookups : Lookups
         output : Output, optional
             What is made of that.
-
-        Raises
-        ------
-        DataError
-            If an id is no row of the table.
-        BackendError
-            If there are several ranks by now, and this one has a table of its own.
         """
         weights, own = lookups.weights, lookups.to(self.device)
         batch = own if self._own is None else own.batch()
@@ -217,10 +211,7 @@ class PlacedTable:
     def load_optimizer_state(self, state: Mapping[str, Tensor]) -> None:
         """Take this table's part of a state, also of one that `PlacedEmbeddings` gave.
 
-        Raises
-        ------
-        CheckpointError
-            If it lacks the table's state, or has it in another shape.
+        Raises CheckpointError if it lacks the table's state, or has it in another shape.
         """
         keys = [f"{self.name}.{name}" for name in OPTIMIZER_STATE[self.optimizer]]
         own = {key: state[key] for key in keys if key in state}
@@ -349,10 +340,8 @@ class PlacedTable:
     def squared_gradient_norm(self) -> Tensor:
         """Σ g² over all rows of what has been collected: float64, shape ().
 
-        Raises
-        ------
-        BackendError
-            If ranks share the table: the mean of their gradients is nowhere before the update.
+        Raises BackendError if ranks share the table: the mean of their gradients is nowhere before
+        the update.
         """
         if self.world > 1:
             raise BackendError(

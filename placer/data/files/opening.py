@@ -41,13 +41,7 @@ def suffixes(file: str) -> tuple[str, str]:
 
 
 def open_file(file: str) -> Any:
-    """A file as it is, open for reading at any place.
-
-    Raises
-    ------
-    DataError
-        If it cannot be opened.
-    """
+    """A file as it is, open for reading at any place; raises DataError if it cannot be opened."""
     try:
         if scheme_of(file) == "file":
             return Path(local_path(file)).open("rb")
@@ -61,10 +55,7 @@ def open_file(file: str) -> Any:
 def open_unpacked(file: str) -> IO[bytes]:
     """A file's content from its start, unpacked where its suffix or its first bytes say so.
 
-    Raises
-    ------
-    DataError
-        If it cannot be opened.
+    Raises DataError if it cannot be opened.
     """
     stream = open_file(file)
     # Hadoop's parts are called part-00000, compressed or not.
@@ -192,11 +183,8 @@ class Unpacked(io.RawIOBase):
     def readinto(self, free: Any) -> int:
         """Fill a buffer; how many bytes there were, 0 at the file's end.
 
-        Raises
-        ------
-        OSError
-            If a stream is cut short or damaged, or something else is behind one; the message
-            names a byte that was read by then.
+        Raises OSError if a stream is cut short or damaged, or something else is behind one; the
+        message names a byte that was read by then.
         """
         if not len(free):
             return 0  # A decompressor that may give nothing calls that an error.

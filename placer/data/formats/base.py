@@ -88,26 +88,21 @@ class _Partitions:
 class ColumnSource(Source):
     """Files of one schema, in order, whose samples Arrow holds; formats inherit from it.
 
+    Raises DataError if a file is missing, empty or of another format, or a column is missing or of
+    a type that does not fit.
+
     Parameters
     ----------
-    files : sequence of str
     layout : Layout, optional
         What is known of the files; the rest is found from the first.
     sparse, dense : sequence of str, optional
         Categorical and numeric columns; inferred where None, see `infer_columns`.
-    label : str, optional
     ignore : sequence of str
         Columns that the inference leaves out.
     missing : {"zero", "empty"}
     recorded : bool
         Whether a profile says all this, so that no sample of the log has to be looked at: else
         even those of named columns are, to see whether they hold lists.
-
-    Raises
-    ------
-    DataError
-        If a file is missing, empty or of another format, or a column is missing or of a type
-        that does not fit.
     """
 
     def __init__(

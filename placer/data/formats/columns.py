@@ -149,13 +149,7 @@ def once(names: Sequence[str]) -> list[str]:
 
 
 def check_column(file: str, schema: pa.Schema, name: str) -> pa.DataType:
-    """The type of a column that must be there once.
-
-    Raises
-    ------
-    DataError
-        If it is not.
-    """
+    """The type of a column that must be there once; raises DataError if it is not."""
     places = schema.get_all_field_indices(name)
     if len(places) != 1:
         count = "more than one" if places else "no"
@@ -166,10 +160,7 @@ def check_column(file: str, schema: pa.Schema, name: str) -> pa.DataType:
 def check_schema(file: str, schema: pa.Schema, columns: Columns) -> None:
     """Check that a file has the columns, of types that fit what they are read as.
 
-    Raises
-    ------
-    DataError
-        Names the column that is missing or does not fit.
+    Raises DataError, which names the column that is missing or does not fit.
     """
     sparse = set(columns.sparse)
     for name in columns.names:
@@ -189,10 +180,7 @@ def check_columns(
 ) -> None:
     """Check that a log has the columns, of types that fit, and one to count.
 
-    Raises
-    ------
-    DataError
-        Names the column that is missing or does not fit.
+    Raises DataError, which names the column that is missing or does not fit.
     """
     for column in ignore:
         check_column(file, schema, column)

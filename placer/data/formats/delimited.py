@@ -167,10 +167,7 @@ class DelimitedSource(ColumnSource):
 
         Ids may be floating-point numbers, and numbers may have separators between thousands.
 
-        Raises
-        ------
-        DataError
-            If it is not.
+        Raises DataError if it is not.
         """
         match = re.search(r"column #(\d+): (?:Row #(\d+): )?.*?'(.*)'", str(error), re.DOTALL)
         if match is None or match[2] is None:

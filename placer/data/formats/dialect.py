@@ -52,10 +52,7 @@ _FILM = re.compile(r"[0-9]+:")
 def sniff(file: str, start: bytes) -> Format:
     """The format of a file without a telling suffix, by how it begins.
 
-    Raises
-    ------
-    DataError
-        If it is a JSON array, or bytes that are no text.
+    Raises DataError if it is a JSON array, or bytes that are no text.
     """
     if start.startswith(b"PAR1"):
         return "parquet"
@@ -92,6 +89,8 @@ def _are_interactions(start: bytes) -> bool:
 def infer_dialect(file: str, start: bytes, layout: Layout, format: str) -> Layout:
     """A layout whose separator, header, quotes and names of columns are known.
 
+    Raises DataError if no separator can be found.
+
     Parameters
     ----------
     file : str
@@ -101,11 +100,6 @@ def infer_dialect(file: str, start: bytes, layout: Layout, format: str) -> Layou
     layout : Layout
         What is known already.
     format : {"csv", "tsv", "criteo"}
-
-    Raises
-    ------
-    DataError
-        If no separator can be found.
     """
     if format == "criteo":
         return _criteo(file, start, layout)
@@ -164,13 +158,7 @@ def fields(line: str, separator: str, quotes: bool) -> list[str]:
 
 
 def header_names(file: str, header: bytes, layout: Layout) -> tuple[str, ...]:
-    """The columns that a file's first line names.
-
-    Raises
-    ------
-    DataError
-        If it is no UTF-8.
-    """
+    """The columns that a file's first line names; raises DataError if it is no UTF-8."""
     try:
         line = header.decode("utf-8-sig").rstrip("\r\n")
     except UnicodeDecodeError as error:

@@ -40,10 +40,7 @@ class _Tensors:
 class DlrmSource(Source):
     """Files of dlrm_datasets, in order; their features are called t0, t1, …
 
-    Raises
-    ------
-    DataError
-        If a file is missing, holds something else, or has other tables than the first.
+    Raises DataError if a file is missing, holds something else, or has other tables than the first.
     """
 
     is_fixed = True
@@ -182,10 +179,7 @@ def _torch_load(file: str) -> Any:
 def _unpack(packed: IO[bytes], unpacked: IO[bytes], packed_bytes: int) -> None:
     """Copy what a compressed file holds, unless that is far more than ids can be packed into.
 
-    Raises
-    ------
-    OSError
-        If it is more than `MOST_UNPACKED` times the file.
+    Raises OSError if it is more than `MOST_UNPACKED` times the file.
     """
     most_bytes = _FREE_BYTES + MOST_UNPACKED * packed_bytes
     done = 0

@@ -51,32 +51,16 @@ _DIGITS = r"^[^a-df-zA-DF-Z\[({]*$"
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a column was taken for.
-
-    Attributes
-    ----------
-    column : str
-    role : {"label", "sparse", "dense", "ignore"}
-    why : str
-    warns : bool
-        Whether the user should hear of it.
-    separator : str or None
-        Of the ids in a column of texts that are lists.
-    element : str or None
-        How these ids are read.
-    decimal : str or None
-        What begins the decimals of numbers in texts.
-    has_two_values : bool
-        Whether a label could be meant: it holds 0 and 1, -1 and 1, or true and false.
-    """
+    """What a column was taken for."""
 
     column: str
     role: Role
     why: str
-    warns: bool = False
-    separator: str | None = None
-    element: IdType | None = None
-    decimal: Decimal | None = None
+    warns: bool = False  # Whether the user should hear of it.
+    separator: str | None = None  # Of the ids in a column of texts that are lists.
+    element: IdType | None = None  # How these ids are read.
+    decimal: Decimal | None = None  # What begins the decimals of numbers in texts.
+    # Whether a label could be meant: it holds 0 and 1, -1 and 1, or true and false.
     has_two_values: bool = False
 
 

@@ -118,10 +118,6 @@ def _check_depth(block: Block) -> None:
     """Refuse a line of objects in objects without end: Arrow calls itself for each, and crashes.
 
     Only long lines are looked at, as short ones cannot hold so many.
-
-    Raises
-    ------
-    DataError
     """
     text = np.frombuffer(block.data, dtype=np.uint8)
     whole = text[: text.size // _LONG_LINE * _LONG_LINE].reshape(-1, _LONG_LINE)

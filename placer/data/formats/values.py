@@ -29,10 +29,7 @@ def raw_batch(
 ) -> RawBatch:
     """The samples of a batch of Arrow's, from the columns that are read.
 
-    Raises
-    ------
-    DataError
-        If a value does not fit; the message names its place.
+    Raises DataError if a value does not fit; the message names its place.
     """
     features = {}
     for name in columns.sparse:

@@ -101,14 +101,7 @@ def window_batches(table: str, locality: Locality) -> Iterator[pa.RecordBatch]:
 
 @dataclass(slots=True)
 class CountSums:
-    """All parts of the counts of a log, added up.
-
-    Attributes
-    ----------
-    samples : int
-    lookups, bags : dict of feature name to int
-    rows, keys : dict of table name to Run
-    """
+    """All parts of the counts of a log, added up."""
 
     samples: int = 0
     lookups: dict[str, int] = field(default_factory=dict)
@@ -133,10 +126,7 @@ Counts = Any
 def sums_of(parts: Counts | Iterable[Counts]) -> CountSums:
     """Add parts up, merged before or not, in memory or in Parquet files.
 
-    Raises
-    ------
-    DataError
-        If a part is unreadable or is no part of the counts of a log.
+    Raises DataError if a part is unreadable or is no part of the counts of a log.
     """
     sums = CountSums()
     rows: dict[str, DistinctKeys] = {}

@@ -26,10 +26,8 @@ class PartitionTables:
 
     Parameters
     ----------
-    tables : iterable of str
     keyed : collection of str
         Those of them whose ids are counted as keys; of the others, as rows.
-    memory_bytes : int
     """
 
     def __init__(self, tables: Iterable[str], keyed: Collection[str], memory_bytes: int) -> None:

@@ -51,52 +51,33 @@ _ADMITTED = {
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A part of a tensor, and which bytes of which file it is.
+    """A part of a tensor, and which bytes of which file it is."""
 
-    Attributes
-    ----------
-    offsets, sizes : tuple of int
-        First index and length in each dimension of the tensor.
-    file : str
-        A file beside the metadata.
-    start, length : int
-        Its bytes there.
-    """
-
+    # First index and length in each dimension of the tensor.
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
-    file: str
+    file: str  # A file beside the metadata.
+    # Its bytes there.
     start: int
     length: int
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor of a checkpoint.
-
-    Attributes
-    ----------
-    name : str
-    dtype : str
-        As an attribute of `torch`, such as ``float32``.
-    shape : tuple of int
-    blocks : tuple of Block
-        By rising offsets. They may not cover the tensor: that shows when it is read.
-    """
+    """A tensor of a checkpoint."""
 
     name: str
-    dtype: str
+    dtype: str  # As an attribute of `torch`, such as ``float32``.
     shape: tuple[int, ...]
+    # By rising offsets. They may not cover the tensor: that shows when it is read.
     blocks: tuple[Block, ...]
 
 
 def read_metadata(folder: Path) -> tuple[StoredTensor, ...]:
     """The tensors that a folder says it has; entries that are no tensors are left out.
 
-    Raises
-    ------
-    CheckpointError
-        If the file is missing, too large, damaged, or holds anything that does not belong there.
+    Raises CheckpointError if the file is missing, too large, damaged, or holds anything that does
+    not belong there.
     """
     path = folder / NAME
     try:

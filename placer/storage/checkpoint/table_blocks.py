@@ -18,13 +18,7 @@ Name = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NamedTables:
-    """Tables, and what their tensors are called in a checkpoint.
-
-    Attributes
-    ----------
-    tables : IdOrder
-    tensors : mapping of Name to TableTensor
-    """
+    """Tables, and what their tensors are called in a checkpoint."""
 
     tables: IdOrder
     tensors: Mapping[Name, TableTensor]
@@ -32,20 +26,11 @@ class NamedTables:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Round:
-    """What each process fetches at one time from those that hold the tables.
-
-    Attributes
-    ----------
-    tables : IdOrder
-    names : tuple of Name or None, length world
-        The tensors of which each process writes a block.
-    requests : tuple of IdRange or None, length world
-        The blocks.
-    """
+    """What each process fetches at one time from those that hold the tables."""
 
     tables: IdOrder
-    names: tuple[Name | None, ...]
-    requests: tuple[IdRange | None, ...]
+    names: tuple[Name | None, ...]  # The tensors of which each process writes a block.
+    requests: tuple[IdRange | None, ...]  # The blocks.
 
 
 def blocks_of(tensor: TableTensor) -> Iterator[IdRange]:
@@ -97,23 +82,18 @@ def load_stored(
 
     Names, shapes and types of all that a checkpoint holds are checked first.
 
+    Raises CheckpointError, which names all that are missing, of no table, of another shape or of
+    another type; or if a file is damaged, and rows before it are changed then.
+
     Parameters
     ----------
     what : str
         How the error begins.
-    named : sequence of NamedTables
-    stored : mapping of name to TensorRows
     counts : mapping of name to IdOrder
         Tables of which it matters how many updates there have been. Where it matters under some
         plans alone, which round narrow rows, a checkpoint may lack the number, or have it in vain.
     tensors, numbers
         What the checkpoint has besides, which the caller loads.
-
-    Raises
-    ------
-    CheckpointError
-        Names all that are missing, of no table, of another shape or of another type. If a file is
-        damaged; rows before it are changed then.
     """
     expected = {".".join(name): tensor for each in named for name, tensor in each.tensors.items()}
     described: dict[str, TableTensor | Tensor] = {**expected, **tensors}

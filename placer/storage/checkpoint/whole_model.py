@@ -153,22 +153,12 @@ def load_model(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Parts:
-    """What a model is made of.
-
-    Attributes
-    ----------
-    named : list of NamedTables
-    counted : mapping of prefix to IdOrder
-        Where it matters how many updates there have been.
-    keys : mapping of prefix to GrowingKeys
-        Of modules with tables that grow.
-    dense : mapping of key to Tensor
-        Parameters and buffers themselves, by their key in the state dict.
-    """
+    """What a model is made of."""
 
     named: list[NamedTables]
-    counted: Mapping[str, IdOrder]
-    keys: Mapping[str, GrowingKeys]
+    counted: Mapping[str, IdOrder]  # Where it matters how many updates there have been.
+    keys: Mapping[str, GrowingKeys]  # Of modules with tables that grow.
+    # Parameters and buffers themselves, by their key in the state dict.
     dense: Mapping[str, Tensor]
 
 

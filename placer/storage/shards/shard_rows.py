@@ -43,7 +43,6 @@ def held_rows(ranks: Int, shard: Shard) -> tuple[Int, Int]:
     ----------
     ranks : int64, shape (n,)
         In the row order of the shard's plan.
-    shard : Shard
 
     Returns
     -------
