@@ -44,20 +44,10 @@ class JsonLinesSource(ColumnSource):
     def _first(self, numbers: Sequence[str]) -> pa.Table:
         """The first samples of the log, of the types that Arrow infers."""
         file, start = self.files[0], head_lines(self.files[0])
-        if start.lstrip()[:1] == b"[":
+        if re.match(rb"\s*(?:\[|\{\s*\n)", start):
             raise DataError(
-                f"{shown(file)} is a JSON array; write JSON lines, an object a line "
-                "(jq -c '.[]' does so)"
-            )
-        if re.match(rb"\s*\{\s*u?'", start):
-            raise DataError(
-                f"{shown(file)} has dictionaries as Python writes them; write JSON lines: python "
-                "-c 'import ast, json, sys; [print(json.dumps(ast.literal_eval(line))) for line in "
-                "sys.stdin]' < FILE"
-            )
-        if re.match(rb"\s*\{\s*\n", start):
-            raise DataError(
-                f"{shown(file)} has an object on several lines; write one a line (jq -c . does so)"
+                f"{shown(file)} has no object of JSON in each line; jq -c . FILE, or of an array "
+                "jq -c '.[]' FILE, writes one a line"
             )
         lines = record_ends(start, quotes=False)[0].size
         first = Block(Place(file, 1, "line"), None, memoryview(start), lines)
