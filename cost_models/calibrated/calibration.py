@@ -87,34 +87,20 @@ class Noise:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Constants of the step equation for one executor on one machine.
+    """Constants of the step equation for one executor on one machine."""
 
-    Attributes
-    ----------
-    constants : dict of str to Constant
-        By name of `TERMS`; those that were not measured are missing.
-    tiers : bool
-        Whether the executor keeps HBM and DRAM apart. Where it does not, all ways to read rows
-        cost the same.
-    relative_error, p90_error : float
-        Mean error, and that which one of ten exceeds, of predicted step times of cases that a
-        fit had not seen, over the measured time.
-    cases : int
-        Measurements that the constants rest on.
-    noise : Noise
-    noisy : bool
-        Whether the machine was too unsteady to trust them.
-    setting, machine : dict
-        Backend, ranks and threads; processor, versions and date.
-    """
-
-    constants: dict[str, Constant]
+    constants: dict[str, Constant]  # By name of `TERMS`; those that were not measured are missing.
+    # Whether the executor keeps HBM and DRAM apart. Where it does not, all ways to read rows cost
+    # the same.
     tiers: bool = True
+    # Mean error, and that which one of ten exceeds, of predicted step times of cases that a fit had
+    # not seen, over the measured time.
     relative_error: float = 0.0
     p90_error: float = 0.0
-    cases: int = 0
+    cases: int = 0  # Measurements that the constants rest on.
     noise: Noise = Noise()
-    noisy: bool = False
+    noisy: bool = False  # Whether the machine was too unsteady to trust them.
+    # Backend, ranks and threads; processor, versions and date.
     setting: dict[str, Any] = field(default_factory=dict)
     machine: dict[str, Any] = field(default_factory=dict)
 
@@ -144,10 +130,7 @@ class Calibration:
     def load(cls, path: str | os.PathLike[str]) -> "Calibration":
         """Read what `save` wrote.
 
-        Raises
-        ------
-        PlacerError
-            If it is no such file, or of another version.
+        Raises PlacerError if it is no such file, or of another version.
         """
         try:
             data = read_json(Path(path))
@@ -162,10 +145,7 @@ class Calibration:
     def from_json(cls, document: Any, path: str | os.PathLike[str]) -> "Calibration":
         """Read what `to_json` returned; errors name `path`, its file.
 
-        Raises
-        ------
-        PlacerError
-            If it is something else, or of another version.
+        Raises PlacerError if it is something else, or of another version.
         """
         try:
             data = dict(document)

@@ -152,10 +152,7 @@ def predicted_s(observed: Sequence[Observation], constants: Float) -> Float:
 def calibrate(dataset: Dataset, clock: Clock = "wall") -> Calibration:
     """Fit constants with error bars to measurements.
 
-    Raises
-    ------
-    PlacerError
-        If there are too few measurements.
+    Raises PlacerError if there are too few measurements.
     """
     observed = observations(dataset, clock)
     if len(observed) < LEAST_CASES:

@@ -33,7 +33,6 @@ class Calibrated(StepEquation):
 
     Parameters
     ----------
-    calibration : Calibration
     name : str
         As `cost_models.cost_model` finds it again.
     """
@@ -49,10 +48,7 @@ class Calibrated(StepEquation):
     def load(cls, path: str | os.PathLike[str]) -> "Calibrated":
         """Return the model of a file that `placer calibrate` wrote.
 
-        Raises
-        ------
-        PlacerError
-            If it is no such file.
+        Raises PlacerError if it is no such file.
         """
         return cls(Calibration.load(path), f"calibrated:{os.fspath(path)}")
 

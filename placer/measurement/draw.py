@@ -41,8 +41,6 @@ def random_cases(
 
     Parameters
     ----------
-    seed : int
-    workloads, plans : int
     gpus : int
         GPUs, one for each rank that measures.
     first : int

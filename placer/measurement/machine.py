@@ -100,9 +100,10 @@ def collect(
 ) -> bool:
     """Measure cases and append them to a file; those that are in it already are left out.
 
+    Raises DataError if the file is of another setting, or compressed.
+
     Parameters
     ----------
-    cases : iterable of Case
     path : path
         A new file, or one that was begun in the same setting; not a compressed one.
     budget_s : float
@@ -118,11 +119,6 @@ def collect(
     -------
     bool
         Whether all cases are measured.
-
-    Raises
-    ------
-    DataError
-        If the file is of another setting, or compressed.
     """
     started = time.perf_counter()
     target = Path(path)

@@ -40,18 +40,10 @@ QUICK = Effort(least_steps=4, most_steps=8, least_s=0.02, most_s=0.5, batches=6)
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Times of steps, each prefetch of the next batch, forward, backward and update.
+    """Times of steps, each prefetch of the next batch, forward, backward and update."""
 
-    Attributes
-    ----------
-    wall_s : tuple of float
-        By the clock. With several ranks, of the slowest.
-    cpu_s : tuple of float
-        Of all the process's threads; with several ranks, of the busiest.
-    """
-
-    wall_s: tuple[float, ...]
-    cpu_s: tuple[float, ...]
+    wall_s: tuple[float, ...]  # By the clock. With several ranks, of the slowest.
+    cpu_s: tuple[float, ...]  # Of all the process's threads; with several ranks, of the busiest.
 
     def seconds(self, clock: Clock = "wall") -> float:
         """Return the lower quartile of the times: whatever else runs only ever adds time."""
@@ -80,26 +72,13 @@ def step_s(measured: Iterable[Measured], clock: Clock = "wall") -> float:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How steps are measured: times of other settings cannot be compared.
+    """How steps are measured: times of other settings cannot be compared."""
 
-    Attributes
-    ----------
-    backend : str
-        Of the executor; see `PlacedEmbeddings`.
-    device : str
-    ranks : int
-        Processes that train together over gloo, as many as the plan has GPUs.
-    threads : int
-        Of each process.
-    pinned : bool
-        Whether each process stays on cores of its own.
-    """
-
-    backend: str = "auto"
+    backend: str = "auto"  # Of the executor; see `PlacedEmbeddings`.
     device: str = "cpu"
-    ranks: int = 1
-    threads: int = 1
-    pinned: bool = True
+    ranks: int = 1  # Processes that train together over gloo, as many as the plan has GPUs.
+    threads: int = 1  # Of each process.
+    pinned: bool = True  # Whether each process stays on cores of its own.
 
     @property
     def load(self) -> int:
@@ -115,10 +94,7 @@ class Setting:
 def resolved(setting: Setting) -> Setting:
     """Return the same with the backend that ``auto`` means here.
 
-    Raises
-    ------
-    BackendError
-        If the backend is not there.
+    Raises BackendError if the backend is not there.
     """
     backend = make_backend(setting.backend, torch.device(setting.device))
     return replace(setting, backend=backend.name)

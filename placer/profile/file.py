@@ -56,10 +56,7 @@ _Arrays = dict[str, npt.NDArray[Any]]
 def write(profile: "Profile", path: StrPath) -> None:
     """Write a profile into the folder `path`, replacing one that is there.
 
-    Raises
-    ------
-    PlacerError
-        If the folder cannot be written or the disk is full.
+    Raises PlacerError if the folder cannot be written or the disk is full.
     """
     folder = Path(path)
     with replacing_parts(folder / JSON_NAME, lambda: _parts_of(folder)) as names:
@@ -97,10 +94,7 @@ def _parts_of(folder: Path) -> Iterator[Path]:
 def read(path: StrPath) -> dict[str, Any]:
     """Read the fields of a profile from its folder or its JSON; all files of one version.
 
-    Raises
-    ------
-    ProfileError
-        If a file is missing, cut short, altered or of a newer version.
+    Raises ProfileError if a file is missing, cut short, altered or of a newer version.
     """
     file = Path(path)
     if file.is_dir():

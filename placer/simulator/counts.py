@@ -36,62 +36,38 @@ class _Counts:
 
 @dataclass(frozen=True, eq=False)
 class PartCounts(_Counts):
-    """Counts of one step, or of many; int64 arrays of shape (parts,).
+    """Counts of one step, or of many; int64 arrays of shape (parts,)."""
 
-    Attributes
-    ----------
-    lookups, rows : Int
-        Lookups, and the distinct rows among them.
-    hit_lookups, hit_rows : Int
-        Those whose row had a copy in HBM before the step; of staged and cached parts alone.
-    staged_rows : Int
-        Rows that were copied to HBM.
-    in_place_lookups, in_place_rows : Int
-        Of staged and cached parts: those that got no entry and were read where they are.
-    written_back_rows : Int
-        Updated copies that had to make room.
-    vectors : Int
-        Of parts that the host pools: vectors that it returns.
-    update_rows, update_hit_rows : Int
-        Of replicated parts: rows whose gradients, summed over all holders, are applied in one
-        more pass, and those of them that had a copy in HBM.
-    """
-
+    # Lookups, and the distinct rows among them.
     lookups: Int
     rows: Int
+    # Those whose row had a copy in HBM before the step; of staged and cached parts alone.
     hit_lookups: Int
     hit_rows: Int
-    staged_rows: Int
+    staged_rows: Int  # Rows that were copied to HBM.
+    # Of staged and cached parts: those that got no entry and were read where they are.
     in_place_lookups: Int
     in_place_rows: Int
-    written_back_rows: Int
-    vectors: Int
+    written_back_rows: Int  # Updated copies that had to make room.
+    vectors: Int  # Of parts that the host pools: vectors that it returns.
+    # Of replicated parts: rows whose gradients, summed over all holders, are applied in one more
+    # pass, and those of them that had a copy in HBM.
     update_rows: Int
     update_hit_rows: Int
 
 
 @dataclass(frozen=True, eq=False)
 class Served(_Counts):
-    """What processes return for each table; int64 arrays of shape (tables, processes).
+    """What processes return for each table; int64 arrays of shape (tables, processes)."""
 
-    Attributes
-    ----------
-    output_vectors, output_bytes : Int
-        Pooled rows, or single ones, that leave for the samples' own process, itself included.
-    request_bytes : Int
-        Ids and lengths of bags that come from other processes, before a step.
-    returned_bytes : Int
-        Pooled rows that go to other processes and gradients that come from there; summed
-        gradients of replicated rows, and Σ g², that go to others: within a step.
-    pooled_bytes : Int
-        Those of them that are pooled rows: ahead of the dense layers.
-    """
-
+    # Pooled rows, or single ones, that leave for the samples' own process, itself included.
     output_vectors: Int
     output_bytes: Int
-    request_bytes: Int
+    request_bytes: Int  # Ids and lengths of bags that come from other processes, before a step.
+    # Pooled rows that go to other processes and gradients that come from there; summed gradients of
+    # replicated rows, and Σ g², that go to others: within a step.
     returned_bytes: Int
-    pooled_bytes: Int
+    pooled_bytes: Int  # Those of them that are pooled rows: ahead of the dense layers.
 
 
 def nothing_sent(processes: int) -> dict[ExchangeKind, Int]:

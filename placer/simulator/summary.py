@@ -61,20 +61,14 @@ class DeviceTotals:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Lookups and rows of some steps by what served them.
+    """Lookups and rows of some steps by what served them."""
 
-    Attributes
-    ----------
-    lookups, hbm_lookups : int
-        A lookup counts once. Where a row has several column slices, HBM serves as much of it as
-        the share of the columns that are there.
-    slow_rows : int
-        Distinct rows, summed over steps, that had to come from DRAM: copied, read there, or
-        pooled by the host.
-    """
-
+    # A lookup counts once. Where a row has several column slices, HBM serves as much of it as the
+    # share of the columns that are there.
     lookups: int
     hbm_lookups: int
+    # Distinct rows, summed over steps, that had to come from DRAM: copied, read there, or pooled by
+    # the host.
     slow_rows: int
 
     @property

@@ -12,19 +12,11 @@ from placer.executor import BagBatch
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lookups:
-    """Bags of ids of one call.
+    """Bags of ids of one call."""
 
-    Attributes
-    ----------
-    ids : int64 or int32, shape (lookups,)
-    offsets : int64, shape (bags + 1,)
-    weights : float32, shape (lookups,), or None
-        Gradients flow to them.
-    """
-
-    ids: Tensor
-    offsets: Tensor
-    weights: Tensor | None = None
+    ids: Tensor  # Int64 or int32, shape (lookups,).
+    offsets: Tensor  # Shape (bags + 1,)
+    weights: Tensor | None = None  # Shape (lookups,), or None: gradients flow to them.
 
     @property
     def batch_size(self) -> int:
@@ -39,10 +31,7 @@ class Lookups:
     def batch(self) -> BagBatch:
         """The same, checked.
 
-        Raises
-        ------
-        DataError
-            If offsets do not rise from 0 to the number of lookups.
+        Raises DataError if offsets do not rise from 0 to the number of lookups.
         """
         bounds = 0, self.ids.numel()
         return BagBatch(self.ids, self.offsets, self.batch_size, self.weights, bounds)

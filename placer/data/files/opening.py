@@ -82,13 +82,7 @@ def guarded(read: Callable[[], T], file: str) -> T:
 
 
 def head(file: str, most_bytes: int) -> bytes:
-    """The first bytes of a file's unpacked content.
-
-    Raises
-    ------
-    DataError
-        If it cannot be read.
-    """
+    """The first bytes of a file's unpacked content; raises DataError if it cannot be read."""
     parts: list[bytes] = []
     with open_unpacked(file) as stream:
         while part := guarded(lambda: stream.read(most_bytes - sum(map(len, parts))), file):

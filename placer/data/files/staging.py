@@ -78,10 +78,7 @@ class Staging:
     def input(self, uri: str) -> Path:
         """A copy of a profile's folder, or of a file with those that it names.
 
-        Raises
-        ------
-        PlacerError
-            If it is not there or cannot be read.
+        Raises PlacerError if it is not there or cannot be read.
         """
         if scheme_of(uri) == "file":
             return Path(local_path(uri))
@@ -94,10 +91,7 @@ class Staging:
     def output(self, uri: str) -> Path:
         """Where to write what is sent to a store at the end.
 
-        Raises
-        ------
-        PlacerError
-            If the store cannot be reached, or there is no such bucket.
+        Raises PlacerError if the store cannot be reached, or there is no such bucket.
         """
         if scheme_of(uri) == "file":
             return Path(local_path(uri))

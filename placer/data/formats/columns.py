@@ -25,32 +25,20 @@ _NOTHING = Layout()
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Which columns of a log are what.
-
-    Attributes
-    ----------
-    sparse, dense : tuple of str
-    label : str or None
-    types : mapping of column name to IdType
-        Of sparse columns, and of booleans among the others.
-    lists : mapping of column name to str
-        Sparse columns of texts that hold several ids, and what separates these.
-    nulls : tuple of str
-        Texts that stand for a missing value; an empty one always does.
-    decimal : str, optional
-        What begins the decimals of numbers in texts; by default a point.
-    decisions : tuple of Decision
-        What each column was taken for where nobody said.
-    """
+    """Which columns of a log are what."""
 
     sparse: tuple[str, ...]
     dense: tuple[str, ...]
     label: str | None
+    # Of sparse columns, and of booleans among the others.
     types: Mapping[str, IdType] = field(default_factory=dict)
+    # Sparse columns of texts that hold several ids, and what separates these.
     lists: Mapping[str, str] = field(default_factory=dict)
+    # Texts that stand for a missing value; an empty one always does.
     nulls: tuple[str, ...] = NULLS
+    # What begins the decimals of numbers in texts; by default a point.
     decimal: Decimal | None = None
-    decisions: tuple[Decision, ...] = ()
+    decisions: tuple[Decision, ...] = ()  # What each column was taken for where nobody said.
 
     @property
     def names(self) -> list[str]:

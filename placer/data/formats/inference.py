@@ -83,7 +83,6 @@ def decide(
 
     Parameters
     ----------
-    schema : pyarrow.Schema
     sample : pyarrow.Table, optional
         Some samples of the log.
     sparse, dense, label, ignore

@@ -68,10 +68,10 @@ def gather(
 ) -> Tensor:
     """Read rows and columns of a tensor from the files that hold them.
 
+    Raises CheckpointError if a file is damaged, or the folder lacks some of the rows.
+
     Parameters
     ----------
-    folder : ShardFolder
-    tensor : TableTensor
     ids : int64, shape (n,)
     cols : (start, stop)
         (0, 1) for state that is one number a row, of which every column slice has a copy.
@@ -81,11 +81,6 @@ def gather(
     Returns
     -------
     Tensor, shape (n, stop − start); (n,) for state that is one number a row
-
-    Raises
-    ------
-    CheckpointError
-        If a file is damaged, or the folder lacks some of the rows.
     """
 
     def is_foreign(file: ShardFile) -> bool:
