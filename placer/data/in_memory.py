@@ -70,15 +70,8 @@ def batches_of(value: InMemory) -> BatchSource:
         IterableDataset of Hugging Face; any other object with ``__arrow_c_stream__``; or a
         function without parameters that returns one of these, anew at each call.
     """
-    if isinstance(value, pa.Table | pa.RecordBatch):
-        table = pa.table(value)
-        name = "Arrow table" if isinstance(value, pa.Table) else "Arrow record batch"
-        return BatchSource(
-            name,
-            table.schema,
-            lambda columns: iter(table.select(columns).to_batches()),
-            table.num_rows,
-        )
+    if isinstance(value, pa.RecordBatch):
+        value = pa.table(value)
     library = _library(value)
     if library in _READERS and (found := _READERS[library](value)) is not None:
         return found
@@ -86,8 +79,9 @@ def batches_of(value: InMemory) -> BatchSource:
         once = isinstance(value, pa.RecordBatchReader)
         name = "Arrow stream" if once else f"{type(value).__name__} of {library}"
         schema = value.schema if once else _stream(value, name).schema
+        samples = len(value) if hasattr(value, "__len__") else None
         return BatchSource(
-            name, schema, lambda columns: _projected(value, name, columns), once=once
+            name, schema, lambda columns: _projected(value, name, columns), samples, once
         )
     if callable(value):
         first = batches_of(value())
@@ -141,14 +135,8 @@ def _of_pyarrow(value: Any) -> BatchSource | None:
 
 
 def _of_polars(value: Any) -> BatchSource | None:
-    if not hasattr(value, "collect_schema"):
-        return None
     if not hasattr(value, "collect"):
-        name = "polars DataFrame"
-        schema = _stream(value.head(0), name).schema
-        return BatchSource(
-            name, schema, lambda columns: iter(_stream(value.select(columns), name)), len(value)
-        )
+        return None
     name = "polars LazyFrame"
 
     def read(columns: Sequence[str]) -> _Read:
