@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from placer.errors import DataError, PlacerError
-from placer.measurement.cases import Case
+from placer.measurement.cases import Case, random_cases
 from placer.measurement.dataset import FORMAT, VERSION, Dataset, case_sha256
-from placer.measurement.draw import random_cases
 from placer.measurement.measure import Measurer
 from placer.measurement.times import QUICK, Effort, Measured, Setting, resolved
 from placer.read_files import open_file

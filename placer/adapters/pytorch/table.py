@@ -26,9 +26,8 @@ from placer.adapters.pytorch.calls import (
 from placer.adapters.pytorch.lookups import Lookups, squared_norm
 from placer.adapters.pytorch.meta_tables import DrawnRows
 from placer.adapters.pytorch.options import Options
-from placer.adapters.pytorch.saving import SaveWatch
 from placer.adapters.pytorch.shared_tables import SharedTables, refuse_unshared
-from placer.adapters.pytorch.steps import watch_steps
+from placer.adapters.pytorch.watches import SaveWatch, watch_steps
 from placer.errors import BackendError, DataError
 from placer.executor import BagBatch, Embeddings, HitRates, make_embeddings
 from placer.executor.optimizers.rule import check_constants

@@ -39,13 +39,8 @@ from placer.profile.locality import Locality, WindowCounts
 
 KEYS = ("kind", "name", "id")
 SCHEMA = pa.schema(
-    [
-        ("kind", pa.string()),
-        ("name", pa.string()),
-        ("id", pa.int64()),
-        ("count", pa.int64()),
-        ("first", pa.int64()),
-    ]
+    {name: pa.string() for name in KEYS[:2]}
+    | {name: pa.int64() for name in ("id", "count", "first")}
 )
 
 _WINDOW_KINDS = ("windows", "read", "distinct")
