@@ -32,10 +32,7 @@ class HiddenFolder:
         self._descriptor: int | None = None
 
     def begin(self) -> None:
-        """Make the empty folder; first remove what a killed process left under its name.
-
-        Raises PlacerError if another process is writing it.
-        """
+        """Make the empty folder; first remove what a killed process left under its name."""
         make_folder(self.target.parent)
         while True:
             self.partial.mkdir(exist_ok=True)

@@ -23,10 +23,7 @@ class LimitError(ValueError):
 
 
 def open_file(path: str | os.PathLike[str]) -> BufferedReader:
-    """Return a regular file, open for reading.
-
-    Raises OSError if it cannot be opened, or is a device, a pipe or a folder.
-    """
+    """Return a regular file, open for reading."""
     # A pipe that nobody writes would never be opened else.
     file = os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb")
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -36,10 +33,7 @@ def open_file(path: str | os.PathLike[str]) -> BufferedReader:
 
 
 def read_limited(path: Path, most_bytes: int) -> bytes:
-    """Return all of a regular file.
-
-    Raises OSError as `open_file` does, and LimitError if it is too large.
-    """
+    """Return all of a regular file."""
     with open_file(path) as file:
         content = file.read(most_bytes + 1)
         size = os.fstat(file.fileno()).st_size

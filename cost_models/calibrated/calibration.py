@@ -128,10 +128,7 @@ class Calibration:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Calibration":
-        """Read what `save` wrote.
-
-        Raises PlacerError if it is no such file, or of another version.
-        """
+        """Read what `save` wrote."""
         try:
             data = read_json(Path(path))
         except (OSError, LimitError) as error:
@@ -143,10 +140,7 @@ class Calibration:
 
     @classmethod
     def from_json(cls, document: Any, path: str | os.PathLike[str]) -> "Calibration":
-        """Read what `to_json` returned; errors name `path`, its file.
-
-        Raises PlacerError if it is something else, or of another version.
-        """
+        """Read what `to_json` returned; errors name `path`, its file."""
         try:
             data = dict(document)
             altered = bool(data.get(SEAL)) and data[SEAL] != sealed(data)[SEAL]

@@ -46,10 +46,7 @@ class Calibrated(StepEquation):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Calibrated":
-        """Return the model of a file that `placer calibrate` wrote.
-
-        Raises PlacerError if it is no such file.
-        """
+        """Return the model of a file that `placer calibrate` wrote."""
         return cls(Calibration.load(path), f"calibrated:{os.fspath(path)}")
 
     def identity(self) -> Any:

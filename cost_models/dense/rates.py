@@ -92,11 +92,7 @@ GPU_FLOPS: dict[str, dict[DenseMath, FlopRate]] = {
 
 
 def gpu_rate(gpu: Gpu, layers: DenseLayers) -> float:
-    """Operations per second that a GPU reaches in given layers.
-
-    Raises ProblemError if nobody says so and its chip is not known, or does not multiply in that
-    type.
-    """
+    """Operations per second that a GPU reaches in given layers."""
     if layers.flops_per_s is not None:
         return layers.flops_per_s
     known = GPU_FLOPS.get(gpu.chip)

@@ -136,10 +136,7 @@ class EncodedLog:
 
 
 def rows_of(batch: RawBatch, feature: str, table: str, mapping: IdMapping) -> Rows:
-    """The rows that the ids of a feature read.
-
-    Raises DataError if an id is out of range; the message names its place.
-    """
+    """The rows that the ids of a feature read."""
     raw = batch.features[feature]
     try:
         return mapping.map(raw.keys)

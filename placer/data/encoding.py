@@ -97,10 +97,7 @@ class Encoding:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any], vocabularies: Mapping[str, Keys]) -> "Encoding":
-        """What `to_json` wrote, with the vocabularies that were saved beside it.
-
-        Raises DataError if a mapping is of an unknown kind or its vocabulary is missing.
-        """
+        """What `to_json` wrote, with the vocabularies that were saved beside it."""
         mappings: dict[str, IdMapping] = {}
         for name, mapping in values["mappings"].items():
             kind = mapping["kind"]

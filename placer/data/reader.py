@@ -214,10 +214,7 @@ def _source(files: Sequence[str], format: Format, layout: Layout, **columns: Any
 
 
 def _check_largest_ids(source: Source, encoding: Encoding) -> None:
-    """Refuse a log whose files say at once that some id is no row.
-
-    Raises DataError, which names the feature and the id.
-    """
+    """Refuse a log whose files say at once that some id is no row."""
     ranges = source.id_ranges() or {}
     for feature, table in encoding.feature_tables.items():
         mapping, most = encoding.mappings[table], ranges.get(feature, (0, 0))[1]

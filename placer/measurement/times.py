@@ -92,9 +92,6 @@ class Setting:
 
 
 def resolved(setting: Setting) -> Setting:
-    """Return the same with the backend that ``auto`` means here.
-
-    Raises BackendError if the backend is not there.
-    """
+    """Return the same with the backend that ``auto`` means here."""
     backend = make_backend(setting.backend, torch.device(setting.device))
     return replace(setting, backend=backend.name)

@@ -56,10 +56,7 @@ class TableOptions:
         features: Mapping[str, dict[str, FeatureCounts]],
         samples: int,
     ) -> list[TableProfile]:
-        """Profiles of tables, from counts of their rows and features over `samples` samples.
-
-        Raises DataError if an option is for a feature or a table that is not there.
-        """
+        """Profiles of tables, from counts of their rows and features over `samples` samples."""
         self.check([name for own in features.values() for name in own], counts)
         return [
             TableProfile.counted(
@@ -79,10 +76,7 @@ class TableOptions:
         return pooling.get(feature, pooling.get("*", "sum"))
 
     def check(self, features: Collection[str], tables: Collection[str]) -> None:
-        """Check that poolings are of features that there are, and dims of tables.
-
-        Raises DataError, which names the first that is not.
-        """
+        """Check that poolings are of features that there are, and dims of tables."""
         for what, given, known in (
             ("pooling is given for feature", self.pooling, features),
             ("dim is given for table", self.dim, tables),

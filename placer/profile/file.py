@@ -104,10 +104,7 @@ class _Document(_Strict):
 
 
 def write(profile: "Profile", path: StrPath) -> None:
-    """Write a profile into the folder `path`, replacing one that is there.
-
-    Raises PlacerError if the folder cannot be written or the disk is full.
-    """
+    """Write a profile into the folder `path`, replacing one that is there."""
     folder = Path(path)
     with replacing_parts(folder / JSON_NAME, lambda: _parts_of(folder)) as names:
         names |= _write_all(profile, folder)

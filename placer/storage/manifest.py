@@ -85,10 +85,7 @@ def read_manifest(
 
 
 def check_size(path: Path, size_bytes: int, advice: str) -> None:
-    """Check that a file is there, and complete.
-
-    Raises CheckpointError if it is missing or has another size; ends with the advice.
-    """
+    """Check that a file is there, and complete."""
     try:
         actual_bytes = path.stat().st_size
     except OSError as error:
@@ -101,10 +98,7 @@ def check_size(path: Path, size_bytes: int, advice: str) -> None:
 
 
 def check_sha256(path: Path, sha256: str, manifest: str, advice: str) -> None:
-    """Compare every byte of a file with what was written.
-
-    Raises CheckpointError if it was altered or cannot be read; ends with the advice.
-    """
+    """Compare every byte of a file with what was written."""
     try:
         same = sha256_file(path) == sha256
     except OSError as error:

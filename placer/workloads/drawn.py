@@ -84,10 +84,7 @@ class _Draws:
 
 
 def random_workload(tables: int, seed: int = 0) -> Profile:
-    """`tables` tables of drawn size, dim, pooling, coverage and skew.
-
-    Raises ProfileError if `tables` is not within 1..100,000.
-    """
+    """`tables` tables of drawn size, dim, pooling, coverage and skew."""
     if not 1 <= tables <= 100_000:
         raise ProfileError(f"random-{tables}: a workload has 1 to 100,000 tables")
     draws = _Draws(seed)

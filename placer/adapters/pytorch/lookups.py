@@ -29,10 +29,7 @@ class Lookups:
         return Lookups(self.ids.to(device), self.offsets.to(device), weights)
 
     def batch(self) -> BagBatch:
-        """The same, checked.
-
-        Raises DataError if offsets do not rise from 0 to the number of lookups.
-        """
+        """The same, checked."""
         bounds = 0, self.ids.numel()
         return BagBatch(self.ids, self.offsets, self.batch_size, self.weights, bounds)
 
@@ -49,10 +46,7 @@ class Lookups:
 
 
 def of_rows(ids: Tensor) -> Lookups:
-    """Each id of a tensor of any shape in a bag of its own.
-
-    Raises DataError if they are not integers.
-    """
+    """Each id of a tensor of any shape in a bag of its own."""
     flat = _checked(ids).reshape(-1)
     return Lookups(flat, _range(flat.numel() + 1, flat))
 

@@ -216,11 +216,7 @@ class SharedTables:
         return part
 
     def _serve(self, calls: Sequence[Call]) -> None:
-        """Look up calls that all ranks have made, those of one size and kind together.
-
-        Raises DataError if ranks have called different tables; on every rank, if one of them has a
-        bad id.
-        """
+        """Look up calls that all ranks have made, those of one size and kind together."""
         own: list[int] = []
         for call in calls:
             constants = struct.unpack("2q", struct.pack("2d", call.table.lr_now, call.table.eps))

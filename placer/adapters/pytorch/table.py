@@ -208,10 +208,7 @@ class PlacedTable:
         return state
 
     def load_optimizer_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take this table's part of a state, also of one that `PlacedEmbeddings` gave.
-
-        Raises CheckpointError if it lacks the table's state, or has it in another shape.
-        """
+        """Take this table's part of a state, also of one that `PlacedEmbeddings` gave."""
         keys = [f"{self.name}.{name}" for name in OPTIMIZER_STATE[self.optimizer]]
         own = {key: state[key] for key in keys if key in state}
         updates = state.get(f"{self.name}.{UPDATES}", state.get(UPDATES))

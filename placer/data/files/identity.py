@@ -86,10 +86,7 @@ def _remote_states(system: Any, held: Sequence[tuple[str, str]]) -> dict[str, Fi
 
 
 def check_unchanged(before: Mapping[str, FileState]) -> None:
-    """Check that files are as they were: a log is read twice or more.
-
-    Raises DataError, which names the first that changed.
-    """
+    """Check that files are as they were: a log is read twice or more."""
     now = states(list(before))
     for file, state in before.items():
         if now.get(file) != state:

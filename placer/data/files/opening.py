@@ -53,10 +53,7 @@ def open_file(file: str) -> Any:
 
 
 def open_unpacked(file: str) -> IO[bytes]:
-    """A file's content from its start, unpacked where its suffix or its first bytes say so.
-
-    Raises DataError if it cannot be opened.
-    """
+    """A file's content from its start, unpacked where its suffix or its first bytes say so."""
     stream = open_file(file)
     # Hadoop's parts are called part-00000, compressed or not.
     packed = suffixes(file)[1] or _packing(stream)

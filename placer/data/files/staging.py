@@ -76,10 +76,7 @@ class Staging:
         self._folder.cleanup()
 
     def input(self, uri: str) -> Path:
-        """A copy of a profile's folder, or of a file with those that it names.
-
-        Raises PlacerError if it is not there or cannot be read.
-        """
+        """A copy of a profile's folder, or of a file with those that it names."""
         if scheme_of(uri) == "file":
             return Path(local_path(uri))
         place = self._place(uri)
@@ -89,10 +86,7 @@ class Staging:
             raise PlacerError(f"cannot read {shown(uri)}: {first_line(error)}") from error
 
     def output(self, uri: str) -> Path:
-        """Where to write what is sent to a store at the end.
-
-        Raises PlacerError if the store cannot be reached, or there is no such bucket.
-        """
+        """Where to write what is sent to a store at the end."""
         if scheme_of(uri) == "file":
             return Path(local_path(uri))
         system, path = store_of(uri)

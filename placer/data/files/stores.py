@@ -63,10 +63,7 @@ def shown(file: str) -> str:
 
 
 def scheme_of(file: str) -> str:
-    """The scheme of a URI, in lower case; ``file`` for a path.
-
-    Raises DataError if nothing here reads it.
-    """
+    """The scheme of a URI, in lower case; ``file`` for a path."""
     scheme = file.partition("://")[0].lower() if is_uri(file) else "file"
     if scheme not in SCHEMES:
         raise DataError(
@@ -77,11 +74,7 @@ def scheme_of(file: str) -> str:
 
 
 def store_of(file: str) -> tuple[Any, str]:
-    """The `pyarrow.fs.FileSystem` that holds a file, and the file's path there.
-
-    Raises DataError if the scheme is not supported, a library is missing, or the store cannot be
-    reached.
-    """
+    """The `pyarrow.fs.FileSystem` that holds a file, and the file's path there."""
     scheme = scheme_of(file)
     if scheme == "file":
         from pyarrow import fs

@@ -146,10 +146,7 @@ def check_column(file: str, schema: pa.Schema, name: str) -> pa.DataType:
 
 
 def check_schema(file: str, schema: pa.Schema, columns: Columns) -> None:
-    """Check that a file has the columns, of types that fit what they are read as.
-
-    Raises DataError, which names the column that is missing or does not fit.
-    """
+    """Check that a file has the columns, of types that fit what they are read as."""
     sparse = set(columns.sparse)
     for name in columns.names:
         kind = check_column(file, schema, name)
@@ -166,10 +163,7 @@ def check_schema(file: str, schema: pa.Schema, columns: Columns) -> None:
 def check_columns(
     file: str, schema: pa.Schema, columns: Columns, ignore: Sequence[str] = ()
 ) -> None:
-    """Check that a log has the columns, of types that fit, and one to count.
-
-    Raises DataError, which names the column that is missing or does not fit.
-    """
+    """Check that a log has the columns, of types that fit, and one to count."""
     for column in ignore:
         check_column(file, schema, column)
     check_schema(file, schema, columns)

@@ -32,10 +32,7 @@ _VOWPAL = re.compile(r"[^|]*(?:(?<!\S)\|\S[^|]*)+")
 
 
 def sniff(file: str, start: bytes) -> Format:
-    """The format of a file without a telling suffix, by how it begins.
-
-    Raises DataError if it is no text.
-    """
+    """The format of a file without a telling suffix, by how it begins."""
     if start.startswith(b"PAR1"):
         return "parquet"
     if start.startswith(b"ARROW1") or start.startswith(b"\xff\xff\xff\xff"):

@@ -38,10 +38,7 @@ class _Tensors:
 
 
 class DlrmSource(Source):
-    """Files of dlrm_datasets, in order; their features are called t0, t1, …
-
-    Raises DataError if a file is missing, holds something else, or has other tables than the first.
-    """
+    """Files of dlrm_datasets, in order; their features are called t0, t1, …"""
 
     is_fixed = True
 
@@ -177,10 +174,7 @@ def _torch_load(file: str) -> Any:
 
 
 def _unpack(packed: IO[bytes], unpacked: IO[bytes], packed_bytes: int) -> None:
-    """Copy what a compressed file holds, unless that is far more than ids can be packed into.
-
-    Raises OSError if it is more than `MOST_UNPACKED` times the file.
-    """
+    """Copy what a compressed file holds, unless that is far more than ids can be packed into."""
     most_bytes = _FREE_BYTES + MOST_UNPACKED * packed_bytes
     done = 0
     while block := packed.read(1 << 20):

@@ -157,10 +157,7 @@ def _row_groups(footers: Sequence[pq.FileMetaData]) -> list[_RowGroup]:
 
 
 def check_parts(metadata: Sequence[str], source: Source) -> None:
-    """Check that a log has all that the ``_metadata`` of its data sets lists.
-
-    Raises DataError, which names the first file that is missing, or has fewer rows.
-    """
+    """Check that a log has all that the ``_metadata`` of its data sets lists."""
     assert isinstance(source, ParquetSource), "what this format is opened as"
     have = dict(zip(source.files, (footer.num_rows for footer in source.footers), strict=True))
     for file in metadata:

@@ -259,10 +259,7 @@ def record_ends(
 
 
 def head_lines(file: str) -> bytes:
-    """Whole lines at the beginning of a file, the last one complete or not at the file's end.
-
-    Raises DataError if the file is empty, cannot be read, or is text in UTF-16.
-    """
+    """Whole lines at the beginning of a file, the last one complete or not at the file's end."""
     start = head(file, HEAD_BYTES)
     if not start:
         raise DataError(f"{shown(file)} is empty; a log needs at least one sample")

@@ -119,10 +119,7 @@ Counts = Any
 
 
 def sums_of(parts: Counts | Iterable[Counts]) -> CountSums:
-    """Add parts up, merged before or not, in memory or in Parquet files.
-
-    Raises DataError if a part is unreadable or is no part of the counts of a log.
-    """
+    """Add parts up, merged before or not, in memory or in Parquet files."""
     sums = CountSums()
     rows: dict[str, DistinctKeys] = {}
     keys: dict[str, DistinctKeys] = {}

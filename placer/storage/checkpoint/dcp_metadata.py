@@ -74,11 +74,7 @@ class StoredTensor:
 
 
 def read_metadata(folder: Path) -> tuple[StoredTensor, ...]:
-    """The tensors that a folder says it has; entries that are no tensors are left out.
-
-    Raises CheckpointError if the file is missing, too large, damaged, or holds anything that does
-    not belong there.
-    """
+    """The tensors that a folder says it has; entries that are no tensors are left out."""
     path = folder / NAME
     try:
         with open_file(path) as file:

@@ -103,10 +103,7 @@ class ShardWriter:
 
 
 def read_rows(path: Path, tensor: StoredTensor, positions: Int) -> Bytes:
-    """Rows of a tensor of a shard's file, in any order: uint8, shape (n, row_bytes).
-
-    Raises CheckpointError if the file cannot be read.
-    """
+    """Rows of a tensor of a shard's file, in any order: uint8, shape (n, row_bytes)."""
     if not positions.size:
         return np.empty((0, tensor.row_bytes), dtype=np.uint8)
     shape = tensor.shape[0], tensor.row_bytes
@@ -118,10 +115,7 @@ def read_rows(path: Path, tensor: StoredTensor, positions: Int) -> Bytes:
 
 
 def check_file(path: Path, layout: ShardLayout, sha256: str | None) -> None:
-    """Check that a file is the shard's and, where there is a hash, every byte of it.
-
-    Raises CheckpointError if it is missing, truncated, of another shard, or altered.
-    """
+    """Check that a file is the shard's and, where there is a hash, every byte of it."""
     fix = "write the shards again from a checkpoint (`placer export --to shards`)"
     check_size(path, layout.size_bytes, fix)
     try:

@@ -147,10 +147,7 @@ class ShardFolder:
         return self._orders[table]
 
     def rows(self, file: ShardFile, tensor: StoredTensor, positions: Int) -> Bytes:
-        """Rows of a file: uint8, shape (n, row_bytes).
-
-        Raises CheckpointError if the file is missing or damaged.
-        """
+        """Rows of a file: uint8, shape (n, row_bytes)."""
         self.check(file)
         return read_rows(self.path / file.name, tensor, positions)
 
