@@ -17,40 +17,17 @@ FORMAT = "placer-calibration"
 VERSION = 2
 
 TERMS = (
-    "lookup",
-    "lookup_byte",
+    "lookup", "lookup_byte",
     *(f"row.{optimizer}" for optimizer in OPTIMIZERS),
     *(f"row_byte.{optimizer}" for optimizer in OPTIMIZERS),
-    "staged.row",
-    "staged.row_byte",
-    "hit.row",
-    "miss.row",
-    "miss.row_byte",
-    "cache_row",
-    "uva.lookup",
-    "uva.row",
-    "uva.row_byte",
-    "host.lookup",
-    "host.lookup_byte",
-    "host.row",
-    "host.row_byte",
-    "host.vector",
+    "staged.row", "staged.row_byte", "hit.row", "miss.row", "miss.row_byte", "cache_row",
+    "uva.lookup", "uva.row", "uva.row_byte",
+    "host.lookup", "host.lookup_byte", "host.row", "host.row_byte", "host.vector",
     "host.vector_byte",
-    "output_vector",
-    "output_byte",
-    "exchange_byte",
-    "mapped_lookup",
-    "step",
-    "arena",
-    "arena_cached",
-    "arena_cached_lookup",
-    "arena_pooled_lookup",
-    "replicas",
-    "column_slice",
-    "rowwise_slice",
-    "rowwise_slice_byte",
-    "shard",
-)
+    "output_vector", "output_byte", "exchange_byte", "mapped_lookup", "step",
+    "arena", "arena_cached", "arena_cached_lookup", "arena_pooled_lookup",
+    "replicas", "column_slice", "rowwise_slice", "rowwise_slice_byte", "shard",
+)  # fmt: skip
 """Constants, in seconds. Those of ``staged``, ``hit``, ``uva`` come on top of rows in HBM, those
 of ``miss`` on top of a hit; ``host`` stands for itself.
 
@@ -130,13 +107,9 @@ class Calibration:
     def load(cls, path: str | os.PathLike[str]) -> "Calibration":
         """Read what `save` wrote."""
         try:
-            data = read_json(Path(path))
+            return cls.from_json(read_json(Path(path)), path)
         except (OSError, LimitError) as error:
-            raise PlacerError(
-                f"cannot read a calibration from {path}: {error!r}; make one with "
-                "`placer calibrate -o FILE`"
-            ) from error
-        return cls.from_json(data, path)
+            raise _unreadable(path, error) from error
 
     @classmethod
     def from_json(cls, document: Any, path: str | os.PathLike[str]) -> "Calibration":
@@ -147,10 +120,7 @@ class Calibration:
             data.pop(SEAL, None)
             kind, version = data.pop("format"), data.pop("version")
         except (TypeError, ValueError, KeyError) as error:
-            raise PlacerError(
-                f"cannot read a calibration from {path}: {error!r}; make one with "
-                "`placer calibrate -o FILE`"
-            ) from error
+            raise _unreadable(path, error) from error
         if kind != FORMAT or version != VERSION:
             raise PlacerError(
                 f"{path} is {kind!r} of version {version}; this placer reads {FORMAT!r} of "
@@ -180,3 +150,10 @@ class Calibration:
 def _is_sound(constant: Constant) -> bool:
     """Return whether all three are seconds."""
     return all(0 <= seconds < math.inf for seconds in astuple(constant))
+
+
+def _unreadable(path: str | os.PathLike[str], error: Exception) -> PlacerError:
+    return PlacerError(
+        f"cannot read a calibration from {path}: {error!r}; make one with "
+        "`placer calibrate -o FILE`"
+    )

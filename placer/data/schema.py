@@ -66,23 +66,7 @@ class _SchemaModel(StrictModel):
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """How a log is read, and what its columns are; what is None is inferred.
-
-    Attributes
-    ----------
-    format : str, optional
-        One of `placer.data.FORMATS`.
-    layout : Layout
-    sparse, dense : tuple of str, optional
-    label : str, optional
-    ignore : tuple of str
-    feature_tables : mapping of column name to table name
-    rows, dims, min_counts, id_mappings : mapping of table name to value
-        ``"*"`` stands for every other table.
-    poolings : mapping of column name to pooling
-    missing : {"zero", "empty"}
-    headroom : float
-    """
+    """How a log is read, and what its columns are; what is None is inferred."""
 
     format: Format | None = None
     layout: Layout | None = None
@@ -90,12 +74,13 @@ class Schema:
     dense: tuple[str, ...] | None = None
     label: str | None = None
     ignore: tuple[str, ...] = ()
-    feature_tables: Mapping[str, str] = field(default_factory=dict)
+    feature_tables: Mapping[str, str] = field(default_factory=dict)  # By column.
+    # By table; ``"*"`` stands for every other one.
     rows: Mapping[str, int] = field(default_factory=dict)
     dims: Mapping[str, int] = field(default_factory=dict)
     min_counts: Mapping[str, int] = field(default_factory=dict)
     id_mappings: Mapping[str, str] = field(default_factory=dict)
-    poolings: Mapping[str, Pooling] = field(default_factory=dict)
+    poolings: Mapping[str, Pooling] = field(default_factory=dict)  # By column.
     missing: Literal["zero", "empty"] = "zero"
     headroom: float = 0.0
 

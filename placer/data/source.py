@@ -115,39 +115,19 @@ class Cursor(ABC):
 
 
 class Source(ABC):
-    """The files of a log, whose columns are known and whose ids are still raw.
+    """The files of a log, whose columns are known and whose ids are still raw."""
 
-    Attributes
-    ----------
-    files : sequence of str
-        In order; the name of a log that has none.
-    text_features : mapping of feature name to bool
-        The categorical features in order, and whether their ids are texts.
-    layout : Layout
-        How the next file of the kind is read.
-    samples : int or None
-        Samples of the log where that is known without reading it.
-    decisions : tuple of Decision
-        What each column was taken for; empty where a format says it.
-    notes : sequence of str
-        What else the user should hear.
-    before : mapping of file to FileState
-        What the files were when reading began. One that changes between or within passes is a
-        DataError.
-    is_fixed : bool
-        Whether the format says what the columns are.
-    """
-
-    files: Sequence[str]
-    text_features: Mapping[str, bool]
+    files: Sequence[str]  # In order; the name of a log that has none.
+    text_features: Mapping[str, bool]  # In order, and whether their ids are texts.
     dense_names: tuple[str, ...] = ()
     label_name: str | None = None
-    layout: Layout = Layout(lists={})
-    samples: int | None = None
-    decisions: "tuple[Decision, ...]" = ()
-    notes: Sequence[str] = ()
+    layout: Layout = Layout(lists={})  # How the next file of the kind is read.
+    samples: int | None = None  # Where that is known without reading.
+    decisions: "tuple[Decision, ...]" = ()  # What columns were taken for, if no format says it.
+    notes: Sequence[str] = ()  # What else the user should hear.
+    # What the files were when reading began: one that changes in or between passes is an error.
     before: Mapping[str, FileState] = MappingProxyType({})
-    is_fixed: bool = False
+    is_fixed: bool = False  # Whether the format says what the columns are.
 
     @abstractmethod
     def open(self) -> Cursor:
