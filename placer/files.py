@@ -78,15 +78,10 @@ def check_place(
 
     Folders above it have to be there, unless the work makes them.
 
-    Raises PlacerError if there is something else at `path`, or no folder above it that can be
-    written in.
-
-    Examples
-    --------
     >>> check_place("/nowhere/plan.json")
     Traceback (most recent call last):
     placer.errors.PlacerError: cannot write /nowhere/plan.json: there is no folder /nowhere; make \
-    it: mkdir -p /nowhere
+it: mkdir -p /nowhere
     """
     target = Path(path)
     try:
@@ -199,18 +194,12 @@ def write_bytes(path: StrPath, content: bytes) -> None:
 def replacing_parts(file: Path, parts: Callable[[], Iterable[Path]]) -> Iterator[set[str]]:
     """Replace a file and its parts: further files, which it names and whose names have their hash.
 
-    Within the block, write the new parts first and the file that names them last, and add the
-    parts' names to the set that this yields. Afterwards the parts that are not in it are removed;
-    after an error before the file was replaced, the new ones. So a crash leaves the old file or
-    the new one, with its parts, and the rename of the file publishes all of them. Writers wait for
-    one another; see `read_parts` for readers.
-
-    Parameters
-    ----------
-    file : Path
-        Beside it are its parts; its folder is made if it is not there.
-    parts : callable
-        Finds the parts that are there.
+    `parts` finds those that are there, beside the file. Within the block, write the new parts first
+    and the file that names them last, and add the parts' names to the set that this yields.
+    Afterwards the parts that are not in it are removed; after an error before the file was
+    replaced, the new ones. So a crash leaves the old file or the new one, with its parts, and the
+    rename of the file publishes all of them. Writers wait for one another; see `read_parts` for
+    readers.
     """
     try:
         make_folder(file.parent)
@@ -234,12 +223,7 @@ def replacing_parts(file: Path, parts: Callable[[], Iterable[Path]]) -> Iterator
 def read_parts(file: StrPath, read: Callable[[], T]) -> T:
     """Read a file with its parts, again if it was replaced meanwhile.
 
-    Parameters
-    ----------
-    file : path
-        The file that names the parts.
-    read : callable
-        Reads all; raises PlacerError if a part is missing.
+    `read` reads all, and raises PlacerError if a part is missing.
     """
     while True:
         before = _version(file)

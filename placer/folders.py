@@ -15,15 +15,7 @@ from placer.files import StrPath, make_folder, sync_folder
 class HiddenFolder:
     """A folder that is written under a hidden name, and appears complete by one rename.
 
-    Parameters
-    ----------
-    target : Path
-        Where it appears. Beside it, ``.<name>.partial`` is written, whose lock is held meanwhile.
-
-    Attributes
-    ----------
-    partial : Path
-        Where its files belong until then.
+    Beside the `target`, ``.<name>.partial`` is written, whose lock is held meanwhile.
     """
 
     def __init__(self, target: Path) -> None:

@@ -47,11 +47,9 @@ def read_limited(path: Path, most_bytes: int) -> bytes:
 def read_json(path: Path, most_bytes: int = MOST_JSON_BYTES) -> Any:
     """Return the value of a JSON file.
 
-    Raises OSError if it cannot be opened. Raises LimitError if it is no JSON, too large or too
-    deep, has a key twice, or a number that is none of placer's.
+    Raises OSError if it cannot be opened, and LimitError if it is no JSON, too large or too deep,
+    has a key twice, or a number that is none of placer's.
 
-    Examples
-    --------
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     path = Path(folder, "file")

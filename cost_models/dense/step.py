@@ -184,14 +184,8 @@ def _backward(
 def _summed_at(steps: list[tuple[float, int]], byte_s: float, latency_s: float) -> float:
     """When the last bucket is summed over the GPUs, in seconds from the backward pass's begin.
 
-    Parameters
-    ----------
-    steps : list of (float, int)
-        Of the backward pass, as `_backward` gives them.
-    byte_s : float
-        Seconds on the links for each byte of gradients.
-    latency_s : float
-        What each bucket takes besides.
+    `steps` are as `_backward` gives them. A byte of gradients takes `byte_s` on the links, and each
+    bucket `latency_s` besides.
     """
     now, ready, limit, summed_at = 0.0, 0, FIRST_BUCKET_BYTES, 0.0
     for seconds, gradient_bytes in steps:

@@ -21,8 +21,6 @@ class EncodedLog:
 
     Attributes
     ----------
-    tables, feature_tables, dense_names
-        See `placer.data.log.Log`.
     notes : sequence of str
         What the user should hear: columns that were left out, files without a sample.
     expected_samples : int or None

@@ -60,15 +60,10 @@ def is_in_memory(value: object) -> bool:
 def batches_of(value: InMemory) -> BatchSource:
     """The record batches of a log that a program holds.
 
-    Raises DataError if it is none of these.
-
-    Parameters
-    ----------
-    value
-        A table, record batch, record batch reader or data set of pyarrow; a DataFrame or
-        LazyFrame of polars; a DataFrame of pandas; a relation of DuckDB; a Dataset or
-        IterableDataset of Hugging Face; any other object with ``__arrow_c_stream__``; or a
-        function without parameters that returns one of these, anew at each call.
+    It may be a table, record batch, record batch reader or data set of pyarrow; a DataFrame or
+    LazyFrame of polars; a DataFrame of pandas; a relation of DuckDB; a Dataset or IterableDataset
+    of Hugging Face; any other object with ``__arrow_c_stream__``; or a function without parameters
+    that returns one of these, anew at each call.
     """
     if isinstance(value, pa.RecordBatch):
         value = pa.table(value)

@@ -36,8 +36,6 @@ def text_keys(data: Bytes, starts: Offsets, lengths: Offsets) -> Keys:
 
     Raises DataError if a text is longer than `MOST_TEXT_BYTES`.
 
-    Examples
-    --------
     >>> data = np.frombuffer(b"0000002asite-7", dtype=np.uint8)
     >>> keys = text_keys(data, np.array([0, 8, 14]), np.array([8, 6, 0]))
     >>> [hex(key) for key in keys]

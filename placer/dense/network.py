@@ -42,8 +42,6 @@ class Product:
 class DenseNetwork:
     """The products of a dense part, in the order of the forward pass.
 
-    Examples
-    --------
     >>> from placer.workloads import named_workload
     >>> tables = [profile.table for profile in named_workload("criteo-kaggle")]
     >>> layers = DenseLayers(top=(512, 256, 1), bottom=(512, 256, 64, 16), dense_features=13)

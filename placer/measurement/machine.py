@@ -40,21 +40,9 @@ def measure_machine(
 ) -> None:
     """Measure what embedding work takes here, going on with what is in the file already.
 
-    Parameters
-    ----------
-    file : Path
-        Of measurements; `placer.measurement.Dataset.load` reads it.
-    setting : Setting
-        Backend, device and processes that are measured.
-    budget_s : float
-        Seconds after which no case is begun, except for the first `LEAST_CASES`: with fewer there
-        are no constants.
-    fresh : bool
-        Start anew.
-    stop : callable
-        Returns whether to end early.
-    on_case : callable
-        Called with the measurements that are done, and their number in all.
+    After `budget_s` seconds no case is begun, except for the first `LEAST_CASES`: with fewer there
+    are no constants. `stop` returns whether to end early; `on_case` is called with the measurements
+    that are done, and their number in all.
     """
     setting = resolved(setting)
     if fresh:

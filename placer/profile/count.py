@@ -87,15 +87,7 @@ class TableOptions:
 
 
 class AccessCounter:
-    """Counts chunks of samples; memory is 4 bytes a row, whatever the log's length.
-
-    Raises DataError if a feature reads a table that is not there.
-
-    Parameters
-    ----------
-    tables : mapping of table name to int
-        Rows of each table.
-    """
+    """Counts chunks of samples; memory is 4 bytes a row, whatever the log's length."""
 
     def __init__(self, tables: Mapping[str, int], feature_tables: Mapping[str, str]) -> None:
         for feature, table in feature_tables.items():

@@ -18,17 +18,9 @@ def with_growing(profile: Profile, growing: Mapping[str, Growing]) -> Profile:
     """Return the profile with tables whose rows are given to keys as they are read.
 
     Such a table has a row for each of its `capacity` keys, and row 0. Its rows have no ids any
-    more, so that which of them are hot is not known. Ids of the log are keys as they are.
+    more, so that which of them are hot is not known. Ids of the log are keys as they are. Tables
+    that grow already are left as they are.
 
-    Raises ProfileError if there is no such table.
-
-    Parameters
-    ----------
-    growing : mapping of table name to Growing
-        Tables that grow already are left as they are.
-
-    Examples
-    --------
     >>> from placer.workloads import named_workload
     >>> with_growing(named_workload("random-3@7"), {"t2": Growing(99)})["t2"].cdf.rows
     100
@@ -127,16 +119,9 @@ def _curve(profile: TableProfile) -> tuple[Float, Float]:
 def growing_of(profile: Profile, texts: Sequence[str]) -> dict[str, Growing]:
     """Read which tables grow, as the command line has them.
 
-    Raises ProblemError if a text is neither.
+    A text is ``TABLE=KEYS``, or ``TABLE=PERCENT%`` for the smallest capacity with that hit rate in
+    the next window (see `capacity_for`); several between commas.
 
-    Parameters
-    ----------
-    texts : sequence of str
-        ``TABLE=KEYS``, or ``TABLE=PERCENT%`` for the smallest capacity with that hit rate in the
-        next window (see `capacity_for`); several between commas.
-
-    Examples
-    --------
     >>> from placer.workloads import named_workload
     >>> growing_of(named_workload("random-3@7"), ["t1=5000,t3=20000"])["t3"].capacity
     20000

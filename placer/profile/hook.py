@@ -121,19 +121,10 @@ def profile_batches(
 def features_in(batch: Any, names: Sequence[str]) -> dict[str, BagsLike]:
     """The features of a batch by name, wherever they are in it.
 
-    Raises DataError if a feature is not there.
+    A batch is a mapping of feature name to ids (and to other things, which are left out), a
+    KeyedJaggedTensor of TorchRec's, or a tuple, list, mapping or object with `__dict__` that holds
+    one of these.
 
-    Parameters
-    ----------
-    batch
-        A mapping of feature name to ids (and to other things, which are left out), a
-        KeyedJaggedTensor of TorchRec's, or a tuple, list, mapping or object with `__dict__` that
-        holds one of these.
-    names : sequence of str
-        Features to look for.
-
-    Examples
-    --------
     >>> sorted(features_in(({"user": [1], "item": [2], "label": [0.0]}, 7), ["user", "item"]))
     ['item', 'user']
     """

@@ -154,11 +154,6 @@ class LocalityCounter:
 
     At most 16 stretches of `STRETCH_SAMPLES` samples are looked at, evenly over what has been read:
     when there are more, every second one is dropped and half as many are taken from there on.
-
-    Parameters
-    ----------
-    tables : mapping of table name to int
-        Rows of each table.
     """
 
     def __init__(self, tables: Mapping[str, int], feature_tables: Mapping[str, str]) -> None:

@@ -105,16 +105,7 @@ class Arrangement:
 
 
 def arrange(plan: Plan, processes: int | None = None) -> Arrangement:
-    """Divide a plan over processes as the executor does, by default one for each GPU.
-
-    Raises PlanMismatchError if the plan is unsound, memory aside, or the number of processes is out
-    of range.
-
-    Parameters
-    ----------
-    processes : int, optional
-        From 1 to the number of GPUs; see `placer.executor.distributed.ShardedEmbeddings`.
-    """
+    """Divide a plan over processes as the executor does, by default one for each GPU."""
     faults = [violation.message for violation in violations(plan) if violation.rule != "capacity"]
     if faults:
         raise PlanMismatchError(f"the plan cannot be simulated: {'; '.join(faults[:5])}")

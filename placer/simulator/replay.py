@@ -57,15 +57,9 @@ class ReplayOptions:
 class Simulator:
     """A plan that batches are replayed through.
 
-    It remembers which rows have copies in HBM, so that one log may follow another.
-
-    Raises PlanMismatchError if the plan is unsound, memory aside: that a plan fits is
-    `placer.plan.verify`'s to say. Raises PlacerError if there is no such cache policy.
-
-    Attributes
-    ----------
-    keys : mapping of table name to KeyMap
-        Of tables that grow: which key has which row.
+    It remembers which rows have copies in HBM, so that one log may follow another; `keys` has the
+    key maps of tables that grow. Raises PlanMismatchError if the plan is unsound, memory aside:
+    that a plan fits is `placer.plan.verify`'s to say.
     """
 
     def __init__(self, plan: Plan, options: ReplayOptions | None = None) -> None:

@@ -47,19 +47,7 @@ def write_manifest(path: Path, body: Mapping[str, Any], end: str = "") -> None:
 def read_manifest(
     path: Path, kind: type[M], version: int, *, if_older: str, if_missing: str = ""
 ) -> M:
-    """Read and check a manifest.
-
-    Raises CheckpointError if it is missing, truncated, altered, or of another format version.
-
-    Parameters
-    ----------
-    kind : type
-        Its keys.
-    version : int
-        The only format version that is read.
-    if_older, if_missing : str
-        What to do about a manifest of an older format, and about none.
-    """
+    """Read and check a manifest of one format version; errors say what to do about others."""
     try:
         content = read_json(path)
     except OSError as error:

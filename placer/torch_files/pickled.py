@@ -69,17 +69,8 @@ _MARK = object()
 def read_pickle(content: bytes, admits: Callable[[Global], bool]) -> Any:
     """The value of a pickle of protocol 2 to 5, made of plain values and the records above.
 
-    Time and memory grow with the length of the content alone.
+    `admits` says which names may occur in it. Time and memory grow with the length of the content.
 
-    Raises PickleError if it is damaged or too large, or has a name that is not admitted.
-
-    Parameters
-    ----------
-    admits : callable
-        Which names may occur in it.
-
-    Examples
-    --------
     >>> import pickle
     >>> read_pickle(pickle.dumps((1, ["a"])), admits=lambda name: False)
     (1, ['a'])

@@ -20,17 +20,9 @@ _MEASURED = "measured:"
 def published_dense(workload: str, dim: int | None = None) -> DenseLayers:
     """Return the dense layers that a named workload was published with.
 
-    Raises ProblemError if none were published for it; the message lists the workloads that have
-    some.
+    `dim` are columns of its tables, where they are not the published ones: vectors that are
+    multiplied pair by pair have that many.
 
-    Parameters
-    ----------
-    dim : int, optional
-        Columns of its tables, where they are not the published ones: vectors that are multiplied
-        pair by pair have that many.
-
-    Examples
-    --------
     >>> layers = published_dense("mlperf-dcnv2")
     >>> layers.interaction, layers.cross_layers, layers.cross_rank
     ('cross', 3, 512)

@@ -56,13 +56,8 @@ def of_bags(
 ) -> Lookups:
     """The bags of a call of `nn.EmbeddingBag`.
 
-    Raises DataError if shapes do not fit together.
-
-    Parameters
-    ----------
-    ids : shape (bags, length), or (lookups,) with offsets
-    offsets : shape (bags,), or (bags + 1,) if they include the last one
-    weights : of the shape of `ids`, or None
+    Ids have shape (bags, length), or (lookups,) with offsets of shape (bags,), or (bags + 1,) if
+    they include the last one; weights have that of the ids.
     """
     _checked(ids)
     if weights is not None and weights.shape != ids.shape:
@@ -99,13 +94,8 @@ def of_each_lookup(batch: BagBatch | Lookups, of_bags: Tensor) -> Tensor:
 def squared_norm(calls: Sequence[tuple[BagBatch, Tensor]]) -> Tensor:
     """Σ g² over the rows of a table, each row's gradient the sum over its lookups.
 
-    Parameters
-    ----------
-    calls : sequence of (BagBatch, Tensor)
-        What was looked up, and the gradient of its bags, shape (bags, dim).
+    `calls` are what was looked up, and the gradient of its bags, shape (bags, dim).
 
-    Examples
-    --------
     >>> ids, offsets = torch.tensor([2, 2, 0]), torch.tensor([0, 1, 3])
     >>> batch = BagBatch(ids, offsets, 2, None, (0, 3))
     >>> squared_norm([(batch, torch.tensor([[1.0], [2.0]]))])  # Row 2: 1 + 2; row 0: 2.

@@ -71,19 +71,10 @@ def match_tables(
 ) -> dict[str, ModelTable]:
     """The model's table for each of a plan's, once all of them fit.
 
-    A table is matched by the path of its module, or by the end of the path if only one ends so.
-
-    Raises PlanMismatchError, which names all that does not fit: tables without module, modules
-    without table, other shapes, types or pooling, and options that a placed table has not.
-
-    Parameters
-    ----------
-    tables : sequence of Table
-        The plan's.
-    names : mapping of table name to module path
-        For tables that are called otherwise.
-    strict : bool
-        Whether all tables of the model must be in the plan.
+    A table is matched by the path of its module, which `names` may say, or by the end of the path
+    if only one ends so. If `strict`, all tables of the model must be in the plan. Raises
+    PlanMismatchError, which names all that does not fit: tables without module, modules without
+    table, other shapes, types or pooling, and options that a placed table has not.
     """
     in_model = model_tables(model)
     by_path = {path: table for table in in_model for path in table.paths}

@@ -144,17 +144,8 @@ COMPRESSIONS = tuple(_STREAMS)
 
 
 class Unpacked(io.RawIOBase):
-    """The content of a compressed file, which may consist of several streams.
+    """The content of a compressed file of one or several streams, which stands at its start.
 
-    Parameters
-    ----------
-    packed : binary file
-        At its start; it is closed with this one.
-    suffix : str
-        One of `COMPRESSIONS`.
-
-    Examples
-    --------
     >>> import bz2
     >>> both = bz2.compress(b"1,2\\n") + bz2.compress(b"3,4\\n")
     >>> Unpacked(io.BytesIO(both), ".bz2").readall()

@@ -88,21 +88,10 @@ class _Partitions:
 class ColumnSource(Source):
     """Files of one schema, in order, whose samples Arrow holds; formats inherit from it.
 
-    Raises DataError if a file is missing, empty or of another format, or a column is missing or of
-    a type that does not fit.
-
-    Parameters
-    ----------
-    layout : Layout, optional
-        What is known of the files; the rest is found from the first.
-    sparse, dense : sequence of str, optional
-        Categorical and numeric columns; inferred where None, see `infer_columns`.
-    ignore : sequence of str
-        Columns that the inference leaves out.
-    missing : {"zero", "empty"}
-    recorded : bool
-        Whether a profile says all this, so that no sample of the log has to be looked at: else
-        even those of named columns are, to see whether they hold lists.
+    What the `layout` leaves open is found from the first file, and columns that nobody names are
+    inferred (see `infer_columns`). Where a profile says all this, they are `recorded`, and no
+    sample of the log is looked at; else even those of named columns are, to see whether they hold
+    lists.
     """
 
     def __init__(

@@ -66,17 +66,7 @@ def _are_interactions(start: bytes) -> bool:
 def infer_dialect(file: str, start: bytes, layout: Layout, format: str) -> Layout:
     """A layout whose separator, header, quotes and names of columns are known.
 
-    Raises DataError if no separator can be found.
-
-    Parameters
-    ----------
-    file : str
-        For messages.
-    start : bytes
-        Whole lines.
-    layout : Layout
-        What is known already.
-    format : {"csv", "tsv", "criteo"}
+    They are found from the whole lines of `start`, as far as `layout` does not say them.
     """
     if format == "criteo":
         return _criteo(file, start, layout)

@@ -38,12 +38,8 @@ Parse = Callable[[Block], RawBatch]
 class TextCursor(Cursor):
     """Reads blocks of whole records; a block that is skipped is never parsed.
 
-    Parameters
-    ----------
-    header : bool
-        Whether the first record of each file is no sample.
-    quotes : bool
-        Whether a newline between double quotes ends no record.
+    With a `header` the first record of each file is no sample; with `quotes` a newline between
+    double quotes ends no record.
     """
 
     def __init__(

@@ -359,16 +359,9 @@ class PartitionCounter:
 def profile_in_parts(
     some: InMemory, count: Callable[[PartitionCounter], Any], options: dict[str, Any]
 ) -> Profile:
-    """The profile that `count` gives with a counter for a log like `some` samples of it.
+    """The profile from what `count` returns, the counts of all parts of a log like `some` samples.
 
-    Parameters
-    ----------
-    some
-        As of `PartitionCounter.for_log`.
-    count : callable
-        Returns counts of all parts of the log.
-    options
-        Of `PartitionCounter.for_log` and of `PartitionCounter.profile`.
+    `options` are those of `PartitionCounter.for_log` and of `PartitionCounter.profile`.
     """
     own = {name: options[name] for name in options if name in _PROFILE_OPTIONS}
     others = {name: options[name] for name in options if name not in _PROFILE_OPTIONS}

@@ -69,15 +69,10 @@ class PartReader(ArrowSource):
 
 
 class PartitionTables:
-    """Counts of all tables over one partition.
+    """Counts of all tables over one partition; of those that are `keyed` by key, of others by row.
 
     When the lists are full, they are passed on, and begin anew: whoever adds parts up adds these
     too.
-
-    Parameters
-    ----------
-    keyed : collection of str
-        Those of them whose ids are counted as keys; of the others, as rows.
     """
 
     def __init__(self, tables: Iterable[str], keyed: Collection[str], memory_bytes: int) -> None:

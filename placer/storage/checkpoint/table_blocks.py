@@ -80,20 +80,11 @@ def load_stored(
 ) -> None:
     """Overwrite weights, optimizer state and numbers of updates; each process reads its own rows.
 
-    Names, shapes and types of all that a checkpoint holds are checked first.
-
-    Raises CheckpointError, which names all that are missing, of no table, of another shape or of
-    another type; or if a file is damaged, and rows before it are changed then.
-
-    Parameters
-    ----------
-    what : str
-        How the error begins.
-    counts : mapping of name to IdOrder
-        Tables of which it matters how many updates there have been. Where it matters under some
-        plans alone, which round narrow rows, a checkpoint may lack the number, or have it in vain.
-    tensors, numbers
-        What the checkpoint has besides, which the caller loads.
+    Names, shapes and types of all that a checkpoint holds are checked first, `tensors` and
+    `numbers` included, which the caller loads; an error begins with `what`. If a file is damaged,
+    rows before it are changed. `counts` has the tables of which it matters how many updates there
+    have been: where it does under some plans alone, which round narrow rows, a checkpoint may lack
+    the number.
     """
     expected = {".".join(name): tensor for each in named for name, tensor in each.tensors.items()}
     described: dict[str, TableTensor | Tensor] = {**expected, **tensors}

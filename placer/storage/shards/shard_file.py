@@ -76,14 +76,7 @@ class ShardWriter:
         self._descriptor = descriptor
 
     def write(self, tensor: StoredTensor, positions: Int, rows: Bytes) -> None:
-        """Overwrite rows of a tensor.
-
-        Parameters
-        ----------
-        positions : int64, shape (n,)
-            Rows of the shard, in any order.
-        rows : uint8, shape (n, row_bytes)
-        """
+        """Overwrite rows of a tensor: `rows` as uint8, shape (n, row_bytes), at any `positions`."""
         if not positions.size:
             return
         content = np.ascontiguousarray(rows)

@@ -43,19 +43,9 @@ def same_ids(one: tuple[Ranks, Shard], other: tuple[Ranks, Shard]) -> bool:
 
 
 def held_rows(ranks: Int, shard: Shard) -> tuple[Int, Int]:
-    """Find those of some rows that a shard holds.
+    """Find those of some rows that a shard holds: which, ascending, and their places in the shard.
 
-    Parameters
-    ----------
-    ranks : int64, shape (n,)
-        In the row order of the shard's plan.
-
-    Returns
-    -------
-    where : int64, shape (m,)
-        Which of the rows, ascending.
-    positions : int64, shape (m,)
-        Their places in the shard.
+    `ranks` are in the row order of the shard's plan.
     """
     start, stop, step = shard.rows
     inside = (ranks >= start) & (ranks < stop)
