@@ -157,18 +157,10 @@ _PLAN_STYLES = ("device", "staged", "uva", "host", "cached", "split", "mixed", "
 def random_cases(
     seed: int, workloads: int, *, plans: int = 1, gpus: int = 1, first: int = 0, load: int = 1
 ) -> Iterator[Case]:
-    """`plans` random placements of each of `workloads` random sets of tables.
+    """`plans` random placements of each of `workloads` random sets of tables, on so many `gpus`.
 
-    Workload number n of a seed is the same however many are drawn.
-
-    Parameters
-    ----------
-    gpus : int
-        GPUs, one for each rank that measures.
-    first : int
-        Number of the first workload.
-    load : int
-        So many times the lookups that one core of a CPU is given, in larger tables.
+    Workload number n of a seed is the same however many are drawn, from the `first` on. With a
+    `load` there are so many times the lookups that one core of a CPU is given, in larger tables.
     """
     for number in range(first, first + workloads):
         rng = np.random.default_rng([seed, number, gpus])

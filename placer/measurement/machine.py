@@ -87,25 +87,10 @@ def collect(
 ) -> bool:
     """Measure cases and append them to a file; those that are in it already are left out.
 
-    Raises DataError if the file is of another setting, or compressed.
-
-    Parameters
-    ----------
-    path : path
-        A new file, or one that was begun in the same setting; not a compressed one.
-    budget_s : float
-        No case is begun after so many seconds,
-    least : int
-        but for those that are missing to so many.
-    repeats : int
-        How often each case is measured, all of them once before one of them twice.
-    on_case : callable, optional
-        Called with the number of measurements in the file after each of them.
-
-    Returns
-    -------
-    bool
-        Whether all cases are measured.
+    The file is new, or was begun in the same setting, and is not compressed. After `budget_s`
+    seconds no case is begun, but for those that are missing to `least`. With `repeats`, all cases
+    are measured once before one of them twice. `on_case` is called with the number of measurements
+    in the file after each of them. Returns whether all cases are measured.
     """
     started = time.perf_counter()
     target = Path(path)

@@ -13,7 +13,6 @@ from itertools import islice
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -84,12 +83,7 @@ class Measurer:
     def __enter__(self) -> "Measurer":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._processes is not None:
             self._processes.close()
             self._processes = None

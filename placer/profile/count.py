@@ -41,11 +41,13 @@ class TableOptions:
         return Table(
             name=name,
             rows=rows,
-            dim=self._dim_of(name),
+            dim=_given(self.dim, name, 64),
             dtype=self.dtype,
             optimizer=self.optimizer,
             features=tuple(
-                count.measured(Feature(feature, pooling=self._pooling_of(feature)), samples)
+                count.measured(
+                    Feature(feature, pooling=_given(self.pooling, feature, "sum")), samples
+                )
                 for feature, count in features.items()
             ),
         )
@@ -65,16 +67,6 @@ class TableOptions:
             for name, own in counts.items()
         ]
 
-    def _dim_of(self, table: str) -> int:
-        dim = self.dim
-        return dim if isinstance(dim, int) else dim.get(table, dim.get("*", 64))
-
-    def _pooling_of(self, feature: str) -> Pooling:
-        pooling = self.pooling
-        if isinstance(pooling, str):
-            return pooling
-        return pooling.get(feature, pooling.get("*", "sum"))
-
     def check(self, features: Collection[str], tables: Collection[str]) -> None:
         """Check that poolings are of features that there are, and dims of tables."""
         for what, given, known in (
@@ -84,6 +76,11 @@ class TableOptions:
             for name in () if isinstance(given, str | int) else given:
                 if name != "*" and name not in known:
                     raise DataError(f"{what} {name!r}; there are {listed(list(known))}")
+
+
+def _given(given: Any, name: str, default: Any) -> Any:
+    """What is given for all, or for one by its name; ``*`` is all others."""
+    return given.get(name, given.get("*", default)) if isinstance(given, Mapping) else given
 
 
 class AccessCounter:

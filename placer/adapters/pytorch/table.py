@@ -43,21 +43,9 @@ Weight = Tensor | DrawnRows
 class PlacedTable:
     """A table with its optimizer, which modules of a model look up.
 
-    Copies and pickles carry the plan, the weights and the optimizer's state, and lay them out
-    anew.
-
-    Parameters
-    ----------
-    plan : Plan
-        Of this table alone, read by one feature that sums.
-    device : torch.device
-        Where rows are pooled.
-    weight : shape (rows, dim), or DrawnRows
-        In id order; where ranks share the table, that of the first one counts.
-    trainable : bool
-        Whether backward updates it.
-    shared : SharedTables
-        With the other tables of the model.
+    The plan is of this table alone, read by one feature that sums. The weight is in id order; where
+    ranks share the table, that of the first one counts. Copies and pickles carry the plan, the
+    weights and the optimizer's state, and lay them out anew.
     """
 
     def __init__(
@@ -142,13 +130,8 @@ class PlacedTable:
     def look_up(self, lookups: Lookups, output: Output | None = None) -> Tensor:
         """Sum of the rows of each bag, times their weights: float32, shape (bags, dim).
 
-        Raises DataError if an id is no row of the table. Raises BackendError if there are several
-        ranks by now, and this one has a table of its own.
-
-        Parameters
-        ----------
-        output : Output, optional
-            What is made of that.
+        `output` says what is made of that. Raises DataError if an id is no row of the table, and
+        BackendError if there are several ranks by now, and this one has a table of its own.
         """
         weights, own = lookups.weights, lookups.to(self.device)
         batch = own if self._own is None else own.batch()

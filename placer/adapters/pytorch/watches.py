@@ -30,11 +30,6 @@ class SaveWatch:
     A table's weight is in the state dict of the model, unless the model leaves it to a folder. Its
     optimizer's state is not: updates come in the backward pass, and no `torch.optim` optimizer has
     it.
-
-    Parameters
-    ----------
-    table : str
-        Its name.
     """
 
     def __init__(self, table: str) -> None:

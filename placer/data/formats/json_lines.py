@@ -69,13 +69,8 @@ class JsonLinesSource(ColumnSource):
         """What a field is read as."""
         id_type = self.columns.types.get(name)
         if name not in self.columns.sparse:
-            return (
-                pa.bool_()
-                if id_type == "boolean"
-                else pa.string()
-                if is_text(kind)
-                else (pa.float64())
-            )
+            other = pa.string() if is_text(kind) else pa.float64()
+            return pa.bool_() if id_type == "boolean" else other
         assert id_type is not None, "sparse columns have types"
         if pa.types.is_floating(kind):
             return kind

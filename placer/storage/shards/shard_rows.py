@@ -62,21 +62,10 @@ def gather(
     cols: tuple[int, int],
     own: Set[str] = frozenset(),
 ) -> Tensor:
-    """Read rows and columns of a tensor from the files that hold them.
+    """Read rows and columns of a tensor, from the files of `own` devices before others.
 
-    Raises CheckpointError if a file is damaged, or the folder lacks some of the rows.
-
-    Parameters
-    ----------
-    ids : int64, shape (n,)
-    cols : (start, stop)
-        (0, 1) for state that is one number a row, of which every column slice has a copy.
-    own : set of str
-        Devices whose files are read before those of others.
-
-    Returns
-    -------
-    Tensor, shape (n, stop − start); (n,) for state that is one number a row
+    Returns shape (n, stop − start); (n,) for state that is one number a row. Raises CheckpointError
+    if a file is damaged, or the folder lacks some of the rows.
     """
 
     def is_foreign(file: ShardFile) -> bool:
