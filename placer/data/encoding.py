@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from placer.data.layout import Layout
+from placer.data.layout import Layout, NamedColumns
 from placer.data.mapping import Hash, Identity, IdMapping, RawKeys, Vocabulary
 from placer.data.names import NULLS, Missing
 from placer.data.text_keys import Keys
@@ -41,6 +41,12 @@ class Encoding:
     def tables(self) -> dict[str, int]:
         """Rows of each table."""
         return {name: mapping.rows for name, mapping in self.mappings.items()}
+
+    @property
+    def columns(self) -> NamedColumns:
+        """The columns of the log."""
+        names = list(self.feature_tables)
+        return NamedColumns(names, self.dense, self.label, (), self.missing, recorded=True)
 
     @property
     def vocabularies(self) -> dict[str, Keys]:

@@ -26,7 +26,7 @@ from placer.data.formats.base import (
 )
 from placer.data.formats.columns import Columns, check_columns, once
 from placer.data.formats.nested import flat, outermost
-from placer.data.layout import Layout
+from placer.data.layout import Layout, NamedColumns
 from placer.errors import DataError
 
 _Read = Iterator[pa.RecordBatch]
@@ -192,27 +192,20 @@ _READERS: Mapping[str, Callable[[Any], BatchSource | None]] = {
 
 
 class ArrowSource(ColumnSource):
-    """A log of record batches, of one schema; see `ColumnSource`.
-
-    Parameters
-    ----------
-    columns : Columns, optional
-        Instead of `sparse`, `dense`, `label` and `ignore`.
-    """
+    """A log of record batches, of one schema; see `ColumnSource`. Its columns may be known."""
 
     def __init__(
         self,
         batches: BatchSource,
         layout: Layout | None = None,
-        *,
+        named: NamedColumns | None = None,
         columns: Columns | None = None,
-        **options: Any,
     ) -> None:
         self._held, self.samples, self._was_read = batches, batches.samples, False
-        super().__init__((batches.name,), layout, **options)
+        super().__init__((batches.name,), layout, named)
         schema = flat(plain_schema(batches.schema))
         if columns is None:
-            self._infer(schema, self._sample(schema) if self._is_inferred else None)
+            self._infer(schema, None if self._named.recorded else self._sample(schema))
         else:
             check_columns(batches.name, schema, columns)
             self._choose(columns)

@@ -1,10 +1,10 @@
 """How the values of a log's files are written: what one must know to read the next one."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from placer.data.names import NULLS, Decimal, Format, IdType
+from placer.data.names import NULLS, Decimal, Format, IdType, Missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,3 +49,18 @@ class Layout:
         """
         names, nulls = values.get("names", ()), map(str, values["nulls"])
         return cls(**{**values, "names": tuple(names), "nulls": tuple(nulls)})
+
+
+@dataclass(frozen=True, slots=True)
+class NamedColumns:
+    """What somebody says of a log's columns; the others are inferred."""
+
+    # All columns of their kind.
+    sparse: Sequence[str] | None = None
+    dense: Sequence[str] | None = None
+    label: str | None = None
+    ignore: Sequence[str] = ()  # What the inference leaves out.
+    missing: Missing = "zero"
+    # Whether a profile says all this, so that no sample of the log has to be looked at: else even
+    # those of named columns are, to see whether they hold lists.
+    recorded: bool = False

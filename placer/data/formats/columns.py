@@ -10,7 +10,7 @@ import pyarrow as pa
 from placer.data.files.stores import shown
 from placer.data.formats.inference import Decision, decide
 from placer.data.keys import can_be_ids, is_list, is_text
-from placer.data.layout import Layout
+from placer.data.layout import Layout, NamedColumns
 from placer.data.names import NULLS, Decimal, IdType, listed
 from placer.errors import DataError
 
@@ -20,7 +20,7 @@ ARROW_TYPES: Mapping[IdType, pa.DataType] = {
     "text": pa.large_binary(),
     "boolean": pa.bool_(),
 }
-_NOTHING = Layout()
+_NOTHING, _NONE_NAMED = Layout(), NamedColumns()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +58,7 @@ class Columns:
 
 def infer_columns(
     schema: pa.Schema,
-    sparse: Sequence[str] | None = None,
-    dense: Sequence[str] | None = None,
-    label: str | None = None,
-    ignore: Sequence[str] = (),
+    named: NamedColumns = _NONE_NAMED,
     *,
     sample: pa.Table | None = None,
     layout: Layout = _NOTHING,
@@ -73,15 +70,15 @@ def infer_columns(
     names all columns of lists.
     """
     lists, nulls = layout.lists, layout.nulls
-    decisions = decide(schema, sample, sparse, dense, label, ignore, layout.nulls)
+    decisions = decide(schema, named, sample, layout.nulls)
     roles = {one.column: one.role for one in decisions}
 
     def of(role: str) -> tuple[str, ...]:
         return tuple(name for name, own in roles.items() if own == role)
 
-    label = label if label is not None else next(iter(of("label")), None)
-    chosen = of("sparse") if sparse is None else tuple(sparse)
-    numbers = of("dense") if dense is None else tuple(dense)
+    label = named.label if named.label is not None else next(iter(of("label")), None)
+    chosen = of("sparse") if named.sparse is None else tuple(named.sparse)
+    numbers = of("dense") if named.dense is None else tuple(named.dense)
     separators = {one.column: one.separator for one in decisions if one.separator is not None}
     separators = separators if lists is None else dict(lists)
     sparse_names, found = set(chosen), {one.column: one for one in decisions}

@@ -68,7 +68,7 @@ class DelimitedSource(ColumnSource):
             lists=self.columns.lists,
             decimal=self.columns.decimal,
         )
-        self._plain = PlainText(self.layout, self.columns, self.missing)
+        self._plain = PlainText(self.layout, self.columns, self._named.missing)
         # What columns are read as from the block on that had an id 7.0, or a number 1,484.20.
         self._read_as: dict[str, pa.DataType] = {}
 

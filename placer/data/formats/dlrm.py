@@ -18,7 +18,6 @@ import numpy.typing as npt
 from placer.data.files.opening import open_unpacked, suffixes
 from placer.data.files.stores import local_path, scheme_of, shown
 from placer.data.keys import offsets_of
-from placer.data.layout import Layout
 from placer.data.source import Cursor, Place, RawBags, RawBatch, Source
 from placer.errors import DataError
 from placer.torch_files.tensors import OtherContentError, TensorFileError, read_tensors
@@ -43,7 +42,7 @@ class DlrmSource(Source):
 
     is_fixed = True
 
-    def __init__(self, files: Sequence[str], layout: Layout | None = None, **options: Any) -> None:
+    def __init__(self, files: Sequence[str], *_: object) -> None:
         self.files = tuple(files)
         # The number of tables stands nowhere but in the tensors.
         first = _load(self.files[0])

@@ -29,7 +29,7 @@ class JsonLinesSource(ColumnSource):
     """Files of JSON lines, in order; see `ColumnSource`."""
 
     def _prepare(self) -> None:
-        numbers, label = self._dense or (), self._label
+        numbers, label = self._named.dense or (), self._named.label
         table = self._first([*numbers, *([label] if label else [])])
         schema = flat(self._partitions.added_to(table.schema))
         self._infer(schema, self._sampled(table, self.files[0], schema), as_text=True)

@@ -20,7 +20,7 @@ from placer.data.encoded import rows_of
 from placer.data.encoding import Encoding
 from placer.data.formats.columns import Columns
 from placer.data.in_memory import ArrowSource, BatchSource, InMemory, batches_of
-from placer.data.layout import Layout
+from placer.data.layout import Layout, NamedColumns
 from placer.data.log import Bags
 from placer.data.mapping import Hash, Identity, IdMapping, Vocabulary
 from placer.data.names import NULLS, MappingKind, Missing
@@ -118,24 +118,15 @@ class PartitionCounter:
             raise DataError(
                 f"{source.name} has no column {position!r}; it has {', '.join(source.schema.names)}"
             )
+        ignore = [*ignore, *([] if position is None else [position])]
+        named = NamedColumns(sparse, dense, label, ignore, missing)
+        layout = Layout(nulls=tuple(null))
         if encoding is not None:
-            sparse, dense = list(encoding.feature_tables), encoding.dense
-            label, missing = encoding.label, encoding.missing
-        else:
-            ignore = [*ignore, *([position] if position is not None else [])]
-        log = ArrowSource(
-            source,
-            sparse=sparse,
-            dense=dense,
-            label=label,
-            ignore=ignore,
-            missing=missing,
-            layout=Layout(nulls=tuple(null)) if encoding is None else encoding.layout,
-            recorded=encoding is not None,
-        )
+            named, layout = encoding.columns, encoding.layout
+        log = ArrowSource(source, layout, named)
         common: dict[str, Any] = {
             "columns": log.columns,
-            "missing": missing,
+            "missing": named.missing,
             "min_count": min_count,
             "position": position,
             "memory_bytes": memory_bytes,

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from placer.data.formats.columns import Columns
 from placer.data.in_memory import ArrowSource, BatchSource
+from placer.data.layout import NamedColumns
 from placer.data.names import Missing
 from placer.data.source import Place, RawBatch
 from placer.data.text_keys import Keys
@@ -38,7 +39,8 @@ class PartReader(ArrowSource):
         if position is not None:
             read = source.read
             source = replace(source, read=lambda names: read([*names, position]))
-        super().__init__(source, columns=replace(columns, dense=(), label=None), missing=missing)
+        counted = replace(columns, dense=(), label=None)
+        super().__init__(source, named=NamedColumns(missing=missing), columns=counted)
 
     def positioned(self, partition: int) -> Iterator[tuple[RawBatch, _Int]]:
         """Samples in order, and the position of each."""
