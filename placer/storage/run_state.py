@@ -70,9 +70,12 @@ class Checkpoint:
         read, those of the tables too. Groups have no dot in their name.
     data : mapping of str to JSON value
         What the log is known by; empty where nothing is known.
+    sha256 : str
+        What files of this checkpoint are known by; empty where it was not read from files.
     """
 
     position: Position
     settings: Mapping[str, Any]
     tensors: Mapping[str, Mapping[str, "AnyTensor"]]
     data: Mapping[str, Any] = field(default_factory=dict)
+    sha256: str = ""
