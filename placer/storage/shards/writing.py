@@ -224,7 +224,9 @@ def write_tables(
 
 
 def origin_of(checkpoint: Checkpoint) -> dict[str, str]:
-    """What a file says of the checkpoint that it is of."""
+    """What a file says of its checkpoint, where that was read from files."""
+    if not checkpoint.sha256:
+        return {}
     return {"checkpoint": checkpoint.sha256, "step": str(checkpoint.position.step)}
 
 
