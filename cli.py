@@ -108,7 +108,7 @@ _PLACEMENT_LIST = Name("placement", _PLACEMENT_NAMES.__contains__, _PLACEMENT_NA
 
 Output = Literal["table", "json", "csv"]
 Brief = Literal["table", "json"]
-Target = Literal["torchrec", "hugectr", "shards", "safetensors"]
+Target = Literal["torchrec", "hugectr", "dynamicemb", "shards", "safetensors"]
 StagedAs = Literal["uva", "cached"] | None
 Preset = Literal["suite", "m1", "m2", "m3"]
 File = Path | None
