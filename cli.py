@@ -108,7 +108,7 @@ _PLACEMENT_LIST = Name("placement", _PLACEMENT_NAMES.__contains__, _PLACEMENT_NA
 
 Output = Literal["table", "json", "csv"]
 Brief = Literal["table", "json"]
-Target = Literal["torchrec", "hugectr", "shards", "safetensors"]
+Target = Literal["torchrec", "hugectr", "dynamicemb", "shards", "safetensors"]
 StagedAs = Literal["uva", "cached"] | None
 Preset = Literal["suite", "m1", "m2", "m3"]
 File = Path | None
@@ -810,6 +810,9 @@ def export(
     checkpoint: File = option(
         None, "Write the tables of this checkpoint of `placer train`.", kind=LOCAL
     ),
+    since: File = option(
+        None, "Only what changed since this checkpoint, in --to safetensors.", kind=LOCAL
+    ),
     with_optimizer: bool = option(False, "Also the optimizer's state, in --to safetensors."),
     staged_as: StagedAs = option(None, "How TorchRec, which cannot stage, reads staged rows."),
     module: str = option("", "Path of TorchRec's embedding module in the model.", metavar="PATH"),
@@ -823,22 +826,32 @@ def export(
     placer export plan.json --to torchrec -o sharding.json
     placer export plan.json --to shards --checkpoint runs/a -o shards
     placer export plan.json --to safetensors --checkpoint runs/a -o tables.safetensors
+    placer export plan.json --to safetensors --checkpoint runs/a/step-000000000200 \\
+        --since runs/a/step-000000000100 -o 200.safetensors
     """
     loaded = placer.Plan.load(path)
     if (target in ("shards", "safetensors")) != (checkpoint is not None):
         raise click.UsageError("--checkpoint goes with --to shards and --to safetensors")
     if with_optimizer and target != "safetensors":
         raise click.UsageError("--with-optimizer goes with --to safetensors; shards have it")
+    if since is not None and (with_optimizer or target != "safetensors"):
+        raise click.UsageError("--since goes with --to safetensors, without --with-optimizer")
     if checkpoint is not None:
-        from placer.storage.shards import write_shards, write_tables
+        from placer.storage.shards import write_increment, write_shards, write_tables
         from placer.training.checkpoint import open_checkpoint
 
         opened = open_checkpoint(checkpoint)
+        step = opened.position.step
+        if since is not None:
+            earlier = open_checkpoint(since)
+            rows = write_increment(loaded, earlier, opened, file)
+            steps = f"steps {earlier.position.step} to {step}"
+            click.echo(f"{counted(rows, 'changed row')} of {steps} written to {file}")
+            return
         if target == "shards":
             write_shards(loaded, opened, file)
         else:
             write_tables(loaded, opened, file, with_optimizer=with_optimizer)
-        step = opened.position.step
         click.echo(f"{counted(len(loaded.tables), 'table')} of step {step} written to {file}")
         return
     from placer.adapters import document_for

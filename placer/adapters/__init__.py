@@ -1,12 +1,11 @@
-"""Plans for trainers that people have: plain PyTorch, TorchRec, HugeCTR."""
+"""Plans for trainers that people have: plain PyTorch, TorchRec, HugeCTR, dynamicemb."""
 
 from typing import Any, Literal
 
 from placer.errors import PlacerError
 from placer.plan.plan import Plan
-from placer.plan.verify import refuse_growing
 
-TRAINERS = ("torchrec", "hugectr")
+TRAINERS = ("torchrec", "hugectr", "dynamicemb")
 
 
 def document_for(
@@ -29,7 +28,6 @@ def document_for(
     >>> document_for("hugectr", solve(problem, "greedy-size").plan)["shard_matrix"]
     [['t1', 't2']]
     """
-    refuse_growing(plan, trainer)
     if trainer == "torchrec":
         from placer.adapters import torchrec
 
@@ -38,4 +36,8 @@ def document_for(
         from placer.adapters.hugectr import to_hugectr
 
         return to_hugectr(plan)
+    if trainer == "dynamicemb":
+        from placer.adapters.dynamicemb import table_options
+
+        return table_options(plan, module=module, staged_as=staged_as)
     raise PlacerError(f"no trainer is called {trainer!r}; choose from {', '.join(TRAINERS)}")

@@ -244,6 +244,47 @@ class KeyMap:
         self._kernels.find(np.ascontiguousarray(keys), rows, self._slots, self._rows)
         return self._numbered(rows)
 
+    @classmethod
+    def of(cls, growing: Growing, keys: Int, rows: Int) -> "KeyMap":
+        """Make a map that finds these keys in these rows; it gives no rows to others.
+
+        Examples
+        --------
+        >>> found = KeyMap.of(Growing(capacity=9), keys=np.array([-5, 8]), rows=np.array([4, 2]))
+        >>> found.find(np.array([8, 7, -5]))
+        array([2, 0, 4])
+        """
+        made = cls(growing)
+        made._rows["step"] = -1
+        made._state[made._kernels.USED] = growing.capacity
+        made.check(keys, rows)
+        made.assign(keys, rows)
+        return made
+
+    def assign(self, keys: Int, rows: Int) -> None:
+        """Give each key its row, and take that from the key that had it; row 0 is none.
+
+        Call `check` before.
+        """
+        self._kernels.assign(keys, rows, self._slots, self._rows, self._state)
+
+    def check(self, keys: Int, rows: Int) -> None:
+        """Refuse what `assign` cannot do.
+
+        Raises
+        ------
+        CheckpointError
+            If a key or a row is listed twice, or there is no such row.
+        """
+        given = np.sort(rows[rows != 0])
+        is_row = given.size == 0 or (given[0] > 0 and given[-1] < self.growing.rows)
+        twice = np.unique(keys).size < keys.size or not np.diff(given).all()
+        if keys.dtype != np.int64 or keys.shape != rows.shape or twice or not is_row:
+            raise CheckpointError(
+                f"keys of a table with capacity {self.growing.capacity:,} are damaged: a key or a "
+                "row is there twice, or there is no such row"
+            )
+
     @property
     def counts(self) -> KeyCounts:
         """Return the counters since the beginning."""

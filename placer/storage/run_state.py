@@ -58,3 +58,5 @@ class Checkpoint:
     tensors: Mapping[str, Mapping[str, "AnyTensor"]]
     # What the log is known by; empty where nothing is known.
     data: Mapping[str, Any] = field(default_factory=dict)
+    # What files of this checkpoint are known by; empty where it was not read from files.
+    sha256: str = ""
