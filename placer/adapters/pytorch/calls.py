@@ -39,7 +39,7 @@ def as_they_are(rows: Tensor) -> Tensor:
     return rows
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Call:
     """One call of a module.
 
@@ -65,6 +65,10 @@ class Call:
         Of the rows; of what was made of them where ranks share the table.
     ended : bool
         Whether it can have no gradient any more.
+    has_keys : bool
+        Whether `batch` has the model's ids, which are keys where the table grows; else rows.
+    key_step : int
+        Number of the step of the table's key map, where it grows.
     """
 
     table: "PlacedTable"
@@ -78,6 +82,8 @@ class Call:
     step: "Step | None" = None
     gradient: Tensor | None = None
     ended: bool = False
+    has_keys: bool = False
+    key_step: int = 0
 
     def result(self) -> Tensor:
         """What the module made of its rows, with the graph; looks them up where they wait."""
@@ -137,7 +143,7 @@ def _weight_gradients(table: "PlacedTable", batch: BagBatch, gradient: Tensor) -
     """Of each lookup's weight its row · its bag's gradient: shape (lookups,)."""
     lookups = Lookups(batch.ids, batch.offsets).single()
     with torch.no_grad():
-        rows = table.look_up(lookups)
+        rows = table.look_up(lookups, are_rows=True)
     return (rows * of_each_lookup(batch, gradient)).sum(1)
 
 
