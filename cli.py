@@ -29,7 +29,7 @@ import solvers
 from cost_models import report as cost_reports
 from placer import report
 from placer.click_options import Commands, add_command, refuse_others, spoken
-from placer.click_types import Choice, InputPath, LocalPath, Name, OutputPath
+from placer.click_types import Choice, InputPath, LocalPath, Name, OutputPath, Seconds
 from placer.data.names import FORMATS
 from placer.data.options import LogOptions, TextOptions, dims_of
 from placer.executor.names import Policy
@@ -320,7 +320,14 @@ def plan(
     model: str = MODEL,
     effort: Effort = BUNDLE,
     growing: Texts = option(
-        (), "Tables that take any id, with so many rows, or a hit rate.", metavar="TABLE=N|P%"
+        (),
+        "Tables that take any id, with so many rows, or a hit rate, or as many as are worth it.",
+        metavar="TABLE[=N|P%|auto][:lru][:admit=N][:ttl=N]",
+    ),
+    miss_price: Any = option(
+        None,
+        "Step time that one more percent of hits is worth, where capacities are chosen.",
+        kind=Seconds(or_none=True),
     ),
     cache: bool = option(
         True,
@@ -337,13 +344,20 @@ def plan(
     \b
     placer plan --workload mlperf-dcnv2 --topology 8xh100 --hbm 8GiB -o plan.json
     placer plan --profile profile --topology auto --hbm 2GiB --batch-size 1024 -o plan.json
-    placer plan --profile profile --growing user=2000000,item=99% -o plan.json
+    placer plan --profile profile --growing user=2000000:lru:admit=2,item=99% -o plan.json
+    placer plan --profile profile --growing user,item --miss-price 50us -o plan.json
     """
     from placer.plan.origin import save_with_profile
+    from placer.profile.growing_tables import growing_of
 
     began = time.monotonic()
-    problem = options.problem(options.profile(), hbm, growing=growing)
-    costs = cost_models.cost_model(model)
+    costs, profile = cost_models.cost_model(model), options.profile()
+    grows, chosen = growing_of(profile, growing)
+    problem = options.problem(profile, hbm, growing=grows)
+    if chosen:
+        problem = solvers.choose_capacities(problem, chosen, costs, miss_price)
+    elif miss_price is not None:
+        raise click.UsageError("--miss-price is for --growing TABLE=auto, which chooses capacities")
     for line in report.growing_words(problem.profile, problem.growing):
         report.print_stderr(line)
     strategy = solvers.solver(solver)

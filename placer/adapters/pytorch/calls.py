@@ -32,7 +32,7 @@ def as_they_are(rows: Tensor) -> Tensor:
     return rows
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Call:
     """One call of a module."""
 
@@ -50,6 +50,8 @@ class Call:
     # Of the rows; of what was made of them where ranks share the table.
     gradient: Tensor | None = None
     ended: bool = False  # Whether it can have no gradient any more.
+    has_keys: bool = False  # Whether `batch` has keys, not rows, of a table that grows.
+    key_step: int = 0  # Of the table's key map.
 
     def result(self) -> Tensor:
         """What the module made of its rows, with the graph; looks them up where they wait."""
@@ -109,7 +111,7 @@ def _weight_gradients(table: "PlacedTable", batch: BagBatch, gradient: Tensor) -
     """Of each lookup's weight its row · its bag's gradient: shape (lookups,)."""
     lookups = Lookups(batch.ids, batch.offsets).single()
     with torch.no_grad():
-        rows = table.look_up(lookups)
+        rows = table.look_up(lookups, are_rows=True)
     return (rows * of_each_lookup(batch, gradient)).sum(1)
 
 

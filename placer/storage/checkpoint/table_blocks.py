@@ -7,6 +7,8 @@ from types import MappingProxyType
 import numpy as np
 from torch import Tensor
 
+from placer.errors import CheckpointError
+from placer.executor.growing_keys import GrowingKeys
 from placer.executor.id_order import IdOrder, IdRange, TableTensor
 from placer.executor.tensor_names import UPDATES, check_shapes
 from placer.storage.row_blocks import block_rows, row_blocks
@@ -105,6 +107,33 @@ def load_stored(
                     each.tables.write(block, rows.read(block.start, block.stop))
     for key, tables in counts.items():
         tables.set_update_count(int(stored[key].whole()))
+
+
+def key_states(
+    what: str, stored: dict[str, TensorRows], keys: GrowingKeys, prefix: str, cut: str = ""
+) -> dict[str, Tensor]:
+    """Take the state of key maps out of what a checkpoint holds.
+
+    Parameters
+    ----------
+    what : str
+        How the error begins.
+    stored : dict of name to TensorRows
+        Without them afterwards.
+    keys : GrowingKeys
+    prefix, cut : str
+        What a name has in the checkpoint besides, and with what it begins here alone.
+
+    Raises
+    ------
+    CheckpointError
+        Names the first that is missing.
+    """
+    named = {name: f"{prefix}{name.removeprefix(cut)}" for name in keys.names()}
+    for full in named.values():
+        if full not in stored:
+            raise CheckpointError(f"{what}: {full} is missing")
+    return {name: stored.pop(full).whole() for name, full in named.items()}
 
 
 def _may_lack(tables: IdOrder) -> bool:
