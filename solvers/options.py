@@ -114,6 +114,12 @@ class ProblemOptions:
         None, "Optimizer of the tables; by default as the profile says.", kind=TABLE_OPTIMIZERS
     )
     widths: str | None = WIDTHS
+    exchange_dtype: Any = option(
+        None,
+        "Type in which pooled rows travel between GPUs; by default float32.",
+        "--exchange",
+        kind=DTYPES,
+    )
     pooling: tuple[str, ...] = POOLING
     constraints_path: Path | None = RULES
     pipeline: Pipeline | None = option(
@@ -184,6 +190,7 @@ class ProblemOptions:
             dense,
             self._widths(old),
             old.growing if old else growing_of(profile, growing),
+            self.exchange_dtype or (old.exchange_dtype if old else "float32"),
         )
 
     def _widths(self, old: placer.Plan | None) -> tuple[Any, ...]:
