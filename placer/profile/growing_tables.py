@@ -127,7 +127,7 @@ def growing_of(profile: Profile, texts: Sequence[str]) -> tuple[dict[str, Growin
 
     A text is ``TABLE=SIZE:OPTION:…``; several between commas. The size is a number of keys, or a
     percentage for the smallest capacity with that hit rate in the next window (see `capacity_for`),
-    or ``auto``, which may be left out. Options are ``lfu`` or ``lru``, ``admit=N`` and ``ttl=STEPS``.
+    or ``auto``, which may be left out. Options are ``lfu`` or ``lru``, ``admit=N``, ``ttl=STEPS``.
     Returns the tables, those of ``auto`` with a row for each id, and the names of those.
 
     >>> from placer.workloads import named_workload

@@ -36,5 +36,6 @@ if TYPE_CHECKING:
     from placer.report.section import rows_to_csv as rows_to_csv
     from placer.report.topology import topology_report as topology_report
     from placer.report.training import parity_lines as parity_lines
+    from placer.report.training import pilot_report as pilot_report
 
 __getattr__, __all__ = lazy_exports(__name__)

@@ -23,6 +23,7 @@ from placer.simulator.parts import arrange
 from placer.simulator.row_caches import ArenaRowCache
 from placer.simulator.sent_bytes import ReplicaExchange, TableExchange
 from placer.simulator.table_reads import PartRead, TableRead, TableReader
+from placer.tables import DTYPE_BYTES
 
 _THREADS = 2
 """Tables that are counted at a time."""
@@ -151,6 +152,9 @@ class Simulator:
             if table_read is not None
         }
         sent = nothing_sent(self.arrangement.processes)
+        if plan.exchange_dtype == "float16":  # Each message says how its numbers are scaled.
+            for kind in ("outputs", "gradients"):
+                sent[kind] += DTYPE_BYTES["float16"]
         served = Served.zeros(len(plan.tables), self.arrangement.processes)
         for number, table_read in enumerate(reads):
             if table_read is not None:

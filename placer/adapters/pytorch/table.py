@@ -140,9 +140,9 @@ class PlacedTable:
     ) -> Tensor:
         """Sum of the rows of each bag, times their weights: float32, shape (bags, dim).
 
-        `output` says what is made of that; `are_rows`, whether ids of a table that may grow are rows.
-        Raises DataError if an id is no row of the table, and BackendError if there are several ranks
-        by now, and this one has a table of its own.
+        `output` says what is made of that; `are_rows`, whether ids are rows of a table that may
+        grow. Raises DataError if an id is no row of the table, and BackendError if there are
+        several ranks by now, and this one has a table of its own.
         """
         weights, own = lookups.weights, lookups.to(self.device)
         batch = own if self._own is None else own.batch()

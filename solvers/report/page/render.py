@@ -148,6 +148,7 @@ def _provenance(answers: Answers) -> list[tuple[str, str]]:
         ("Profile", plan.provenance.profile or "not named"),
         ("Samples per GPU and step", f"{plan.batch_size:,}"),
         ("Pipeline", plan.pipeline),
+        ("Pooled rows travel as", plan.exchange_dtype),
         (
             "Solver",
             f"{plan.solver.name}, seed {plan.solver.seed}, "
