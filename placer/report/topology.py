@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from operator import itemgetter
-from typing import Any
 
 from placer.report import section as form
 from placer.report.section import Column, Report, table_of
@@ -15,12 +14,19 @@ MOST_DEVICES = 18
 
 def topology_report(topology: Topology) -> Report:
     """Report devices with their budgets and bandwidths, and the source of each constant."""
-    headline = [f"{counted(len(topology.gpus), 'GPU')} in {counted(len(topology.hosts), 'host')}"]
+    with_gpus, without = len(topology.hosts) - len(topology.servers), len(topology.servers)
+    of_gpus = f"{counted(len(topology.gpus), 'GPU')} in {counted(with_gpus, 'host')}"
+    headline = [of_gpus + (f", and {counted(without, 'host')} without GPUs" if without else "")]
     if topology.emulated:
         headline.append("The GPU is emulated: a part of host memory plays its memory.")
 
-    def of_gpu(bandwidth: Callable[[str], float]) -> Callable[[Gpu | Host], Any]:
+    def of_gpu(bandwidth: Callable[[str], float]) -> Callable[[Gpu | Host], float | None]:
         return lambda device: (bandwidth(device.id) or None) if isinstance(device, Gpu) else None
+
+    def of_network(device: Gpu | Host) -> float | None:
+        if device in topology.servers:
+            return topology.server_bytes_per_s(device.id)
+        return of_gpu(topology.network_bytes_per_s)(device)
 
     return Report(
         title=f"Topology {topology.name}",
@@ -41,9 +47,9 @@ def topology_report(topology: Topology) -> Report:
                         ("host_link", "to host", topology.host_link_bytes_per_s),
                         ("peer", "to peers", topology.peer_bytes_per_s),
                         ("rack", "to rack", topology.rack_bytes_per_s),
-                        ("network", "to network", topology.network_bytes_per_s),
                     )
                 ),
+                Column("network_bytes_per_s", "to network", form.rate, of=of_network),
                 shown=MOST_DEVICES,
             ),
             table_of(
