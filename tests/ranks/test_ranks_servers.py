@@ -30,19 +30,10 @@ from placer.plan.plan import Plan
 from placer.plan.shard import Shard
 from placer.storage.checkpoint import load_model, save_model
 from placer.tables import OPTIMIZERS
-from placer.topology.devices import Host
-from placer.topology.topology import Topology
 
 STEPS = 4
 SHAPES = {"2 trainers and a server": (2, 1), "a trainer and 2 servers": (1, 2)}
 BATCHES = 4
-
-
-def machine_with(gpus: int, servers: int) -> Topology:
-    """GPUs of one host, and hosts that have none."""
-    own = machine(gpus)
-    hosts = tuple(Host(f"host:{i + 1}", 2**32, 1e11) for i in range(servers))
-    return replace(own, hosts=(*own.hosts, *hosts))
 
 
 def on_servers(plan: Plan, trainers: int, servers: int) -> Plan:
@@ -60,7 +51,7 @@ def on_servers(plan: Plan, trainers: int, servers: int) -> Plan:
         return Shard(part.table, part.rows, part.cols, tuple(homes), "dram", "host")
 
     shards = tuple(map(moved, plan.shards))
-    return replace(plan, topology=machine_with(trainers, servers), shards=shards)
+    return replace(plan, topology=machine(trainers, servers=servers), shards=shards)
 
 
 # What runs on each rank --------------------------------------------------------------------------
@@ -182,6 +173,16 @@ def trained(model: Any, rank: int, world: int, steps: range) -> Any:
     return model
 
 
+def trained_alone(model: PlacedEmbeddings, world: int, steps: range) -> PlacedEmbeddings:
+    """The same in one process, with the samples of all ranks."""
+    for step in steps:
+        outputs = model(joined(batches_of(model.plan.tables, world, step), len(model.features)))
+        generator = torch.Generator().manual_seed(step)
+        gradients = [torch.randn(output.shape, generator=generator) for output in outputs.values()]
+        torch.autograd.backward(list(outputs.values()), [one / world for one in gradients])
+    return model
+
+
 def resumes(rank: int, world: int, trainers: int, plan: Plan, folder: Path) -> None:
     """Save with servers and load without, and the other way round: the rows keep their bits."""
     group = dist.new_group(list(range(trainers)))
@@ -190,37 +191,38 @@ def resumes(rank: int, world: int, trainers: int, plan: Plan, folder: Path) -> N
         for _ in range(4):
             serve_tables(served)
         return
-    plain, kept = (plan, group), []
-    for number, ((saved_by, one), (loaded_by, two)) in enumerate(
-        [((served, None), plain), (plain, (served, None))]
-    ):
-        saving = trained(sharded(saved_by, process_group=one), rank, trainers, range(2))
-        weights, optimizer = saving.state_dict(), saving.optimizer_state_dict()
-        save_model(folder / str(number), saving, {"at": torch.tensor(2)})
-        saving.close()
-        loading = sharded(loaded_by, process_group=two, seed=9)
-        if number:
-            loading.load_state_dict(weights)
-            loading.load_optimizer_state_dict(optimizer)
-            found = state(loading)
-            loading = sharded_again(loading, loaded_by, two)
-        assert load_model(folder / str(number), loading) == {"at": torch.tensor(2)}
-        after = state(loading)
-        for name, value in {**weights, **optimizer}.items():
-            assert torch.equal(after[name], value), name
-            assert not number or torch.equal(found[name], value), name
-        kept.append(state(trained(loading, rank, trainers, range(2, 4))))
-        loading.close()
-    whole = trained(sharded(served), rank, trainers, range(4))
+    first = trained(sharded(served), rank, trainers, range(2))
+    kept = state(first)
+    save_model(folder / "served", first, {"at": torch.tensor(2)})
+    first.close()
+    alone = PlacedEmbeddings(plan, lr=LR, eps=EPS, seed=9)
+    assert load_model(folder / "served", alone) == {"at": torch.tensor(2)}
+    equal(state(alone), kept)
+    trained_alone(alone, trainers, range(2, 4))
+    kept = state(alone)
+    if rank == 0:
+        save_model(folder / "alone", alone)
+    dist.barrier(group)
+    for by_folder in (True, False):
+        model = sharded(served, seed=8)
+        if by_folder:
+            load_model(folder / "alone", model)
+        else:
+            model.load_state_dict(alone.state_dict())
+            model.load_optimizer_state_dict(alone.optimizer_state_dict())
+        equal(state(model), kept)
+        found = state(trained(model, rank, trainers, range(4, 6)))
+        model.close()
+    whole = trained(sharded(served), rank, trainers, range(6))
     for name, value in state(whole).items():
-        close(kept[0][name], value, name)
-        close(kept[1][name], value, name)
+        close(found[name], value, name)
     whole.close()
 
 
-def sharded_again(model: Any, plan: Plan, group: Any) -> Any:
-    model.close()
-    return sharded(plan, process_group=group, seed=9)
+def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        assert torch.equal(other[name], value), name
 
 
 def growing(rank: int, world: int, plan: Plan) -> None:
@@ -287,7 +289,7 @@ def jobs_of(trainers: int, servers: int, folder: Path) -> list[Job]:
             last,
             *(replace(last, rows=(0, 0, 1), devices=(f"host:{i + 1}",)) for i in range(servers)),
         ],
-        topology=machine_with(trainers, servers + 1),
+        topology=machine(trainers, servers=servers + 1),
     )
     table = table_with("rowwise_adagrad", ("sum", "max"), rows=12)
     devices = [*(f"gpu:{i}" for i in range(trainers)), *(f"host:{i + 1}" for i in range(servers))]
@@ -297,7 +299,7 @@ def jobs_of(trainers: int, servers: int, folder: Path) -> list[Job]:
             shard(table, (i, 12, 3), on=on, memory="dram", lookup="host" if on[0] == "h" else "uva")
             for i, on in enumerate(devices)
         ],
-        topology=machine_with(trainers, servers),
+        topology=machine(trainers, servers=servers),
     )
     return [
         *((name, alike, (trainers, plan(name))) for name in OPTIMIZERS),

@@ -1,7 +1,6 @@
 """What runs on a host without a GPU: it serves tables until the trainers close theirs."""
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from placer.errors import PlacerError
@@ -16,9 +15,7 @@ from placer.growing import Growing
 from placer.plan.plan import Plan
 
 
-def serve_tables(
-    plan: Plan, *, process_group: "dist.ProcessGroup | None" = None, backend: str = "auto"
-) -> None:
+def serve_tables(plan: Plan, *, backend: str = "auto") -> None:
     """Serve a host's shards of a plan to the ranks that train, until these close their tables.
 
     Call it on the ranks behind those of the GPUs, one for each host without a GPU that serves
@@ -29,8 +26,6 @@ def serve_tables(
     ----------
     plan : Plan
         The same as theirs.
-    process_group : torch.distributed.ProcessGroup, optional
-        The same as theirs; all ranks by default.
     backend : {"auto", "numba", "torch", "tiered"}
         How this host pools rows; see `PlacedEmbeddings`.
 
@@ -45,8 +40,9 @@ def serve_tables(
 
     Examples
     --------
-    >>> from placer import Plan, Topology
     >>> import tempfile
+    >>> import torch.distributed as dist
+    >>> from placer import Plan, Topology
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     dist.init_process_group(
     ...         "gloo", init_method=f"file://{folder}/meet", rank=0, world_size=1
@@ -58,7 +54,7 @@ def serve_tables(
     ...     dist.destroy_process_group()
     rank 0 does not serve tables as a host without a GPU, which the plan lacks: call ...
     """
-    ranks = TableRanks(plan, process_group, torch.device("cpu"), serves=True)
+    ranks = TableRanks(plan, None, torch.device("cpu"), serves=True)
     settings = ranks.share({})
     growing = {name: Growing(**how) for name, how in settings.pop("growing").items()}
     tables = ShardedEmbeddings(plan, ranks=ranks, growing=growing, backend=backend, **settings)

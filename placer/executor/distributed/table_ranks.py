@@ -94,6 +94,11 @@ class TableRanks:
                 "torch.distributed.init_process_group before, or take make_embeddings"
             )
         servers = len(servers_of(plan))
+        if servers and process_group not in (None, dist.group.WORLD):
+            raise PlanMismatchError(
+                f"{', '.join(servers_of(plan))}, without a GPU, serve tables to all ranks; leave "
+                "process_group out"
+            )
         check_world(plan, dist.get_world_size(process_group))
         _check_role(plan, dist.get_rank(process_group), serves)
         self._parent, self._device, self._has_servers = process_group, device, servers > 0

@@ -104,8 +104,7 @@ class ColumnSlice:
 def servers_of(plan: Plan) -> tuple[str, ...]:
     """The hosts without a GPU that serve shards, in the order of the topology."""
     serving = {device for shard in plan.shards for device in shard.devices}
-    hosts = (host.id for host in plan.topology.hosts if host.id in serving)
-    return tuple(host for host in hosts if not plan.topology.gpus_of(host))
+    return tuple(host.id for host in plan.topology.servers if host.id in serving)
 
 
 def ranks_of_devices(topology: Topology, world: int, servers: Sequence[str] = ()) -> dict[str, int]:
