@@ -129,9 +129,10 @@ def _machine(topology: Topology, gpus: Sequence[Gpu]) -> Topology:
     Ranks of a host share its memory; that all of them fit was checked for the whole plan.
     """
     model = gpus[0] if gpus else topology.gpus[0]
-    hbm_bytes = sum(gpu.memory_bytes for gpu in gpus)
-    gpu = Gpu(_GPU, _HOST, hbm_bytes, model.hbm_bytes_per_s, model.launch_s)
     dram_bytes = sum(host.memory_bytes for host in topology.hosts)
+    # What a GPU's memory has of a plan, such as maps of rows, a host without one has in its own.
+    hbm_bytes = sum(gpu.memory_bytes for gpu in gpus) if gpus else dram_bytes
+    gpu = Gpu(_GPU, _HOST, hbm_bytes, model.hbm_bytes_per_s, model.launch_s)
     drives = [host.drive for host in topology.hosts if host.drive is not None]
     drive = replace(drives[0], memory_bytes=sum(d.memory_bytes for d in drives)) if drives else None
     host = Host(_HOST, dram_bytes, topology.hosts[0].dram_bytes_per_s, drive)
