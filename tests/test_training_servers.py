@@ -175,7 +175,14 @@ def test_the_command_serves_tables_under_torchrun(
     alone = succeed(*common, "--plan", workbench.plan, "--batch-size", "64").stdout
     process = subprocess.run(
         [
-            *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3"),
+            *(
+                sys.executable,
+                "-m",
+                "torch.distributed.run",
+                "--standalone",
+                "--nproc-per-node",
+                "3",
+            ),
             *("--no-python", PLACER, *common, "--plan", served, "--batch-size", "32"),
         ],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
