@@ -322,11 +322,7 @@ def plan(
     growing: Texts = option(
         (), "Tables that take any id, with so many rows, or a hit rate.", metavar="TABLE=N|P%"
     ),
-    cache: bool = option(
-        True,
-        "Use the kept plan of the same search.",
-        "--cache/--no-cache",
-    ),
+    cache: bool = option(True, "Use the kept plan of the same search.", "--cache/--no-cache"),
     file: File = PLAN_FILE,
     output: Output = OUTPUT,
 ) -> None:
