@@ -123,10 +123,7 @@ M2) and hundreds (M3) of gigabytes. See docs/sweep.md for what is recalled and w
 def axis_values(text: str) -> tuple[str, tuple[float, ...]]:
     """Return what ``sparse=4,16,64`` or ``sparse`` says: an axis and its values.
 
-    Raises
-    ------
-    ProblemError
-        If there is no such axis, or a value is no number that it can have.
+    Raises a `ProblemError` if there is no such axis, or a value is no number that it can have.
     """
     axis, _, listed = (part.strip() for part in text.partition("="))
     if axis not in AXES:
@@ -164,10 +161,7 @@ def cases(
 def with_overrides(model: str, changes: Sequence[str]) -> Setting:
     """Return one of `MODELS` with single values changed: ``["rows=1000000"]``.
 
-    Raises
-    ------
-    ProblemError
-        If there is no such model or axis, or an axis is given several values.
+    Raises a `ProblemError` if there is no such model or axis, or an axis is given several values.
     """
     if model not in MODELS:
         raise ProblemError(f"no model is called {model!r}; choose from {', '.join(MODELS)}")

@@ -1,6 +1,6 @@
 """`placer show --explain`: what decided the placement of one table."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from placer.report import section as form
@@ -39,18 +39,10 @@ def explain_report(explanation: Explanation) -> Report:
     )
     # Rows that every GPU has are not split, so that there is no margin to show.
     margins = (_margins(explanation),) if explanation.margins else ()
-    sections = (_bindings(explanation), *margins, _alternatives(explanation))
+    shown = *columns(constraint="constraint", device="device"), Column("detail", "why", wraps=True)
+    bindings = table_of(explanation.bindings, "bindings", "What binds it", *shown)
+    sections = (bindings, *margins, _alternatives(explanation))
     return Report(f"Why table {explanation.table} is where it is", sections, facts, headline)
-
-
-def _bindings(explanation: Explanation) -> Section:
-    return table_of(
-        explanation.bindings,
-        "bindings",
-        "What binds it",
-        *columns(constraint="constraint", device="device"),
-        Column("detail", "why", wraps=True),
-    )
 
 
 def _margins(explanation: Explanation) -> Section:
@@ -79,18 +71,17 @@ def _margins(explanation: Explanation) -> Section:
     )
 
 
-def _lacking(short_bytes: Mapping[str, int]) -> str:
-    """Return what an alternative lacks, by the device that lacks most."""
-    if not short_bytes:
-        return ""
-    worst = max(short_bytes, key=lambda device: short_bytes[device])
-    others = len(short_bytes) - 1
-    more = f", {counted(others, 'other')} at most as much" if others else ""
-    return f"{worst} lacks {format_bytes(short_bytes[worst])}{more}"
-
-
 def _alternatives(explanation: Explanation) -> Section:
     now = explanation.current
+
+    def lacking(one: Alternative) -> str:
+        short = one.short_bytes
+        if not short:
+            return ""
+        worst = max(short, key=lambda device: short[device])
+        others = len(short) - 1
+        more = f", {counted(others, 'other')} at most as much" if others else ""
+        return f"{worst} lacks {format_bytes(short[worst])}{more}"
 
     def devices(one: Alternative) -> str:
         shards = one.plan.shards_by_table[explanation.table]
@@ -107,7 +98,7 @@ def _alternatives(explanation: Explanation) -> Section:
         Column("table_s", "GPU time"),
         Column("fits", of=lambda one: not one.short_bytes),
         Column("short_bytes", of=lambda one: sum(one.short_bytes.values())),
-        Column("detail", "does not fit", wraps=True, of=lambda one: _lacking(one.short_bytes)),
+        Column("detail", "does not fit", wraps=True, of=lacking),
         shown=MOST_ALTERNATIVES,
         order="of other GPUs and options the fastest that fit first",
     )

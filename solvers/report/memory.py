@@ -1,7 +1,5 @@
 """`placer show --memory`: what each GPU has at once in each phase of a step."""
 
-from collections.abc import Mapping
-
 from placer.plan.peak_memory import DevicePeak, PhaseMemory, largest_batch, peak_memory
 from placer.plan.plan import Plan
 from placer.profile.profile import Profile
@@ -17,13 +15,26 @@ def memory_report(plan: Plan, profile: Profile) -> Report:
     A GPU's memory is its card's where the chip is known, else what the plan and its dense part may
     take.
     """
-    cards = _cards(plan)
+    known = [(gpu, GPU_KINDS[gpu.chip]) for gpu in plan.topology.gpus if gpu.chip in GPU_KINDS]
+    # Of the chips that can hold what was planned for.
+    sizes = {gpu.id: (kind.memory_bytes, gpu.memory_bytes) for gpu, kind in known}
+    cards = {gpu: whole for gpu, (whole, planned) in sizes.items() if whole >= planned}
     peaks = peak_memory(plan, profile, capacity_bytes=cards)
     worst = min(peaks, key=lambda peak: peak.free_bytes)
     batch = largest_batch(plan, profile, capacity_bytes=cards)
+    devices = table_of(
+        sorted(peaks, key=lambda peak: peak.free_bytes),
+        "devices",
+        "Peak of each GPU",
+        Column("device", "device"),
+        Column("phase", "phase", of=lambda peak: peak.fullest.name),
+        *columns(peak_bytes="peak", capacity_bytes="of", free_bytes="to spare"),
+        shown=MOST_DEVICES,
+        order="fullest first",
+    )
     return Report(
         f"Memory of a training step: {counted(len(plan.tables), 'table')} on {plan.topology.name}",
-        (_phase_section(worst), _device_section(peaks)),
+        (_phase_section(worst), devices),
         facts={
             "fits": worst.free_bytes >= 0,
             "fullest_device": worst.device,
@@ -45,8 +56,6 @@ def memory_report(plan: Plan, profile: Profile) -> Report:
 def verdict(peak: DevicePeak) -> str:
     """Return whether a step fits, and by how much.
 
-    Examples
-    --------
     >>> from placer.plan.peak_memory import DevicePeak, PhaseMemory
     >>> verdict(DevicePeak("gpu:0", 5 << 30, (PhaseMemory("update", {"weights": 2 << 30}),)))
     'fits, with 3 GiB to spare in phase update of gpu:0'
@@ -58,14 +67,6 @@ def verdict(peak: DevicePeak) -> str:
         f"does not fit: {format_bytes(-peak.free_bytes)} ({-peak.free_bytes} bytes) are short "
         f"{where}; make the batch smaller, or plan with less --hbm"
     )
-
-
-def _cards(plan: Plan) -> Mapping[str, int]:
-    """Return the memory of the cards whose chip is known and that can hold what was planned for."""
-    known = [(gpu, GPU_KINDS[gpu.chip]) for gpu in plan.topology.gpus if gpu.chip in GPU_KINDS]
-    return {
-        gpu.id: kind.memory_bytes for gpu, kind in known if kind.memory_bytes >= gpu.memory_bytes
-    }
 
 
 def _phase_section(peak: DevicePeak) -> Section:
@@ -84,16 +85,3 @@ def _phase_section(peak: DevicePeak) -> Section:
 
 def _key(phase: PhaseMemory) -> str:
     return phase.name.replace(" ", "_") + "_bytes"
-
-
-def _device_section(peaks: tuple[DevicePeak, ...]) -> Section:
-    return table_of(
-        sorted(peaks, key=lambda peak: peak.free_bytes),
-        "devices",
-        "Peak of each GPU",
-        Column("device", "device"),
-        Column("phase", "phase", of=lambda peak: peak.fullest.name),
-        *columns(peak_bytes="peak", capacity_bytes="of", free_bytes="to spare"),
-        shown=MOST_DEVICES,
-        order="fullest first",
-    )

@@ -139,10 +139,7 @@ def drift_chart(windows: Section) -> Chart:
         f"{form.share(last['hbm_share'])} in the last one: "
         + ("accesses have drifted from the plan." if lost > 0.01 else "no drift to act on.")
     )
-    layout = {
-        "xaxis": {"type": "category"},
-        "yaxis": axis("lookups from HBM", tickformat=".1%"),
-    }
+    layout = {"xaxis": {"type": "category"}, "yaxis": axis("lookups from HBM", tickformat=".1%")}
     return Chart("drift", "Hits over the log", words, tuple(traces), layout, windows, 300)
 
 
