@@ -32,14 +32,7 @@ def _plan(problem: Problem, model: CostModel, shards: list[Shard]) -> Plan:
             sized[key] = model.with_buffers(problem, 0, shard, returns_bags=first)
         return replace(sized[key], table=shard.table, devices=shard.devices)
 
-    return Plan(
-        tables=tuple(profile.table for profile in problem.profile),
-        topology=problem.topology,
-        shards=tuple(with_buffers(shard) for shard in shards),
-        batch_size=problem.batch_size,
-        pipeline=problem.pipeline,
-        dense=problem.dense,
-    )
+    return Plan(**problem.fields_of_plans, shards=tuple(map(with_buffers, shards)))
 
 
 def _whole_tables(memory: Memory, lookup: Lookup, on_hosts: bool = False) -> PlanOf:

@@ -1,7 +1,6 @@
 """What every report is made of: rows of plain values, shown as a table, JSON or CSV.
 
-There is one source of rows, with units in the keys, whatever the format; a table formats
-them for people and may show only the first ones.
+There is one source of rows, with units in the keys; a table formats them for people.
 """
 
 import csv

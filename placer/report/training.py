@@ -91,15 +91,9 @@ def hit_rate_report(rates: "HitRates", planned: Mapping[str | None, float]) -> R
     if None in planned:
         title += f", the plan counts on {form.share(planned[None])}"
     lookups = rates.lookups
-    sections = [
-        table_of(
-            [(memory, own, own / lookups if lookups else 0.0) for memory, own in served.items()],
-            "served",
-            "",
-            Column("from", "rows in"),
-            *columns(lookups="lookups", share="share"),
-        )
-    ]
+    rows = [(memory, own, own / lookups if lookups else 0.0) for memory, own in served.items()]
+    shown = Column("from", "rows in"), *columns(lookups="lookups", share="share")
+    sections = [table_of(rows, "served", "", *shown)]
     if rates.tables:
         tables = table_of(
             sorted(rates.tables.items(), key=lambda item: item[1] - (planned.get(item[0]) or 0.0)),

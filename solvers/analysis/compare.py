@@ -73,7 +73,7 @@ def compare(
     """Solve a problem with each solver under each cost model.
 
     All solvers search parts of one space, so the best bound that one of them proves under a
-    cost model holds for all, and every row has it.
+    cost model holds for all, and every row has it. Rows are by cost model, then by solver.
 
     Parameters
     ----------
@@ -83,11 +83,6 @@ def compare(
         Of each solver.
     on_solved : callable
         Called with the results so far and their number in all.
-
-    Returns
-    -------
-    list of CompareRow
-        By cost model, then by solver; `solvers.report.compare_report` makes a table of them.
 
     Examples
     --------

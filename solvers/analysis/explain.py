@@ -1,9 +1,7 @@
 """Why a table is where it is: what HBM is worth to its rows, and what its alternatives cost.
 
-An alternative changes one table and leaves all others as they are; its cost is the cost model's
-for the whole changed plan. It has as many of its rows in HBM as save time and fit beside the
-other tables. A constraint of the user binds the table if an alternative that only this
-constraint forbids would be faster.
+An alternative changes one table and leaves all others as they are. A constraint of the user binds
+the table if an alternative that only this constraint forbids would be faster.
 """
 
 import glob

@@ -1,9 +1,8 @@
 """What can stay of an old plan: its placement as it is, and rows on equal GPUs and in their slices.
 
 A solver does not care which of several equal GPUs serves what, nor which of several equal row
-slices a GPU has. Who has to copy the rows does: places are given so that most bytes stay. Strided
-row slices deal rows out by rank, so that a new order by frequency would send nearly every row to
-another slice, and so to another GPU: the orders here are by frequency within each slice only.
+slices a GPU has. Who has to copy the rows does: places are given so that most bytes stay, and
+orders by frequency are within strided slices, as a new order of all would move nearly every row.
 """
 
 from collections import defaultdict
@@ -54,15 +53,10 @@ def kept_plan(problem: Problem, cost_model: CostModel, old: Plan) -> tuple[Plan 
     if gone:
         return None, f"the old plan uses {gone[0]}, which {problem.topology.name!r} lacks"
     plan = Plan(
-        tables=tuple(profile.table for profile in problem.profile),
-        topology=problem.topology,
+        **problem.fields_of_plans,
         shards=tuple(shards),
         row_order={k: v for k, v in old.row_order.items() if k in names},
         hot_ids={k: v for k, v in old.hot_ids.items() if k in names},
-        batch_size=problem.batch_size,
-        pipeline=problem.pipeline,
-        dense=problem.dense,
-        growing=dict(problem.growing),
     )
     try:
         needed = _with_buffers(problem, cost_model, plan)

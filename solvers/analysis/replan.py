@@ -17,16 +17,14 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from operator import attrgetter
 from typing import NamedTuple
 
-import placer
 from cost_models import CostModel, ShardingOption
 from placer.constraints.unmet import unmet
 from placer.errors import PlanMismatchError, ProblemError
 from placer.plan.diff import PlanDiff, diff
-from placer.plan.fields import Provenance, SolverRecord
+from placer.plan.fields import SolverRecord
 from placer.plan.migration import Migration, migration
 from placer.plan.plan import Plan
 from placer.plan.verify import check_shards, violations
@@ -49,6 +47,7 @@ from solvers.registry import solver as solver_called
 from solvers.result import Limits, SolveResult
 from solvers.search.moves import improve
 from solvers.search.old_placement import old_assignment, old_tables
+from solvers.strategies._base import provenance_of
 
 HORIZON_STEPS, _MOST_HORIZON_STEPS = 100_000, 10**15
 """Steps that a new plan is trained with, by default and at most."""
@@ -312,23 +311,14 @@ class _Replanning:
         bound_s = fresh.bound_s
         if bound_s is not None and bound_s > chosen.step_time_s:
             bound_s = None  # The old placement is outside of the search space.
-        return replace(
-            chosen.plan,
-            solver=SolverRecord(
-                name="replan",
-                status="feasible",
-                step_time_s=chosen.step_time_s,
-                bound_s=bound_s,
-                seconds=round(time.monotonic() - self.started, 3),
-                seed=self.limits.seed,
-                cost_model=self.cost_model.name,
-                search_space=self.instance.search_space,
-            ),
-            provenance=Provenance(
-                problem_sha256=self.problem.sha256,
-                placer_version=placer.__version__,
-                created=datetime.now(UTC).isoformat(timespec="seconds"),
-                profile=self.problem.profile.reference,
-                ids_sha256=self.problem.profile.ids_sha256,
-            ),
+        record = SolverRecord(
+            name="replan",
+            status="feasible",
+            step_time_s=chosen.step_time_s,
+            bound_s=bound_s,
+            seconds=round(time.monotonic() - self.started, 3),
+            seed=self.limits.seed,
+            cost_model=self.cost_model.name,
+            search_space=self.instance.search_space,
         )
+        return replace(chosen.plan, solver=record, provenance=provenance_of(self.problem))

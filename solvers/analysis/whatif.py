@@ -1,11 +1,9 @@
 """What more memory, faster links or a larger batch would gain.
 
-Three answers to each question, so that one checks another: what the plan as it is gains
-(`solvers.bounds.binding`), the problem solved anew, and what the bounds of both problems prove.
-With step times T and proven bounds B, old and
-new, and the batch k times as large, the best placements' throughputs differ by a factor within
-k·B/T' .. k·T/B'; where that range contains 1, the effect is smaller than what the solver leaves
-open.
+Three answers check one another: what the plan as it is gains (`solvers.bounds.binding`), the
+problem solved anew, and what bounds prove. With step times T, proven bounds B, and the batch k
+times as large, the best placements' throughputs differ by a factor within k·B/T' .. k·T/B', where '
+is anew; where that contains 1, the effect is smaller than what the solver leaves open.
 """
 
 import contextlib

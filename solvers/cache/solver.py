@@ -160,15 +160,7 @@ def kept_result(
     if limit not in (None, *get_args(Limit)):
         raise PlacerError(f"it says that its search ended by {limit!r}")
     profile = problem.profile
-    plan = replace(
-        plan,
-        tables=tuple(one.table for one in profile),
-        topology=problem.topology,
-        batch_size=problem.batch_size,
-        pipeline=problem.pipeline,
-        dense=problem.dense,
-        growing=dict(problem.growing),
-    )
+    plan = replace(plan, **problem.fields_of_plans)
     for fault in violations(plan) + unmet(plan, problem.constraints):
         raise PlacerError(f"its plan is not sound here: {fault.message}")
     step_s = cost_model.evaluate(problem, plan).step_time_s

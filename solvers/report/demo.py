@@ -132,10 +132,8 @@ def train_step(plan: Plan, log: EncodedLog, steps: int) -> bool:
     with progress_bar("steps") as update:
         parity = compare_training(plan, log, config, on_step=lambda done: update(done, steps))
     skipped = parity.unlabelled_samples
-    print(
-        f"{parity.steps} steps of {batch_size} samples; every tenth batch is held out"
-        + (f"; {skipped:,} samples without a label were passed over" if skipped else "")
-    )
+    more = f"; {skipped:,} samples without a label were passed over" if skipped else ""
+    print(f"{parity.steps} steps of {batch_size} samples; every tenth batch is held out{more}")
     print("\n".join(parity_lines(parity)))
     return parity.equal
 

@@ -52,17 +52,10 @@ def plan_report(
 ) -> Report:
     """Report the memory and time of every device, and the placement of every table.
 
-    Parameters
-    ----------
-    evaluate : callable, optional
-        The cost of a plan by a cost model; without one the report has memory alone.
-    top : int
-        Tables that are listed of a plan that has more than `MOST_TABLES`, those of the
-        greatest time (of the greatest size without `evaluate`); JSON has all.
-    end : Termination, optional
-        Of the search that made the plan: why it ended, and what binds.
-    binds : callable, optional
-        What binds a plan of this cost, where no search says it; `even` are tables of `even_words`.
+    Without `evaluate`, the cost of a plan by a cost model, the report has memory alone. Of a plan
+    of more than `MOST_TABLES`, the `top` tables of the greatest time, or else size, are listed;
+    JSON has all. `end` is of the search that made the plan: why it ended, and what binds; where no
+    search says it, `binds` does for a plan of this cost. `even` are tables of `even_words`.
     """
     cost = None if evaluate is None else evaluate(plan)
     memory = device_memory(plan)

@@ -1,8 +1,8 @@
 """A page of answers: one HTML file that asks no network for anything.
 
-Plotly's bundle is compressed in the page (1.9 MB instead of 4.8) and is unpacked when the words
-have been painted. Scripts are named by their hashes in a content security policy, so that nothing
-else runs, whatever names a plan holds, and nothing is loaded from anywhere.
+Plotly's bundle is compressed in the page and is unpacked when the words have been painted. Scripts
+are named by their hashes in a content security policy, so that nothing else runs, whatever names a
+plan holds, and nothing is loaded from anywhere.
 """
 
 import base64
