@@ -32,5 +32,6 @@ if TYPE_CHECKING:
     from placer.report.section import Section as Section
     from placer.report.section import rows_to_csv as rows_to_csv
     from placer.report.training import parity_lines as parity_lines
+    from placer.report.training import pilot_report as pilot_report
 
 __getattr__, __all__ = lazy_exports(__name__)

@@ -1,6 +1,7 @@
 """`placer train`: what a run did, which memory served it, and where the time of a step went."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from placer.report import section as form
@@ -12,6 +13,7 @@ if TYPE_CHECKING:  # They import torch, and every command imports this.
     from placer.growing.key_map import KeyCounts
     from placer.training.loop import TrainResult
     from placer.training.parity import ParityResult
+    from placer.training.pilot import Candidate
     from placer.training.trace import TraceSummary
 
 
@@ -63,6 +65,47 @@ def parity_lines(parity: "ParityResult") -> Iterator[str]:
         + f"; a step takes {format_seconds(parity.placed_step_s)} placed, "
         f"{format_seconds(parity.unplaced_step_s)} unplaced on this CPU"
     )
+
+
+def pilot_report(candidates: Sequence["Candidate"]) -> Report:
+    """Report AUC and log loss of each candidate beside those of float32, which is the first."""
+    usual = candidates[0]
+    within = [one.name for one in candidates[1:] if one.is_within_spread(usual)]
+    runs = [
+        {"name": one.name, "run": number, "auc": auc, "log_loss": log_loss}
+        for one in candidates
+        for number, (auc, log_loss) in enumerate(zip(one.aucs, one.log_losses, strict=True))
+    ]
+    summary = table_of(
+        candidates,
+        "candidates",
+        "",
+        Column("name", "types"),
+        Column("table_bytes", "tables"),
+        Column("exchanged_bytes", "exchanged a sample"),
+        Column("auc", "AUC", _digits, of=lambda one: mean(one.aucs)),
+        Column("least_auc", "least", _digits, of=lambda one: min(one.aucs)),
+        Column("most_auc", "most", _digits, of=lambda one: max(one.aucs)),
+        Column("log_loss", "log loss", _digits, of=lambda one: mean(one.log_losses)),
+        Column("least_log_loss", "least", _digits, of=lambda one: min(one.log_losses)),
+        Column("most_log_loss", "most", _digits, of=lambda one: max(one.log_losses)),
+        Column(
+            "within_spread",
+            "within",
+            lambda value: "yes" if value else "no",
+            of=lambda one: one.is_within_spread(usual),
+        ),
+    )
+    return Report(
+        f"AUC and log loss: means of {len(usual.aucs)} seeds, and the least and the most of them",
+        (summary,),
+        {"runs": runs},
+        (f"within what seeds make of float32: {', and '.join(within) or 'none'}",),
+    )
+
+
+def _digits(value: float) -> str:
+    return f"{value:.4f}"
 
 
 def hit_rate_report(rates: "HitRates", planned: Mapping[str | None, float]) -> Report:

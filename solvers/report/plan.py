@@ -148,6 +148,7 @@ def _facts(plan: Plan, cost: CostReport | None, memory: dict[str, MemoryUse]) ->
         "dense_s": of_cost("dense_s"),
         "dense_bytes": plan.dense.reserved_bytes if isinstance(plan.dense, DenseLayers) else None,
         "pipeline": plan.pipeline,
+        **({} if plan.exchange_dtype == "float32" else {"exchange_dtype": plan.exchange_dtype}),
         "relative_error": of_cost("relative_error"),
         "bound_s": solver.bound_s,
         "gap": gap,
@@ -170,6 +171,8 @@ def _headline(
         f"{format_bytes(facts['hbm_used_bytes'])} in HBM and "
         f"{format_bytes(facts['dram_used_bytes'])} in DRAM, with buffers; "
         f"{counted(plan.batch_size, 'sample')} per GPU and step"
+        + f"; pooled rows travel as {plan.exchange_dtype}"
+        * (plan.exchange_dtype != "float32")
     )
     if isinstance(plan.dense, DenseLayers):
         lines.append(

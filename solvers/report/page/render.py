@@ -125,6 +125,7 @@ def _provenance(answers: Answers) -> list[tuple[str, str]]:
         ("Profile", source.profile or "not named"),
         ("Samples per GPU and step", f"{plan.batch_size:,}"),
         ("Pipeline", plan.pipeline),
+        ("Pooled rows travel as", plan.exchange_dtype),
         ("Solver", words),
         ("Cost model of the plan", solver.cost_model or "not named"),
         ("Cost model of this page", str(facts["cost_model"])),
