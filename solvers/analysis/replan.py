@@ -30,14 +30,7 @@ from placer.plan.plan import Plan
 from placer.plan.verify import check_shards, violations
 from placer.problem import Problem
 from placer.units import counted
-from solvers.analysis.kept_plan import (
-    in_place_share,
-    kept_plan,
-    matched_gpus,
-    read_in_place,
-    with_matched_slices,
-    with_old_slices,
-)
+from solvers.analysis import kept_plan as staying
 from solvers.model.assignment import Assignment
 from solvers.model.build_plan import build_plan, fitted_plan
 from solvers.model.clock import Clock
@@ -152,7 +145,7 @@ def replan(
     check_shards(old)
     limits = limits or Limits()
     search = _Replanning(problem, cost_model, old, limits)
-    kept, refused = kept_plan(problem, cost_model, old)
+    kept, refused = staying.kept_plan(problem, cost_model, old)
     fresh = solver_called(solver).solve(
         problem, cost_model, replace(limits, time_limit_s=limits.time_limit_s * _FRESH_SHARE)
     )
@@ -256,7 +249,7 @@ class _Replanning:
             yield name, self._ordered(plan, [options[n] for n in range(self.instance.tables)])
 
     def _ordered(self, plan: Plan, options: Sequence[ShardingOption]) -> Plan:
-        return with_old_slices(self.instance, plan, self.old, self.old_tables, options)
+        return staying.with_old_slices(self.instance, plan, self.old, self.old_tables, options)
 
     def anew(self, name: str, fresh: Plan) -> _CostedPlan | None:
         """Cost the plan from scratch on the GPUs that have most of it, if there is a sound one."""
@@ -270,14 +263,14 @@ class _Replanning:
         placements = [placement for placement in read if placement is not None]
         if len(placements) < len(read):
             return
-        gpus = matched_gpus(instance, fresh, self.old, placements, self.old_tables)
+        gpus = staying.matched_gpus(instance, fresh, self.old, placements, self.old_tables)
         moved = [
             replace(one, placements=tuple(replace(p, gpu=gpus[p.gpu]) for p in one.placements))
             for one in placements
         ]
         devices = [gpu.id for gpu in self.problem.topology.gpus]
         sliced = [
-            with_matched_slices(one, self.old_tables.get(n), devices, instance.rows(n))
+            staying.with_matched_slices(one, self.old_tables.get(n), devices, instance.rows(n))
             for n, one in enumerate(moved)
         ]
         for parts in (sliced, moved):
@@ -300,10 +293,10 @@ class _Replanning:
         """Time a step. Rows for which the old plan has no room to stage are read in place."""
         ordered = self.problem.in_plan_order(plan)
         staged_s = self.cost_model.evaluate(ordered, plan).step_time_s
-        share = in_place_share(ordered, self.cost_model, plan) if name == KEEP else 0.0
+        share = staying.in_place_share(ordered, self.cost_model, plan) if name == KEEP else 0.0
         if not share:
             return staged_s
-        in_place_s = self.cost_model.evaluate(ordered, read_in_place(plan)).step_time_s
+        in_place_s = self.cost_model.evaluate(ordered, staying.read_in_place(plan)).step_time_s
         return staged_s + share * max(0.0, in_place_s - staged_s)
 
     def recorded(self, chosen: Candidate, fresh: SolveResult) -> Plan:
