@@ -309,11 +309,7 @@ def plan(
         "Step time that one more percent of hits is worth, where capacities are chosen.",
         kind=Seconds(or_none=True),
     ),
-    cache: bool = option(
-        True,
-        "Use the kept plan of the same search.",
-        "--cache/--no-cache",
-    ),
+    cache: bool = option(True, "Use the kept plan of the same search.", "--cache/--no-cache"),
     file: File = PLAN_FILE,
     output: Output = OUTPUT,
 ) -> None:
@@ -468,8 +464,7 @@ def show(
     if path.is_dir() or path.name == "profile.json":
         if explained is not None:
             raise click.UsageError("--explain needs a plan, and this is a profile")
-        report.print_report(report.profile_report(placer.Profile.load(path)), output)
-        return
+        return report.print_report(report.profile_report(placer.Profile.load(path)), output)
     loaded = placer.Plan.load(path)
     check_shards(loaded)
     needed_for = "--memory" if memory else None if explained is None else "--explain"
@@ -478,8 +473,7 @@ def show(
         return report.print_report(solver_reports.memory_report(loaded, known), output)
     if known is None:
         report.print_stderr("times need the profile: give --profile")
-        report.print_report(solver_reports.plan_report(loaded, None, top=top), output)
-        return
+        return report.print_report(solver_reports.plan_report(loaded, None, top=top), output)
     rules = None if constraints_path is None else placer.Constraints.load(constraints_path)
     problem = placer.Problem.of_plan(loaded, known, rules)
     if problem.sha256 != loaded.provenance.problem_sha256:
@@ -489,8 +483,7 @@ def show(
     costs = cost_models.cost_model(model)
     if explained is not None:
         explanation = explain(problem, loaded, explained, costs)
-        report.print_report(solver_reports.explain_report(explanation), output)
-        return
+        return report.print_report(solver_reports.explain_report(explanation), output)
     # Times are those of the rows that the plan has in HBM, hot or not any more.
     ordered = problem.in_plan_order(loaded)
     evaluate, binds = partial(costs.evaluate, ordered), partial(binding, ordered, loaded, costs)
@@ -566,9 +559,8 @@ def diff_command(
     """
     from placer.plan.diff import diff
 
-    report.print_report(
-        report.diff_report(diff(placer.Plan.load(old), placer.Plan.load(new))), output
-    )
+    difference = diff(placer.Plan.load(old), placer.Plan.load(new))
+    report.print_report(report.diff_report(difference), output)
 
 
 @_command
@@ -658,9 +650,8 @@ def whatif(
             lambda at: solvers.solver(solver).solve(at, costs, limits),
         )
     report.draw(solver_reports.plot_front, points, plot)
-    report.print_report(
-        solver_reports.whatif_report(problem, answer, points, solver=solver), output
-    )
+    shown = solver_reports.whatif_report(problem, answer, points, solver=solver)
+    report.print_report(shown, output)
 
 
 # Training and other trainers --------------------------------------------------------------------
@@ -775,9 +766,8 @@ def simulate(
     size = (batch_size or loaded.batch_size) * len(loaded.topology.gpus)
     streams: list[cost_models.Stream] = []
     for files in (logs, *((one,) for one in later)) if logs else ():
-        log = open_log_of(
-            loaded, path, files, data_format, profile_path, other_data=other_data, options=lines
-        )
+        how: Any = {"other_data": other_data, "options": lines}
+        log = open_log_of(loaded, path, files, data_format, profile_path, **how)
         streams.append(cost_models.log_stream(loaded, log, size, batches))
     if not logs:
         known = found(needed_for="drawing batches")

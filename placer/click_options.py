@@ -8,7 +8,7 @@ import inspect
 import os
 import shlex
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from itertools import zip_longest
 from pathlib import Path
@@ -34,13 +34,10 @@ from placer.report.plain import shortened
 from placer.topology.presets import preset_help
 
 _SOURCES = {
-    "COMMANDLINE": "given",
-    "ENVIRONMENT": "of the environment",
-    "DEFAULT_MAP": "of placer.toml",
-    "PROMPT": "typed",
+    ParameterSource.COMMANDLINE: "given",
+    ParameterSource.ENVIRONMENT: "of the environment",
+    ParameterSource.DEFAULT_MAP: "of placer.toml",
 }
-
-
 _EARLIER = {"--data-format": "--log-format", "--report": "--format"}
 """Options that had another name in 0.1.0."""
 _LOG_FORMATS = {*FORMATS, "counts"} - {"csv"}  # `--format csv` is a result as CSV.
@@ -82,15 +79,9 @@ class _Argument(_Parameter, click.Argument):
 
 
 class CommandOption(_Parameter, click.Option):
-    """An option whose variables have the names of its long flags.
+    """An option whose variables have the names of its long flags; in help it is under `heading`."""
 
-    Attributes
-    ----------
-    heading : str
-        What it stands under in help.
-    """
-
-    heading = ""
+    heading = "General"
 
     def keys(self) -> dict[str, Key]:
         """Return what each of its long flags stands for, without dashes."""
@@ -143,44 +134,22 @@ def _parameter(name: str, hint: Any, spec: Option) -> click.Parameter:
     is_flag = True if hint is bool else None
     known |= {"multiple": several, "is_flag": is_flag, "metavar": spec.metavar}
     option = CommandOption(declared, required=required, help=spec.help, **known)
-    option.heading = spec.heading or _heading(option)
-    return option
-
-
-def _heading(option: click.Option) -> str:
     is_result = isinstance(option.type, OutputPath) or "--format" in option.opts
-    return "Results" if is_result else "Options"
+    option.heading = spec.heading or ("Results" if is_result else "Options")
+    return option
 
 
 def _set_prints(ctx: click.Context, _: click.Parameter, value: bool) -> None:
     ctx.meta[_PRINTS] = value
 
 
-def spoken() -> list[click.Option]:
+def spoken() -> list[CommandOption]:
     """Make the options of every command, before or after its name: how much it says."""
+    more = "Also say where options come from, and how long the command took."
     return [
         CommandOption(["-q", "--quiet"], is_flag=True, help="Print results and errors, no notes."),
-        CommandOption(
-            ["-v", "--verbose"],
-            is_flag=True,
-            help="Also say where options come from, and how long the command took.",
-        ),
+        CommandOption(["-v", "--verbose"], is_flag=True, help=more),
     ]
-
-
-def _general() -> list[click.Option]:
-    printing = CommandOption(
-        ["--print-config"],
-        is_flag=True,
-        is_eager=True,
-        expose_value=False,
-        callback=_set_prints,
-        help="Print all options in force as a placer.toml, and do nothing else.",
-    )
-    options = [*spoken(), printing]
-    for one in options:
-        one.heading = "General"  # type: ignore[attr-defined]
-    return options
 
 
 class _Command(click.Command):
@@ -201,25 +170,24 @@ class _Command(click.Command):
 def add_command(
     group: click.Group, function: Callable[..., None], name: str | None = None
 ) -> Callable[..., None]:
-    """Make a function a command of a group.
+    """Make a function a command of a group, by default of the same name.
 
-    Parameters
-    ----------
-    function : callable
-        Its parameters have an `Option` as their default, see `placer.knobs`. In its docstring,
-        ``{presets}`` stands for the names of machines.
-    name : str, optional
-        By default the function's.
+    Its parameters have an `Option` as their default, see `placer.knobs`. In its docstring,
+    ``{presets}`` stands for the names of machines.
     """
-    made = {(of, each): _parameter(each, hint, spec) for of, each, hint, spec in members(function)}
-    positional = {
-        str(made[of, each].name): spec for of, each, _, spec in members(function) if spec.positional
-    }
+    made, positional = {}, {}
+    for of, each, hint, spec in members(function):
+        made[of, each] = one = _parameter(each, hint, spec)
+        if spec.positional:
+            positional[str(one.name)] = spec
     arguments = [
         _Argument([f"{at}{_BY_PLACE}"], required=False, metavar="PLAN", type=spec.kind)
         for at, spec in positional.items()
     ]
-    parameters = [*arguments, *made.values(), *_general()]
+    words = "Print all options in force as a placer.toml, and do nothing else."
+    alone: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False}
+    printing = CommandOption(["--print-config"], **alone, callback=_set_prints, help=words)
+    parameters = [*arguments, *made.values(), *spoken(), printing]
 
     def call(**options: Any) -> None:
         context, began_s = click.get_current_context(), time.monotonic()
@@ -228,7 +196,12 @@ def add_command(
         for at, spec in positional.items():
             options[at] = _by_place_or_flag(context, at, options.pop(f"{at}{_BY_PLACE}"), spec)
         if context.meta.get(_PRINTS):
-            return click.echo(config_text(named, _values_by_flag(parameters, options)))
+            values = {}
+            for one in parameters:
+                if isinstance(one, CommandOption) and one.name in options:
+                    flag = [flag for flag, key in one.keys().items() if not key.negates][-1]
+                    values[flag] = options[one.name]
+            return click.echo(config_text(named, values))
         _set_notes(context, is_quiet, is_verbose, began_s)
         if is_verbose:
             _say_sources(context, options)
@@ -255,17 +228,6 @@ def _by_place_or_flag(context: click.Context, name: str, placed: Any, spec: Opti
     return flagged if placed is None else placed
 
 
-def _values_by_flag(
-    parameters: Iterable[click.Parameter], options: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return values of options by their last long flag."""
-    return {
-        next(flag for flag in reversed(one.opts) if flag.startswith("--"))[2:]: options[one.name]
-        for one in parameters
-        if isinstance(one, click.Option) and one.name in options
-    }
-
-
 def _set_notes(context: click.Context, is_quiet: bool, is_verbose: bool, began_s: float) -> None:
     from placer.report.console import print_seconds, set_quiet
 
@@ -278,24 +240,16 @@ def _set_notes(context: click.Context, is_quiet: bool, is_verbose: bool, began_s
 def refuse_others(option: str, allowed: str) -> None:
     """Refuse options on the command line that would have no effect beside another one.
 
-    Parameters
-    ----------
-    allowed : str
-        Names of the parameters that go with it, separated by spaces.
-
-    Raises
-    ------
-    click.UsageError
-        Names the first option that does not go with it.
+    Those that go with it are `allowed`, parameters by name between blanks. Else it raises a
+    `click.UsageError` about the first one.
     """
     context = click.get_current_context()
     for parameter in context.command.params:
         name = str(parameter.name)
-        given = context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+        given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
         if given and name not in allowed.split():
-            raise click.UsageError(
-                f"{parameter.opts[-1]} does not go with {option}; leave one of them out"
-            )
+            words = f"{parameter.opts[-1]} does not go with {option}; leave one of them out"
+            raise click.UsageError(words)
 
 
 def _say_sources(context: click.Context, options: Mapping[str, Any]) -> None:
@@ -304,9 +258,9 @@ def _say_sources(context: click.Context, options: Mapping[str, Any]) -> None:
 
     for one in context.command.params:
         source = context.get_parameter_source(str(one.name))
-        if source is not None and source is not ParameterSource.DEFAULT and one.name in options:
+        if source in _SOURCES and one.name in options:
             named = (one.opts[-1] if isinstance(one, click.Option) else str(one.name)).strip("-")
-            print_stderr(f"{named} = {options[one.name]} ({_SOURCES[source.name]})")
+            print_stderr(f"{named} = {options[one.name]} ({_SOURCES[source]})")
 
 
 def _renamed(command: str | None, words: list[str]) -> Iterator[str]:
@@ -325,13 +279,7 @@ def _renamed(command: str | None, words: list[str]) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _plain_usage_errors() -> Iterator[None]:
-    r"""Show errors of the command line in one line, whatever characters an argument has.
-
-    >>> with _plain_usage_errors():
-    ...     raise click.UsageError("no option --a\x1b[2J")
-    Traceback (most recent call last):
-    click.exceptions.UsageError: no option --a\x1b[2J
-    """
+    """Show errors of the command line in one line, whatever characters an argument has."""
     try:
         yield
     except click.UsageError as error:
@@ -363,19 +311,17 @@ class Commands(click.Group):
 
     def _take_defaults(self, context: click.Context) -> None:
         """Take options from `placer.toml`, and refuse variables that no option has."""
-        options = [
-            (command, one)
-            for command in (self, *self.commands.values())
-            for one in command.params
-            if isinstance(one, CommandOption)
-        ]
+        keys: dict[str, dict[str, Key]] = {}
+        variables: list[str] = []
+        for command in (self, *self.commands.values()):
+            known = keys.setdefault(str(command.name), {})
+            for one in command.params:
+                if isinstance(one, CommandOption):
+                    variables += one.variables(command)
+                    known.update(one.keys())
         try:
-            variables = (name for command, one in options for name in one.variables(command))
             check_variables(os.environ, variables)
         except PlacerError as error:
             raise click.UsageError(str(error)) from None
-        keys: dict[str, dict[str, Key]] = {name: {} for name in self.commands}
-        for command, one in options:
-            if command is not self:
-                keys[str(command.name)].update(one.keys())
+        keys.pop(str(self.name))
         context.default_map = default_options(keys, os.environ)

@@ -1,7 +1,4 @@
-"""Types of options: paths that are read or written, names, durations.
-
-For `click_options` and the modules that declare options.
-"""
+"""Types of options: paths that are read or written, names, durations."""
 
 import errno
 import os
@@ -69,18 +66,9 @@ Written = Literal["file", "folder"]
 class OutputPath(LocalPath):
     """Where a result goes: `check` refuses what cannot be written, before the command's work.
 
-    To a URI of a store, it is sent when the command is done.
-
-    Parameters
-    ----------
-    what : {"file", "folder"} or callable
-        What is written; a callable tells it from the command's options.
-    endings : tuple of str
-        One of which the name has to have.
-    is_local : bool
-        Whether it has to be on this machine.
-    makes_folders : bool
-        Whether folders above it are made, too.
+    A file or a folder is written, as `what` says or tells from the command's options. The name has
+    to have one of the endings. `is_local` output has to be on this machine; else, to a URI of a
+    store, it is sent when the command is done. `makes_folders`: folders above it are made, too.
     """
 
     def __init__(
@@ -137,15 +125,7 @@ class WholeNumber(click.IntRange):
 class Name(click.ParamType):  # type: ignore[type-arg]  # Generic in the newest click alone.
     """A name, or several between commas, that a function has to accept.
 
-    Parameters
-    ----------
-    name : str
-        What it is the name of.
-    known : iterable of str
-        Names for messages.
-    several : bool
-    shown : str, optional
-        What help shows for the value.
+    Messages call it a `name`, and list the `known` ones; help shows `shown` for the value.
     """
 
     def __init__(

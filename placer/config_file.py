@@ -36,89 +36,55 @@ _Model = TypeVar("_Model", bound=StrictModel)
 class _Loader(_FastLoader):  # type: ignore[misc]
     """YAML in which a key that is written twice is an error, not silently the last one."""
 
-    def get_single_node(self) -> yaml.Node | None:
-        """Return the document, if it is not too large with its aliases written out."""
-        node: yaml.Node | None = super().get_single_node()
-        if node is not None and _size(node) > MOST_VALUES:
-            raise LimitError(f"it has more than {MOST_VALUES} values, its aliases written out")
-        return node
-
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen = set()
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                continue
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             if key.value in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"{key.value!r} is written twice", key.start_mark
-                )
+                words = f"{key.value!r} is written twice"
+                raise yaml.constructor.ConstructorError(None, None, words, key.start_mark)
             seen.add(key.value)
         mapping: dict[Hashable, Any] = super().construct_mapping(node, deep)
         return mapping
 
 
 def _values(source: Path) -> Any:
-    """Return the values of a file, whatever they are.
-
-    Raises
-    ------
-    OSError
-        If it cannot be opened.
-    ValueError, yaml.YAMLError, RecursionError
-        If it is not what its suffix says, or breaks a limit.
-    """
+    """Return the values of a file, whatever they are."""
     suffix = source.suffix.lower()
     if suffix == ".json":
         return read_json(source, MOST_BYTES)
     text = read_limited(source, MOST_BYTES).decode("utf-8")
     if suffix == ".toml":
         return tomllib.loads(text)
-    _check_depth(text)
+    _check_size(text)
     return yaml.load(text, _Loader)
 
 
-def _check_depth(text: str) -> None:
-    """Refuse what is nested too deeply: those who build values call themselves for each level."""
-    depth = 0
-    for event in yaml.parse(text, _FastLoader):
-        if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
-            if depth > MOST_DEPTH:
-                raise LimitError(f"its values are nested deeper than {MOST_DEPTH} levels")
-        elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
+def _check_size(text: str) -> None:
+    """Refuse what is nested too deeply, or is too large with its aliases written out.
 
-
-def _size(root: yaml.Node) -> int:
-    """Return values of a document, those of an alias as often as it is used; at most too many.
-
-    Raises
-    ------
-    LimitError
-        If an alias is a part of itself.
+    Those who build values call themselves for each level.
     """
-    sizes: dict[int, int] = {}
-    above: set[int] = set()
-    stack: list[tuple[yaml.Node, bool]] = [(root, False)]
-    while stack:
-        node, is_done = stack.pop()
-        parts = _parts(node)
-        if is_done:
-            sizes[id(node)] = 1 + sum(sizes[id(part)] for part in parts)
-            above.discard(id(node))
-        elif id(node) in above:
-            raise LimitError("a value is a part of itself")
-        elif id(node) not in sizes:
-            above.add(id(node))
-            stack.append((node, True))
-            stack += [(part, False) for part in parts if id(part) not in sizes]
-    return sizes[id(root)]
-
-
-def _parts(node: yaml.Node) -> list[yaml.Node]:
-    if isinstance(node, yaml.MappingNode):
-        return [part for pair in node.value for part in pair]
-    return list(node.value) if isinstance(node, yaml.SequenceNode) else []
+    sizes: dict[str | None, int] = {}
+    begun: list[Any] = [[None, 0]]  # Collections: their anchors, and the values in them so far.
+    for event in yaml.parse(text, _FastLoader):
+        anchor, size = getattr(event, "anchor", None), 1
+        if isinstance(event, yaml.CollectionStartEvent):
+            begun.append([anchor, 1])
+            if len(begun) > MOST_DEPTH + 1:
+                raise LimitError(f"its values are nested deeper than {MOST_DEPTH} levels")
+            continue
+        if isinstance(event, yaml.CollectionEndEvent):
+            anchor, size = begun.pop()
+        elif isinstance(event, yaml.AliasEvent):
+            if any(anchor == above for above, _ in begun):
+                raise LimitError("a value is a part of itself")
+            size = sizes.get(anchor, 0)
+        elif not isinstance(event, yaml.ScalarEvent):
+            continue
+        sizes[anchor] = size
+        begun[-1][1] += size
+        if begun[-1][1] > MOST_VALUES:
+            raise LimitError(f"it has more than {MOST_VALUES} values, its aliases written out")
 
 
 def read_mapping(
@@ -129,12 +95,8 @@ def read_mapping(
 ) -> dict[str, Any]:
     """Return the keys and values of a file of a kind (``topology``, ``constraints``), unchecked.
 
-    `fields` are those that it may have, for the message.
-
-    Raises
-    ------
-    PlacerError
-        Of `error_type`, if the file is missing, or holds no keys and values in YAML, TOML or JSON.
+    It raises `error_type` if the file is missing, or holds no keys and values in YAML, TOML or
+    JSON; `fields` are those that it may have, for the message.
     """
     source = Path(path)
     if source.suffix.lower() not in SUFFIXES:
@@ -144,19 +106,14 @@ def read_mapping(
     except OSError as error:
         reason = error.strerror or str(error)
         raise error_type(f"cannot read the {kind} {source}: {reason}") from error
-    except RecursionError as error:
-        raise error_type(
-            f"{source} is not a {kind} file: its values are nested too deeply"
-        ) from error
-    except (yaml.YAMLError, ValueError, OverflowError) as error:  # TOML's errors are ValueErrors.
-        reason = " ".join(str(error).split())
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
+        deep = isinstance(error, RecursionError)
+        reason = "its values are nested too deeply" if deep else " ".join(str(error).split())
         raise error_type(f"{source} is not a {kind} file: {reason}") from error
     raw = {} if raw is None else raw  # All of a file may be commented out.
     if not isinstance(raw, dict):
-        raise error_type(
-            f"{source} is not a {kind} file: it must map {', '.join(fields)} to their values, "
-            f"but holds a {type(raw).__name__}"
-        )
+        must = f"it must map {', '.join(fields)} to their values, but holds a {type(raw).__name__}"
+        raise error_type(f"{source} is not a {kind} file: {must}")
     return raw
 
 
@@ -165,11 +122,8 @@ def read_file(
 ) -> _Model:
     """Return a file of a kind (``topology``, ``constraints``), which docs/KIND.md describes.
 
-    Raises
-    ------
-    PlacerError
-        Of `error_type`, if the file is missing, not YAML, TOML or JSON, or a field is unknown,
-        missing or of the wrong type; the message names the file, the field and the value.
+    It raises `error_type` if the file is missing, not YAML, TOML or JSON, or a field is unknown,
+    missing or of the wrong type; the message names the file, the field and the value.
     """
     raw = read_mapping(path, kind, error_type, list(model.model_fields))
     try:
@@ -189,13 +143,11 @@ def write_yaml(
 
 def _explain(error: ValidationError, kind: str) -> str:
     """Return all that is wrong with a file, in one line."""
-    problems = []
-    found = error.errors(include_url=False)
+    problems, found = [], error.errors(include_url=False)
     for problem in found[:5]:
-        location = [part for part in problem["loc"] if part != "[key]"]
-        where = "".join(
-            f"[{part}]" if isinstance(part, int) else f".{part}" for part in location
-        ).lstrip(".")
+        parts = (part for part in problem["loc"] if part != "[key]")
+        named = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
+        where = "".join(named).lstrip(".")
         reason = problem["msg"].removeprefix("Value error, ")
         if problem["type"] == "extra_forbidden":
             reason = f"no such field; docs/{kind}.md lists them"

@@ -2,8 +2,6 @@
 
 An option of the command line comes first, then ``PLACER_COMMAND_OPTION`` of the environment, then
 the command's own table in `placer.toml`, then what stands above all tables there, then the default.
-Keys and variables have the name of the option's long flag, and values are checked as on the
-command line.
 """
 
 import json
@@ -40,13 +38,6 @@ def variable_of(*words: str) -> str:
 def check_variables(environment: Mapping[str, str], of_options: Iterable[str]) -> None:
     """Refuse variables that look like an option's and are none.
 
-    Raises
-    ------
-    PlacerError
-        Names the first one.
-
-    Examples
-    --------
     >>> check_variables({"PLACER_PLAN_HBMM": "8GiB"}, ["PLACER_PLAN_HBM"])
     Traceback (most recent call last):
     placer.errors.PlacerError: no option has the variable PLACER_PLAN_HBMM; did you mean \
@@ -64,23 +55,13 @@ def default_options(
 ) -> dict[str, dict[str, Any]]:
     """Return what `placer.toml` says of the options of each command, by command and parameter.
 
-    Values are texts, as on the command line, and lists of these.
+    Values are texts, as on the command line, and lists of these. `commands` have the options of
+    each command by their long flags without dashes; `FILE_VARIABLE` of the environment may name
+    another file.
 
-    Parameters
-    ----------
-    commands : mapping of str to mapping of str to Key
-        Of each command, what each option is, by its long flag without dashes.
-    environment : mapping of str to str
-        Its `FILE_VARIABLE` names the file.
+    Raises a `PlacerError` if the file is named and missing, is no TOML, or has an option that no
+    command has, or a command has not.
 
-    Raises
-    ------
-    PlacerError
-        If the file is named and missing, is no TOML, or has an option that no command has, or a
-        command has not.
-
-    Examples
-    --------
     >>> default_options({"plan": {"topology": Key("topology")}}, {})
     {'plan': {}}
     """
@@ -95,14 +76,11 @@ def default_options(
     every = {name for known in commands.values() for name in known}
     tables = {name: value for name, value in values.items() if isinstance(value, dict)}
     for_all = {name: value for name, value in values.items() if name not in tables}
-    for name in for_all:
-        if name not in every:
-            more = did_you_mean(name, every)
-            raise PlacerError(f"{path}: no command has an option --{name}{more}")
-    for command in tables:
-        if command not in commands:
-            more = did_you_mean(command, commands) or f"; they are {', '.join(commands)}"
-            raise PlacerError(f"{path}: [{command}] is no command{more}")
+    for name in sorted(for_all.keys() - every):
+        raise PlacerError(f"{path}: no command has an option --{name}{did_you_mean(name, every)}")
+    for command in sorted(tables.keys() - commands.keys()):
+        more = did_you_mean(command, commands) or f"; they are {', '.join(commands)}"
+        raise PlacerError(f"{path}: [{command}] is no command{more}")
     for command, known in commands.items():
         own = tables.get(command, {})
         for name, value in own.items():
@@ -111,7 +89,7 @@ def default_options(
                 raise PlacerError(f"{path}: placer {command} has no option --{name}{more}")
             if isinstance(value, dict):
                 raise PlacerError(f"{path}: --{name} of placer {command} must be one value")
-        for name, value in (*for_all.items(), *own.items()):
+        for name, value in (for_all | own).items():
             if name in known:
                 found[command][known[name].parameter] = _given(known[name], value)
     return found
@@ -143,11 +121,10 @@ def config_text(command: str, values: Mapping[str, Any]) -> str:
     cache = true
     # dim =
     """
-    lines = [
-        f"# {name} =" if value in (None, (), []) else f"{name} = {_toml(value)}"
-        for name, value in values.items()
-    ]
-    return "\n".join([f"[{command}]", *lines])
+    lines = [f"[{command}]"]
+    for name, value in values.items():
+        lines.append(f"# {name} =" if value in (None, (), []) else f"{name} = {_toml(value)}")
+    return "\n".join(lines)
 
 
 def _toml(value: Any) -> str:

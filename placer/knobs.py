@@ -15,15 +15,7 @@ from placer.errors import PlacerError
 
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """The description and the least value of an option.
-
-    Attributes
-    ----------
-    least : float, optional
-        The least value that is allowed.
-    above : float, optional
-        What the value must exceed.
-    """
+    """The help of an option, the least value that it may have, and what it must be above."""
 
     help: str
     least: float | None = None
@@ -44,13 +36,8 @@ def knobs(configuration: type) -> Iterator[tuple[str, Any, Any, Knob]]:
 def check_knobs(configuration: Any) -> None:
     """Check that values are not too small, and are among the choices where a type names them.
 
-    Raises
-    ------
-    PlacerError
-        Names the first value that is not allowed.
+    The first that is not allowed is named by a `PlacerError`.
 
-    Examples
-    --------
     >>> from typing import Annotated
     >>> @dataclass(frozen=True)
     ... class Effort:
@@ -86,23 +73,10 @@ def choices_of(kind: Any) -> tuple[Any, ...]:
 class Option:
     """A value that a command takes, as the default of a parameter; ``...`` is required.
 
-    Attributes
-    ----------
-    flags : str
-        Between spaces, after the option's own name where it has another one than the parameter;
-        by default the parameter's name with two dashes.
-    least, above : float, optional
-        See `Knob`.
-    kind : Any
-        What parses it, where its type does not say.
-    metavar : str, optional
-        What help shows for the value.
-    is_argument : bool
-        Whether it has no flag.
-    positional : bool
-        Whether it may be given without its flag, too, as PLAN.
-    heading : str
-        What it stands under in help, where that is not as usual.
+    Its `flags` stand between blanks, after the option's own name where that is not the parameter's;
+    by default there is one, the name with two dashes. `kind` parses the value where the type does
+    not say, `metavar` stands for it in help. An argument has no flag, and a `positional` option may
+    be given without its flag, too, as PLAN. `heading` is what it stands under in help.
     """
 
     default: Any
@@ -136,18 +110,8 @@ def options_of(
 ) -> Any:
     """Return fields of a configuration as options, for a parameter that is a mapping of them.
 
-    Parameters
-    ----------
-    configuration : type
-        A dataclass whose fields have knobs.
-    heading : str
-        What they stand under in help.
-    renamed : mapping of str to str
-        How fields are spelt that are not spelt by their name; see `Option.flags`.
-    names : collection of str, optional
-        The other fields that are options; by default all.
-    changed
-        Types and options that the command line has in place of a field's own.
+    They are those with a knob: all, or those of `names`, those `renamed` (to `Option.flags`), and
+    those `changed` to other types and options.
     """
     known: dict[str, tuple[Any, Option]] = {}
     for name, hint, default, knob in knobs(configuration):

@@ -191,6 +191,14 @@ class Problem(Summarized):
         how: Any = plan.pipeline, plan.dense, plan.widths, plan.growing, plan.exchange_dtype
         return cls(profile, plan.topology, plan.batch_size, rules, *how)
 
+    @property
+    def fields_of_plans(self) -> dict[str, Any]:
+        """What a plan of this problem says of it: fields of `Plan` by name."""
+        names = "topology", "batch_size", "pipeline", "dense", "widths", "exchange_dtype"
+        own = {name: getattr(self, name) for name in names}
+        tables = tuple(one.table for one in self.profile)
+        return {"tables": tables, "growing": dict(self.growing), **own}
+
     def in_plan_order(self, plan: Plan) -> "Problem":
         """Return the problem with accesses over a plan's row order; see `plan.drift`."""
         profile = in_plan_order(self.profile, plan)

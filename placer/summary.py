@@ -7,8 +7,6 @@ from abc import ABC, abstractmethod
 class Summarized(ABC):
     """A value that is too large to print whole, so that it prints a few facts.
 
-    Examples
-    --------
     >>> class Box(Summarized):
     ...     def summary(self) -> dict[str, str]:
     ...         return {"things": "3", "weight": "2 kg"}

@@ -20,7 +20,7 @@ from placer.plan.peak_memory import (
     largest_batch,
     peak_memory,
 )
-from solvers.report.memory import memory_report
+from solvers.report.explain import memory_report
 
 ROWS, DIM, LOOKUPS, BATCH = 1000, 16, 5.0, 64
 

@@ -28,8 +28,7 @@ from placer.plan.verify import violations
 from placer.profile.counts import RowCounts
 from solvers import Limits, solve
 from solvers.analysis import Candidate, Replanned, replan
-from solvers.analysis.matched_devices import matched_gpus, with_matched_slices
-from solvers.analysis.row_orders import order_within_slices
+from solvers.analysis.kept_plan import matched_gpus, order_within_slices, with_matched_slices
 from solvers.model.assignment import Assignment
 from solvers.model.build_plan import build_plan, fitted_plan
 from solvers.model.instance import Instance, Placement

@@ -7,12 +7,8 @@ from placer.report.section import Report, attributes, columns, table_of
 
 def calibration_warnings(calibration: Calibration) -> list[str]:
     """Return what stands against the use of the constants."""
-    if not calibration.noisy:
-        return []
-    return [
-        "the machine was too noisy to trust these constants; calibrate again "
-        "with nothing else running, or with --clock cpu"
-    ]
+    words = "the machine was too noisy to trust these constants; calibrate again with nothing else "
+    return [f"{words}running, or with --clock cpu"] if calibration.noisy else []
 
 
 def calibration_report(calibration: Calibration) -> Report:

@@ -109,6 +109,9 @@ def _windows(drift: "Sequence[Drifted]") -> Section:
     def vs_first(one: "Drifted") -> float | None:
         return form.ratio(one.window.mean_s, one.first.mean_s)
 
+    def pays_after(one: "Drifted") -> str | None:
+        return None if one.other is None else break_even(one.break_even_steps, one.migration_s)
+
     return table_of(
         drift,
         "windows",
@@ -126,12 +129,8 @@ def _windows(drift: "Sequence[Drifted]") -> Section:
         Column("other_step_mean_s", "step", of=of("other", "mean_s")),
         Column("migration_s", "to move"),
         Column("break_even_steps"),
-        Column("break_even", "pays after", of=_break_even),
+        Column("break_even", "pays after", of=pays_after),
     )
-
-
-def _break_even(one: "Drifted") -> str | None:
-    return None if one.other is None else break_even(one.break_even_steps, one.migration_s)
 
 
 def break_even(steps: float | None, cost: float | None) -> str:

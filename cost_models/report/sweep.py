@@ -5,6 +5,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from cost_models.sweep.run import Point, Sweep
@@ -36,14 +37,9 @@ def sweep_report(sweep: Sweep) -> Report:
         "placements": list(sweep.placements),
         "platforms": [{"name": one.name, "sources": dict(one.sources)} for one in sweep.platforms],
     }
-    return Report(
-        "Sweep",
-        (
-            Section("points", "Points", (), tuple(points)),
-            Section("winners", "Fastest placements", (), tuple(_winner_rows(sweep))),
-        ),
-        facts,
-    )
+    all_points = Section("points", "Points", (), tuple(points))
+    winners = Section("winners", "Fastest placements", (), tuple(_winner_rows(sweep)))
+    return Report("Sweep", (all_points, winners), facts)
 
 
 def sweep_tables(sweep: Sweep) -> Report:
@@ -148,12 +144,9 @@ def _machines(sweep: Sweep, winners: Mapping[tuple[Any, Any], Row]) -> Section:
     """Return the best of each machine side by side."""
 
     def best(machine: str, case: str) -> str | None:
-        row = winners.get((machine, case))
-        return (
-            f"{form.count(row['samples_per_s'])} ({row['winner']})"
-            if row and row["winner"]
-            else None
-        )
+        row = winners.get((machine, case), {"winner": None})
+        fastest = row["winner"]
+        return fastest and f"{form.count(row['samples_per_s'])} ({fastest})"
 
     names = [one.name for one in sweep.platforms]
     rows = [
@@ -166,18 +159,14 @@ def _machines(sweep: Sweep, winners: Mapping[tuple[Any, Any], Row]) -> Section:
 
 def _impossible(sweep: Sweep) -> list[Row]:
     """List placements that some case rules out: the cases, and why the last of them does."""
-    impossible = grouped(
-        (one for one in sweep.points if one.samples_per_s is None),
-        lambda one: (one.platform, one.placement),
-    )
+    points = (one for one in sweep.points if one.samples_per_s is None)
+    impossible = grouped(points, attrgetter("platform", "placement"))
     total = len(grouped(sweep.points, _case)) // max(1, len(sweep.platforms))
     return [
         {
             "platform": platform,
             "placement": placement,
-            "cases": "all"
-            if len(points) == total
-            else ", ".join(_words(point.varied) for point in points),
+            "cases": "all" if len(points) == total else ", ".join(_words(p.varied) for p in points),
             "detail": points[-1].detail,
         }
         for (platform, placement), points in impossible.items()
@@ -187,21 +176,24 @@ def _impossible(sweep: Sweep) -> list[Row]:
 def plot_sweep(sweep: Sweep, path: str | os.PathLike[str]) -> None:
     """Draw throughput over each axis, a row of panels per machine.
 
-    Raises
-    ------
-    PlacerError
-        If nothing is possible, or the sweep is a grid; see `picture` for other errors.
+    Raises a `PlacerError` if nothing is possible, or the sweep is a grid; see `picture` for other
+    errors.
     """
     if not any(point.samples_per_s for point in sweep.points):
         raise PlacerError("there is nothing to draw: no placement is possible")
     if sweep.grid:
         raise PlacerError("--plot draws one axis at a time: leave --grid, or take --format csv")
-    colours = {
-        name: _COLOURS[number % len(_COLOURS)] for number, name in enumerate(sweep.placements)
-    }
-    inches = 1.2 + 2.5 * len(sweep.axes), 1.0 + 2.3 * len(sweep.platforms)
+    colours = dict(zip(sweep.placements, itertools.cycle(_COLOURS), strict=False))
+    machines = [one.name for one in sweep.platforms]
+    inches = 1.2 + 2.5 * len(sweep.axes), 1.0 + 2.3 * len(machines)
     with picture(path, inches, font_size=8, dpi=130) as figure:
-        _draw_axes(figure, sweep, colours)
+        panels = figure.subplots(len(machines), len(sweep.axes), squeeze=False)
+        for column, axis in enumerate(sweep.axes):
+            for panel, machine in zip(panels[:, column], machines, strict=True):
+                _draw_lines(panel, sweep, machine, axis, colours)
+            panels[-1, column].set_xlabel(axis, color=INK)
+        for panel, machine in zip(panels[:, 0], machines, strict=True):
+            panel.set_ylabel(f"{machine}\nsamples/s", color=INK)
         _legend(figure, colours)
 
 
@@ -216,44 +208,23 @@ def _legend(figure: "Figure", colours: Mapping[str, str]) -> None:
     across = min(len(handles), max(1, int(figure.get_figwidth() / _LEGEND_INCHES)))
     lines = math.ceil(len(handles) / across)
     figure.set_figheight(figure.get_figheight() + _LINE_INCHES * (lines - 1))
-    figure.legend(
-        handles=handles,
-        loc="outside lower center",
-        ncols=math.ceil(len(handles) / lines),
-        frameon=False,
-        labelcolor=INK,
-        fontsize=_LEGEND_POINTS,
-    )
-
-
-def _draw_axes(figure: "Figure", sweep: Sweep, colours: Mapping[str, str]) -> None:
-    machines = [one.name for one in sweep.platforms]
-    panels = figure.subplots(len(machines), len(sweep.axes), squeeze=False)
-    for column, axis in enumerate(sweep.axes):
-        for panel, machine in zip(panels[:, column], machines, strict=True):
-            _draw_lines(panel, sweep, machine, axis, colours)
-            if column == 0:
-                panel.set_ylabel(f"{machine}\nsamples/s", color=INK)
-        panels[-1, column].set_xlabel(axis, color=INK)
+    look: Any = {"frameon": False, "labelcolor": INK, "fontsize": _LEGEND_POINTS}
+    across = math.ceil(len(handles) / lines)
+    figure.legend(handles=handles, loc="outside lower center", ncols=across, **look)
 
 
 def _draw_lines(
     panel: "Axes", sweep: Sweep, machine: str, axis: str, colours: Mapping[str, str]
 ) -> None:
     for placement in reversed(sweep.placements):  # Of equals, the first is on top.
-        line = [
-            (point.varied[axis], point.samples_per_s)
-            for point in sweep.points
-            if (point.platform, point.placement) == (machine, placement)
-            and axis in point.varied
-            and point.samples_per_s
-        ]
+        of_line = (p for p in sweep.points if (p.platform, p.placement) == (machine, placement))
+        known = (p for p in of_line if axis in p.varied and p.samples_per_s)
+        line = [(point.varied[axis], point.samples_per_s) for point in known]
         if line:
             across, up = zip(*line, strict=True)
             shape = _SHAPES[sweep.placements.index(placement) % len(_SHAPES)]
-            panel.plot(
-                across, up, color=colours[placement], linewidth=1.3, marker=shape, markersize=4
-            )
+            look: Any = {"linewidth": 1.3, "marker": shape, "markersize": 4}
+            panel.plot(across, up, color=colours[placement], **look)
     values = sweep.axes[axis]
     if min(values) > 0:
         panel.set_xscale("log")

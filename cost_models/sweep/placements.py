@@ -3,6 +3,7 @@
 Tables alike need no search: dealt out in turn, they are balanced as well as can be.
 """
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -11,10 +12,11 @@ from placer.plan.memory import Shortage, cache_bytes, device_memory
 from placer.plan.plan import Plan
 from placer.plan.shard import Lookup, Memory, Shard, whole_table_shard
 from placer.problem import Problem
+from placer.tables import Table
 
 PlanOf = Callable[[Problem, CostModel], Plan]
-Parts = Callable[[int, int], list[Shard]]
-"""The shards of a table, by its number and how many of its rows are in HBM."""
+Parts = Callable[[Table, str, int], list[Shard]]
+"""The shards of a table on a GPU of that id, so many of whose rows are in HBM."""
 
 
 def _plan(problem: Problem, model: CostModel, shards: list[Shard]) -> Plan:
@@ -30,32 +32,25 @@ def _plan(problem: Problem, model: CostModel, shards: list[Shard]) -> Plan:
             sized[key] = model.with_buffers(problem, 0, shard, returns_bags=first)
         return replace(sized[key], table=shard.table, devices=shard.devices)
 
-    return Plan(
-        tables=tuple(profile.table for profile in problem.profile),
-        topology=problem.topology,
-        shards=tuple(with_buffers(shard) for shard in shards),
-        batch_size=problem.batch_size,
-        pipeline=problem.pipeline,
-        dense=problem.dense,
-    )
+    return Plan(**problem.fields_of_plans, shards=tuple(map(with_buffers, shards)))
 
 
-def _gpu_of(problem: Problem, table: int) -> str:
-    gpus = problem.topology.gpus
-    return gpus[table % len(gpus)].id
-
-
-def _whole_tables(memory: Memory, lookup: Lookup) -> PlanOf:
-    """Return plans in which each table is whole, on the GPUs in turn."""
+def _whole_tables(memory: Memory, lookup: Lookup, on_hosts: bool = False) -> PlanOf:
+    """Return plans in which each table is whole, on the GPUs in turn or on the hosts."""
 
     def plan(problem: Problem, model: CostModel) -> Plan:
+        devices = problem.topology.hosts if on_hosts else problem.topology.gpus
+        ids = itertools.cycle(device.id for device in devices)
         shards = [
-            whole_table_shard(one.table, _gpu_of(problem, n), memory, lookup)
-            for n, one in enumerate(problem.profile)
+            whole_table_shard(one.table, next(ids), memory, lookup) for one in problem.profile
         ]
         return _plan(problem, model, shards)
 
     return plan
+
+
+pooled_by_host = _whole_tables("dram", "host", on_hosts=True)
+"""Places all rows in host memory, where CPUs pool them for all GPUs: a parameter server."""
 
 
 def by_rows(problem: Problem, model: CostModel) -> Plan:
@@ -69,52 +64,36 @@ def by_rows(problem: Problem, model: CostModel) -> Plan:
     return _plan(problem, model, shards)
 
 
-def pooled_by_host(problem: Problem, model: CostModel) -> Plan:
-    """Place all rows in host memory, where CPUs pool them for all GPUs: a parameter server."""
-    hosts = problem.topology.hosts
-    shards = [
-        whole_table_shard(one.table, hosts[n % len(hosts)].id, "dram", "host")
-        for n, one in enumerate(problem.profile)
-    ]
-    return _plan(problem, model, shards)
+def _hot_and_cold(table: Table, gpu: str, hot: int) -> list[Shard]:
+    """Place the hottest rows in the GPU's memory, the others in its host's."""
+    in_hbm = whole_table_shard(table, gpu, "hbm", "device", (0, hot, 1))
+    cold = whole_table_shard(table, gpu, "dram", "staged", (hot, table.rows, 1))
+    return [shard for shard in (in_hbm, cold) if shard.row_count]
 
 
-def hot_and_cold(problem: Problem, model: CostModel) -> Plan:
-    """Place as many of each table's hottest rows in its GPU's memory as there is room for."""
-
-    def parts(number: int, hot: int) -> list[Shard]:
-        table, gpu = problem.profile.tables[number].table, _gpu_of(problem, number)
-        in_hbm = whole_table_shard(table, gpu, "hbm", "device", (0, hot, 1))
-        cold = whole_table_shard(table, gpu, "dram", "staged", (hot, table.rows, 1))
-        return [shard for shard in (in_hbm, cold) if shard.row_count]
-
-    return _filled(problem, model, parts)
+def _behind_cache(table: Table, gpu: str, cached: int) -> list[Shard]:
+    """Place all rows in host memory, behind a cache of so many."""
+    whole = whole_table_shard(table, gpu, "dram", "cached" if cached else "uva")
+    return [replace(whole, cache_rows=cached)]
 
 
-def behind_caches(problem: Problem, model: CostModel) -> Plan:
-    """Place all rows in host memory, behind caches as large as HBM has room for."""
+def _filled(parts: Parts) -> PlanOf:
+    """Return plans whose tables have as many rows in HBM as fit, the same number on one GPU."""
 
-    def parts(number: int, cached: int) -> list[Shard]:
-        table, gpu = problem.profile.tables[number].table, _gpu_of(problem, number)
-        whole = whole_table_shard(table, gpu, "dram", "cached" if cached else "uva")
-        return [replace(whole, cache_rows=cached)]
+    def plan(problem: Problem, model: CostModel) -> Plan:
+        gpus, tables = problem.topology.gpus, [one.table for one in problem.profile]
+        shards: list[Shard] = []
+        rows_in_hbm: dict[tuple[int, int], int] = {}
+        for number, table in enumerate(tables):
+            gpu = gpus[number % len(gpus)]
+            on_gpu = len(range(number % len(gpus), len(tables), len(gpus)))
+            key = on_gpu, gpu.memory_bytes // on_gpu
+            if key not in rows_in_hbm:
+                rows_in_hbm[key] = _most_rows(problem, model, number, parts, key[1])
+            shards += parts(table, gpu.id, rows_in_hbm[key])
+        return _plan(problem, model, shards)
 
-    return _filled(problem, model, parts)
-
-
-def _filled(problem: Problem, model: CostModel, parts: Parts) -> Plan:
-    """Return the plan whose tables have as many rows in HBM as fit, the same number on one GPU."""
-    gpus = problem.topology.gpus
-    shards: list[Shard] = []
-    rows_in_hbm: dict[tuple[int, int], int] = {}
-    for number in range(len(problem.profile)):
-        place = number % len(gpus)
-        on_gpu = len(range(place, len(problem.profile), len(gpus)))
-        room = gpus[place].memory_bytes // on_gpu
-        if (on_gpu, room) not in rows_in_hbm:
-            rows_in_hbm[on_gpu, room] = _most_rows(problem, model, number, parts, room)
-        shards += parts(number, rows_in_hbm[on_gpu, room])
-    return _plan(problem, model, shards)
+    return plan
 
 
 def _most_rows(problem: Problem, model: CostModel, number: int, parts: Parts, room: int) -> int:
@@ -123,11 +102,11 @@ def _most_rows(problem: Problem, model: CostModel, number: int, parts: Parts, ro
     Bytes may fall over the first rows, which save more of staging than they take, but once
     they grow they grow for good: so bisection finds the last number that fits.
     """
-    table = problem.profile.tables[number].table
+    table, gpus = problem.profile.tables[number].table, problem.topology.gpus
 
     def fits(rows: int) -> bool:
         total = 0
-        for turn, shard in enumerate(parts(number, rows)):
+        for turn, shard in enumerate(parts(table, gpus[number % len(gpus)].id, rows)):
             sized = model.with_buffers(problem, number, shard, returns_bags=turn == 0)
             total += sized.buffer_bytes + cache_bytes(table, sized)
             if sized.memory == "hbm":
@@ -158,12 +137,8 @@ def shortage(plan: Plan) -> Shortage | None:
 class Placement:
     """A way to place all tables.
 
-    Attributes
-    ----------
-    plan : callable or None
-        The plan on GPUs; None where tables are with servers, or there are no GPUs to use.
-    copies_ahead : bool
-        Whether bytes on the host link come ahead of the step; else the GPU waits for them.
+    It has a plan on GPUs, None where tables are with servers or there are no GPUs to use. Bytes on
+    the host link come ahead of the step, or else the GPU waits for them.
     """
 
     name: str
@@ -176,8 +151,8 @@ PLACEMENTS: dict[str, Placement] = {
     for one in (
         Placement("gpu", _whole_tables("hbm", "device")),
         Placement("row-wise", by_rows),
-        Placement("hot-cold", hot_and_cold),
-        Placement("cached", behind_caches),
+        Placement("hot-cold", _filled(_hot_and_cold)),
+        Placement("cached", _filled(_behind_cache)),
         Placement("host-staged", _whole_tables("dram", "staged")),
         Placement("host-read", _whole_tables("dram", "uva"), copies_ahead=False),
         Placement("host-pooled", pooled_by_host),

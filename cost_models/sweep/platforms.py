@@ -25,22 +25,12 @@ _REPEATS = 5
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """A machine, or several CPU servers.
+    """A machine, or several CPU servers, which have no topology.
 
-    Attributes
-    ----------
-    topology : Topology or None
-        None for CPU servers.
-    gpu, cpu : FlopRate
-        Of one GPU, which is meaningless for CPU servers, and of the CPUs of one host.
-    server : Host
-        One host.
-    sources : mapping
-        Where the rates come from, beside `Topology.sources`.
-    network_bytes_per_s : float or None
-        Of one host, each way; None where it is not known.
-    servers : int
-        Number of CPU servers, trainers and parameter servers together; 1 for other machines.
+    The FLOP rates are those of one GPU, meaningless for CPU servers, and of the CPUs of one host,
+    the `server`; `sources` says where they come from, beside `Topology.sources`. The bandwidth of
+    the network is that of one host, each way, None where it is not known. `servers` counts
+    trainers and parameter servers together; it is 1 for other machines.
     """
 
     name: str
@@ -58,10 +48,7 @@ def platform(text: str, *, hbm: str | int | None = None, dram: str | int | None 
 
     `hbm` and `dram` are the memory of each GPU and of each host that embeddings may take.
 
-    Raises
-    ------
-    TopologyError
-        If it is none of these.
+    Raises a `TopologyError` if it is none of these.
     """
     name = text.strip().lower()
     servers = _CPU_SERVERS.fullmatch(name)

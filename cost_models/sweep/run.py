@@ -20,23 +20,12 @@ PARAMETER_SERVERS = 8
 class Point:
     """What one placement of one setting does on one platform.
 
-    Attributes
-    ----------
-    varied : mapping of axis to value
-        Where the setting differs from the sweep's base.
-    step_time_s, samples_per_s : float or None
-        None where the placement is not possible. With CPU servers, a step is the time in which
-        every trainer does one batch.
-    parts_s : mapping of name to seconds
-        What the step may wait for; it takes as long as the longest part, which it `waits_for`.
-    hbm_lookup_share : float or None
-        Share of lookups that are served from HBM.
-    shortage : Shortage or None
-        Which memory is too small, and by how much, if that is why it is not possible.
-    detail : str
-        Why it is not possible; or what is special about the placement.
-    extra_servers : int
-        Further machines that the placement needs.
+    The setting has the values in `varied` on axes where it is not the sweep's base. Times and
+    samples per second are None where the placement is not possible: `shortage` tells the memory
+    that is too small, if that is why, and `detail` the reason, or else what is special. With CPU
+    servers, a step is the time in which every trainer does one batch. It takes as long as the
+    longest of its parts, which it `waits_for`. `hbm_lookup_share` of lookups are served from HBM;
+    `extra_servers` are further machines that the placement needs.
     """
 
     platform: str
@@ -55,14 +44,9 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """All points, with what they are made from.
+    """All points, platform by platform, case by case, in the order of `placements`.
 
-    Attributes
-    ----------
-    grid : bool
-        Whether axes were varied together, not one at a time.
-    points : tuple of Point
-        Platform by platform, case by case, in the order of `placements`.
+    As a `grid`, axes were varied together, not one at a time.
     """
 
     base: Setting

@@ -20,22 +20,11 @@ class Setting:
     The defaults are those of the test suite of Acun et al. (section V), as far as they are
     recalled; `dim`, `skew` and the batch being that of one GPU are assumptions. docs/sweep.md.
 
-    Attributes
-    ----------
-    dense, sparse : int
-        Features of the two kinds.
-    rows : int
-        Of each table: the hash size.
-    width, depth : int
-        Columns of the hidden layers, and their number, in the bottom and in the top MLP.
-    batch : int
-        Samples per GPU and step. Trainers on CPUs have batches of their own.
-    pooling : int
-        Lookups per sparse feature and sample.
-    dim : int
-        Columns of the tables.
-    skew : float
-        Zipf exponent of the accesses; 0 is uniform.
+    `dense` and `sparse` are the numbers of features of the two kinds, `rows` those of each table:
+    the hash size. The bottom and the top MLP have `depth` hidden layers of `width` columns. `batch`
+    is samples per GPU and step; trainers on CPUs have batches of their own. `pooling` is lookups
+    per sparse feature and sample, `dim` the columns of the tables, `skew` the Zipf exponent of the
+    accesses; 0 is uniform.
 
     Raises
     ------
@@ -123,10 +112,7 @@ M2) and hundreds (M3) of gigabytes. See docs/sweep.md for what is recalled and w
 def axis_values(text: str) -> tuple[str, tuple[float, ...]]:
     """Return what ``sparse=4,16,64`` or ``sparse`` says: an axis and its values.
 
-    Raises
-    ------
-    ProblemError
-        If there is no such axis, or a value is no number that it can have.
+    Raises a `ProblemError` if there is no such axis, or a value is no number that it can have.
     """
     axis, _, listed = (part.strip() for part in text.partition("="))
     if axis not in AXES:
@@ -164,10 +150,7 @@ def cases(
 def with_overrides(model: str, changes: Sequence[str]) -> Setting:
     """Return one of `MODELS` with single values changed: ``["rows=1000000"]``.
 
-    Raises
-    ------
-    ProblemError
-        If there is no such model or axis, or an axis is given several values.
+    Raises a `ProblemError` if there is no such model or axis, or an axis is given several values.
     """
     if model not in MODELS:
         raise ProblemError(f"no model is called {model!r}; choose from {', '.join(MODELS)}")

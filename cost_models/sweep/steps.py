@@ -33,11 +33,9 @@ class ImpossibleError(PlacerError):
 
 
 def _too_small(shortage: Shortage, name: str | None = None) -> ImpossibleError:
-    return ImpossibleError(
-        f"{name or shortage.device} lacks {format_bytes(shortage.short_bytes)} of "
-        f"{shortage.resource.upper()} for {shortage.detail}",
-        shortage,
-    )
+    what = f"{format_bytes(shortage.short_bytes)} of {shortage.resource.upper()}"
+    words = f"{name or shortage.device} lacks {what} for {shortage.detail}"
+    return ImpossibleError(words, shortage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,11 +133,9 @@ class Steps:
             busy = max(busy, own_s if placement.copies_ahead else own_s + cost.link_s)
             between_s = cost.communication_s + rest.allreduce_s
             link = max(link, cost.link_s + rest.input_s + _shared(topology, gpu.id, between_s))
-        return Step(
-            self.setting.batch * len(topology.gpus),
-            {"gpu": busy, "host link": link, "host memory": max(h.dram_s for h in report.hosts)},
-            report.hbm_lookup_share,
-        )
+        host_s = max(host.dram_s for host in report.hosts)
+        parts = {"gpu": busy, "host link": link, "host memory": host_s}
+        return Step(self.setting.batch * len(topology.gpus), parts, report.hbm_lookup_share)
 
     def _remote(self, topology: Topology) -> Step:
         """Cost tables on CPU servers, which pool for the GPUs and update."""
@@ -154,36 +150,26 @@ class Steps:
         ports = self.platform.network_bytes_per_s * len(topology.hosts)
         dense = self._dense(topology)
         pooled = setting.batch * setting.sparse * setting.dim * _FLOAT_BYTES
-        link_s = [
-            pooled / topology.host_link_bytes_per_s(gpu.id)
-            + cost.input_s
-            + _shared(topology, gpu.id, cost.allreduce_s)
-            for gpu, cost in zip(topology.gpus, dense, strict=True)
-        ]
-        return Step(
-            samples,
-            {
-                "gpu": max(cost.step_s for cost in dense),
-                "host link": max(link_s),
-                "network": sent / ports,
-                "servers' memory": tables * load.dram_s,
-                "servers' network": sent * tables / setting.sparse / CPU_SERVER.network.bytes_per_s,
-            },
-            0.0,
-            f"{servers} parameter servers",
-            servers,
-        )
+        link_s = 0.0
+        for gpu, cost in zip(topology.gpus, dense, strict=True):
+            own_s = pooled / topology.host_link_bytes_per_s(gpu.id) + cost.input_s
+            link_s = max(link_s, own_s + _shared(topology, gpu.id, cost.allreduce_s))
+        parts = {
+            "gpu": max(cost.step_s for cost in dense),
+            "host link": link_s,
+            "network": sent / ports,
+            "servers' memory": tables * load.dram_s,
+            "servers' network": sent * tables / setting.sparse / CPU_SERVER.network.bytes_per_s,
+        }
+        return Step(samples, parts, 0.0, f"{servers} parameter servers", servers)
 
     def _on_cpus(self) -> Step:
         """Trainers and parameter servers on CPUs; one server is both."""
-        platform = self.platform
-        servers = platform.servers
-        if platform.topology is not None:
-            servers = len(platform.topology.hosts)
-        compute_s = self._cpu_compute_s
+        platform, tables = self.platform, self.setting.sparse
+        servers = len(platform.topology.hosts) if platform.topology else platform.servers
         if servers == 1:
-            load = self._load(platform.server, CPU_BATCH, self.setting.sparse, platform.name)
-            parts = {"cpu": compute_s, "host memory": self.setting.sparse * load.dram_s}
+            load = self._load(platform.server, CPU_BATCH, tables, platform.name)
+            parts = {"cpu": self._cpu_compute_s, "host memory": tables * load.dram_s}
             return Step(CPU_BATCH, parts, 0.0, "one server")
         steps: list[Step] = []
         for trainers in range(1, servers):

@@ -24,6 +24,7 @@ from placer.plan.shard import Memory, Shard
 from placer.plan.verify import check_shards
 
 Int = npt.NDArray[np.int64]
+Slice = tuple[int, int, int]
 
 TableStatus = Literal["same", "moved", "added", "removed", "reshaped"]
 MoveKind = str
@@ -47,20 +48,10 @@ class Home:
 class Move:
     """Rows × columns of a table that keep a home, get a new one, or lose one of several.
 
-    Attributes
-    ----------
-    kind : str
-        From which tier to which; ``kept`` where source and target are one; ``served elsewhere``
-        where the bytes stay in one host's memory and another GPU reads them; ``dropped`` where
-        only a replica goes.
-    source : Home
-        Where the bytes come from; of a dropped replica, what is dropped.
-    target : Home or None
-        None for a dropped replica.
-    cells : int
-        Rows × columns.
-    size_bytes : int
-        Weights and optimizer state.
+    Its kind is from which tier to which; ``kept`` where source and target are one; ``served
+    elsewhere`` where the bytes stay in one host's memory and another GPU reads them; ``dropped``
+    where only a replica goes, which then is the source, and there is no target. Cells are rows ×
+    columns; the size is of weights and optimizer state.
     """
 
     table: str
@@ -80,18 +71,9 @@ class Move:
 class TableDiff:
     """What becomes of one table.
 
-    Attributes
-    ----------
-    status : str
-        ``reshaped``: rows, dim, dtype or optimizer differ, and nothing else is compared.
-    cells : int
-        Rows × columns of the table in the newer plan, of a removed one in the older.
-    changed_cells : int
-        Those whose set of homes, (device, tier), is another one.
-    moves, kept : tuple of Move
-        Those to other homes, and those that stay.
-    detail : str
-        What differs, for a table that is reshaped.
+    A table is ``reshaped`` if rows, dim, dtype or optimizer differ, as `detail` says; nothing else
+    is compared then. `cells` are its rows × columns in the newer plan, of a removed one in the
+    older; `changed_cells` those whose set of homes, (device, tier), is another one.
     """
 
     table: str
@@ -159,12 +141,11 @@ class PlanDiff:
         PlanMismatchError
             If a table is new, or has another shape, dtype or optimizer; names each.
         """
+        words = {"added": "is new", "reshaped": "has another shape: "}
         faults = [
-            f"table {one.table!r} is new"
-            if one.status == "added"
-            else f"table {one.table!r} has another shape: {one.detail}"
+            f"table {one.table!r} {words[one.status]}{one.detail}"
             for one in self.tables
-            if one.status in ("added", "reshaped")
+            if one.status in words
         ]
         if faults:
             raise PlanMismatchError(
@@ -221,17 +202,10 @@ def _table_diff(old: Plan, new: Plan, name: str) -> TableDiff:
             f"one of the plans does not cover table {name!r} exactly once: {covered} of {cells} "
             "cells are in both; `placer verify` says which and where"
         )
-    listed = tuple(
-        Move(name, *key, *total) for key, total in sorted(moves.items(), key=lambda m: str(m[0]))
-    )
-    return TableDiff(
-        name,
-        "moved" if changed else "same",
-        cells,
-        changed,
-        tuple(move for move in listed if move.kind != "kept"),
-        tuple(move for move in listed if move.kind == "kept"),
-    )
+    listed = [Move(name, *key, *moves[key]) for key in sorted(moves, key=str)]
+    kept = tuple(move for move in listed if move.kind == "kept")
+    others = tuple(move for move in listed if move.kind != "kept")
+    return TableDiff(name, "moved" if changed else "same", cells, changed, others, kept)
 
 
 def shared_bytes(old: Plan, new: Plan, table: str) -> dict[tuple[Home, Home], int]:
@@ -289,16 +263,14 @@ def _steps_to(
     devices = new.topology.gpus_by_id.keys() | hosts.keys() | set(map(drive_of, hosts))
     for home in added:
         place, host = _location(new, home), _host(new, home)
+
         # The nearest copy: in the same memory, else on the same host; one of a device that is
         # not there any more only if there is no other.
-        near = min(
-            was,
-            key=lambda w: (
-                _location(old, w) not in devices,
-                _location(old, w) != place,
-                _host(old, w) != host,
-            ),
-        )
+        def distance(home: Home, place: str = place, host: str = host) -> tuple[bool, ...]:
+            at = _location(old, home)
+            return at not in devices, at != place, _host(old, home) != host
+
+        near = min(was, key=distance)
         kind = f"{near.memory.upper()} to {home.memory.upper()}"
         if _location(old, near) == place:
             kind = "served elsewhere"
@@ -320,12 +292,14 @@ def common_rows(
     listed = distinct(np.concatenate((old_ids, new_ids)))
     for start in range(0, listed.size, _BLOCK_IDS):
         ids = listed[start : start + _BLOCK_IDS]
-        members = [
-            np.stack([_is_member(order.ranks(ids), shard.rows) for shard in shards])
-            for order, shards in zip(orders, (old, new), strict=True)
-        ]
-        # In float32, for BLAS; a block is too short for a count to be rounded.
-        counts = members[0].astype(np.float32) @ members[1].astype(np.float32).T
+        members = []
+        for order, shards in zip(orders, (old, new), strict=True):
+            ranks, slices = order.ranks(ids), np.array([shard.rows for shard in shards])
+            start, stop, step = slices.T[:, :, None]
+            inside = (ranks >= start) & (ranks < stop) & ((ranks - start) % step == 0)
+            # In float32, for BLAS; a block is too short for a count to be rounded.
+            members.append(inside.astype(np.float32))
+        counts = members[0] @ members[1].T
         common += counts.astype(np.int64)
     starts = np.concatenate(([0], listed + 1))
     stops = np.concatenate((listed, [rows]))
@@ -333,32 +307,16 @@ def common_rows(
     starts, stops = starts[run], stops[run]
     offsets = [order.offsets(starts) for order in orders]
     for i, source in enumerate(old):
-        if source.rows[1] <= old_ids.size:
-            continue  # It holds listed rows alone.
-        for j, target in enumerate(new):
-            if target.rows[1] > new_ids.size and shared_columns(source, target):
-                common[i, j] += _meeting(starts, stops, offsets, (source.rows, target.rows))
-    for i, source in enumerate(old):
         for j, target in enumerate(new):
             if not shared_columns(source, target):
                 common[i, j] = 0
+            elif source.rows[1] > old_ids.size and target.rows[1] > new_ids.size:
+                # Else one of both holds listed rows alone.
+                common[i, j] += _meeting(starts, stops, offsets, (source.rows, target.rows))
     return common
 
 
-def _is_member(ranks: Int, rows: tuple[int, int, int]) -> npt.NDArray[np.bool_]:
-    start, stop, step = rows
-    inside: npt.NDArray[np.bool_] = (
-        (ranks >= start) & (ranks < stop) & ((ranks - start) % step == 0)
-    )
-    return inside
-
-
-def _meeting(
-    starts: Int,
-    stops: Int,
-    offsets: Sequence[Int],
-    slices: tuple[tuple[int, int, int], tuple[int, int, int]],
-) -> int:
+def _meeting(starts: Int, stops: Int, offsets: Sequence[Int], slices: tuple[Slice, Slice]) -> int:
     """Ids within runs starts..stops whose ranks, id + offset, are in both slices."""
     (start, stop, step), (other_start, other_stop, other_step) = slices
     low = np.maximum(np.maximum(starts, start - offsets[0]), other_start - offsets[1])

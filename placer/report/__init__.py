@@ -1,8 +1,4 @@
-"""Tables, JSON and CSV from values; for the command line and the reports of higher layers.
-
-Every function returns a `Report`, which prints nothing by itself. `solvers.report` and
-`cost_models.report` have the reports of their own values.
-"""
+"""Tables, JSON and CSV from values; for the command line and the reports of higher layers."""
 
 from typing import TYPE_CHECKING
 

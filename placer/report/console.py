@@ -61,10 +61,10 @@ def print_title(text: str) -> None:
 def progress_bar(words: str, shown: bool = True) -> Iterator[Update]:
     """Show a progress bar on stderr, on a terminal only; yield how to move it."""
     console = Console(stderr=True)
+    hidden = not shown or _quiet or not console.is_terminal
     remarks = TextColumn("{task.description}")
-    shown_here = shown and not _quiet and console.is_terminal
     columns = TextColumn(words), BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), remarks
-    with Progress(*columns, console=console, disable=not shown_here) as bar:
+    with Progress(*columns, console=console, disable=hidden) as bar:
         task = bar.add_task("", total=None)
 
         def update(done: float, total: float | None, remark: str = "") -> None:
@@ -125,9 +125,8 @@ def print_training(
             print()
             print_report(table)
     if result.interrupted:
-        saved = f"--resume goes on from {checkpoints}"
-        if checkpoints is None:
-            saved = "nothing was saved; --checkpoints saves"
+        nothing = "nothing was saved; --checkpoints saves"
+        saved = nothing if checkpoints is None else f"--resume goes on from {checkpoints}"
         print_stderr(f"interrupted after step {result.steps}; {saved}")
 
 

@@ -42,7 +42,8 @@ def one_line_errors() -> Iterator[None]:
         if error.errno == errno.EPIPE:
             raise  # Whoever reads has enough, as `head` has.
         if error.errno == errno.ENOSPC and error.filename is None:
-            _drop_stdout()
+            with contextlib.suppress(OSError, ValueError):  # Else the last flush fails again.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             _end(f"cannot write the result: {error.strerror}")
         if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
             _end(f"cannot use {error.filename}: {error.strerror}")
@@ -74,11 +75,3 @@ def _end(message: str) -> NoReturn:
 
     print_stderr(f"placer: {shortened(message)}", "red")
     sys.exit(1)
-
-
-def _drop_stdout() -> None:
-    """Redirect stdout to os.devnull so that the interpreter's final flush cannot fail."""
-    with contextlib.suppress(OSError, ValueError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)

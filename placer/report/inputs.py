@@ -24,19 +24,12 @@ _MANY_TIMES, _MANY_ROWS = 10, 1000
 
 
 def profile_report(
-    profile: Profile,
-    batch_size: int = 8192,
-    *,
-    ids_in_use: Mapping[str, WorkingSet] | None = None,
+    profile: Profile, batch_size: int = 8192, *, ids_in_use: Mapping[str, WorkingSet] | None = None
 ) -> Report:
     """Report one row per table: its size, how it is read, and how skewed that is.
 
-    Parameters
-    ----------
-    batch_size : int
-        Samples of a step, for the number of distinct rows that it touches.
-    ids_in_use : mapping of table name to WorkingSet, optional
-        What windows of the log read.
+    A step of `batch_size` samples touches so many distinct rows; `ids_in_use` is what windows of
+    the log read, by table.
     """
     tables = list(profile)
     shown = None if len(tables) <= MOST_TABLES else MOST_TABLES
@@ -75,9 +68,7 @@ def profile_report(
         f"Profile of {counted(len(profile), 'table')}",
         (section, *(() if ids_in_use is None else (_ids_in_use(ids_in_use),))),
         {
-            "source": profile.source,
-            "samples": profile.samples,
-            "sampling": profile.sampling,
+            **form.attributes(profile, "source", "samples", "sampling"),
             "size_bytes": profile.total_bytes,
             "batch_size": batch_size,
         },
@@ -88,12 +79,11 @@ def profile_report(
 def unknown_words(profile: Profile) -> str:
     """Say which lookups a vocabulary did not know; say nothing if there are none."""
     shares = {table.name: table.unknown_share or 0.0 for table in profile}
-    worst = sorted(shares, key=lambda name: -shares[name])[:3]
-    named = [f"{form.share(shares[name])} of {name}" for name in worst if shares[name]]
-    if not named:
+    worst = sorted((name for name in shares if shares[name]), key=lambda name: -shares[name])
+    if not worst:
         return ""
-    more = sum(1 for share in shares.values() if share) - len(named)
-    others = f" and less of {more} more" if more else ""
+    named, more = [f"{form.share(shares[name])} of {name}" for name in worst[:3]], len(worst) - 3
+    others = f" and less of {more} more" if more > 0 else ""
     return (
         f"unknown to the vocabularies: {', '.join(named)}{others} of the lookups; all unknown ids "
         "of a table share row 0, which looks hot though no one of them is"
@@ -265,6 +255,9 @@ def topology_report(topology: Topology) -> Report:
             return topology.server_bytes_per_s(device.id)
         return of_gpu(topology.network_bytes_per_s)(device)
 
+    def memory(device: Gpu | Host) -> float:
+        return device.hbm_bytes_per_s if isinstance(device, Gpu) else device.dram_bytes_per_s
+
     links = {
         "host_link": ("to host", topology.host_link_bytes_per_s),
         "peer": ("to peers", topology.peer_bytes_per_s),
@@ -277,7 +270,7 @@ def topology_report(topology: Topology) -> Report:
         Column("device", "device", of=lambda device: device.id),
         Column("host", "host", of=lambda device: getattr(device, "host", None)),
         Column("memory_bytes", "budget"),
-        Column("memory_bytes_per_s", "memory", of=_memory_bytes_per_s),
+        Column("memory_bytes_per_s", "memory", of=memory),
         *(
             Column(f"{link}_bytes_per_s", title, of=of_gpu(bandwidth))
             for link, (title, bandwidth) in links.items()
@@ -294,7 +287,3 @@ def topology_report(topology: Topology) -> Report:
     )
     facts = {"name": topology.name, "emulated": topology.emulated}
     return Report(f"Topology {topology.name}", (devices, sources), facts, tuple(headline))
-
-
-def _memory_bytes_per_s(device: Gpu | Host) -> float:
-    return device.hbm_bytes_per_s if isinstance(device, Gpu) else device.dram_bytes_per_s

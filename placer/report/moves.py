@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from placer.errors import TopologyError
 from placer.plan.diff import Move, PlanDiff, TableDiff
-from placer.plan.migration import Migration, migration
-from placer.plan.plan import Plan
+from placer.plan.migration import migration
 from placer.report import section as form
 from placer.report.section import Column, Report, Row, Section, columns, grouped, table_of
 from placer.units import format_bytes, format_seconds
@@ -42,23 +41,26 @@ def diff_report(diff: PlanDiff) -> Report:
         **{f"{status}_tables": count for status, count in sorted(statuses.items())},
     }
     words = ", ".join(f"{count} {status}" for status, count in sorted(statuses.items()))
+    times = (facts["old_step_time_s"], facts["new_step_time_s"])
+    old_s, new_s = ("unknown" if time_s is None else format_seconds(time_s) for time_s in times)
     headline = (
         f"{form.share(share)} of rows × columns get another device or tier; "
         f"{format_bytes(diff.moved_bytes)} to move, optimizer state included",
         f"tables: {words}",
-        f"step time {_time(old)} → {_time(new)}, as the plans record",
+        f"step time {old_s} → {new_s}, as the plans record",
     )
-    return Report(
-        f"From a plan on {old.topology.name} to one on {new.topology.name}",
-        (_tables(diff.tables), _kinds(diff), _moves(diff.moves)),
-        facts,
-        headline,
+    alike = sorted(grouped(diff.moves, _kind).items(), key=lambda item: -_bytes(item[1]))
+    kinds = table_of(
+        [
+            (kind, _cells(moves), _cells(moves) / diff.compared_cells, _bytes(moves))
+            for kind, moves in alike
+        ],
+        "kinds",
+        "Moves by kind",
+        *columns(kind="kind", cells=None, cells_share="of all cells", moved_bytes="to move"),
     )
-
-
-def _time(plan: Plan) -> str:
-    step_time_s = plan.solver.step_time_s
-    return "unknown" if step_time_s is None else format_seconds(step_time_s)
+    title = f"From a plan on {old.topology.name} to one on {new.topology.name}"
+    return Report(title, (_tables(diff.tables), kinds, _moves(diff.moves)), facts, headline)
 
 
 def _tables(tables: Iterable[TableDiff]) -> Section:
@@ -66,7 +68,9 @@ def _tables(tables: Iterable[TableDiff]) -> Section:
     first = {"reshaped": 0, "removed": 1, "added": 2}
 
     def words(table: TableDiff) -> str:
-        return table.detail or "; ".join(_kinds_in_words(table.moves))
+        totals = sorted((kind, _bytes(of)) for kind, of in grouped(table.moves, _kind).items())
+        kinds = (f"{kind} {format_bytes(total)}" if total else kind for kind, total in totals)
+        return table.detail or "; ".join(kinds)
 
     return table_of(
         sorted(tables, key=lambda table: (first.get(table.status, 3), -table.moved_bytes)),
@@ -86,13 +90,6 @@ def changed_share(table: TableDiff) -> float:
     return table.changed_cells / table.cells if table.cells else 0.0
 
 
-def _kinds_in_words(moves: Iterable[Move]) -> list[str]:
-    totals = {kind: _bytes(alike) for kind, alike in grouped(moves, _kind).items()}
-    return [
-        f"{kind} {format_bytes(total)}" if total else kind for kind, total in sorted(totals.items())
-    ]
-
-
 def _kind(move: Move) -> str:
     return move.kind
 
@@ -103,19 +100,6 @@ def _cells(moves: Iterable[Move]) -> int:
 
 def _bytes(moves: Iterable[Move]) -> int:
     return sum(move.moved_bytes for move in moves)
-
-
-def _kinds(diff: PlanDiff) -> Section:
-    alike = sorted(grouped(diff.moves, _kind).items(), key=lambda item: -_bytes(item[1]))
-    return table_of(
-        [
-            (kind, _cells(moves), _cells(moves) / diff.compared_cells, _bytes(moves))
-            for kind, moves in alike
-        ],
-        "kinds",
-        "Moves by kind",
-        *columns(kind="kind", cells=None, cells_share="of all cells", moved_bytes="to move"),
-    )
 
 
 def _moves(moves: Iterable[Move]) -> Section:
@@ -149,8 +133,10 @@ def reshard_report(difference: PlanDiff, files: "Resharded | None" = None) -> Re
     """Bytes by device, and of files where there are some."""
     try:
         way = migration(difference)
+        waits = f", waiting for {way.waits_for}" if way.waits_for else ""
+        time = f": {format_seconds(way.seconds)} over the machine's links{waits}"
     except TopologyError:  # Rows move between hosts that no link joins, and so by files alone.
-        way = None
+        way, time = None, ", between hosts that no network link joins"
     facts: dict[str, Any] = {
         "kept_bytes": difference.kept_bytes,
         "moved_bytes": difference.moved_bytes,
@@ -160,7 +146,7 @@ def reshard_report(difference: PlanDiff, files: "Resharded | None" = None) -> Re
     }
     headline = [
         f"{format_bytes(difference.kept_bytes)} stay in the memory that they are in, "
-        f"{format_bytes(difference.moved_bytes)} move{_way(way)}"
+        f"{format_bytes(difference.moved_bytes)} move{time}"
     ]
     if files is not None:
         names = "kept_files", "written_files", "kept_file_bytes", "written_file_bytes"
@@ -181,13 +167,6 @@ def grown_report(tables: "Iterable[Grown]") -> Report:
     kinds = columns(table="table", kept_rows="kept", new_rows="new", dropped_rows="dropped")
     section = table_of(map(asdict, tables), "tables", "Rows by table", *kinds)
     return Report("Tables with other rows", (section,), {}, ())
-
-
-def _way(way: Migration | None) -> str:
-    if way is None:
-        return ", between hosts that no network link joins"
-    waits = f", waiting for {way.waits_for}" if way.waits_for else ""
-    return f": {format_seconds(way.seconds)} over the machine's links{waits}"
 
 
 def _by_device(difference: PlanDiff) -> Section:

@@ -45,12 +45,8 @@ def picture(
 
     The file's ending chooses png, pdf or svg. Neither a display nor pyplot is needed.
 
-    Raises
-    ------
-    BackendError
-        If matplotlib is missing.
-    PlacerError
-        If the ending is another one, or the file cannot be written.
+    Raises a `BackendError` if matplotlib is missing, and a `PlacerError` if the ending is another
+    one, or the file cannot be written.
     """
     suffix = Path(path).suffix.lower().removeprefix(".")
     if suffix not in ("png", "pdf", "svg"):

@@ -1,7 +1,6 @@
 """What every report is made of: rows of plain values, shown as a table, JSON or CSV.
 
-There is one source of rows, with units in the keys, whatever the format; a table formats
-them for people and may show only the first ones.
+There is one source of rows, with units in the keys; a table formats them for people.
 """
 
 import csv
@@ -152,22 +151,10 @@ _BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:[KMGT]iB|[GT]B/s|B|[um]?s|min|h|[GM])\
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A titled list of rows.
+    """A titled list of rows; its name is its key in JSON.
 
-    Attributes
-    ----------
-    name : str
-        Its key in JSON.
-    title : str
-        Its heading.
-    columns : tuple of Column
-        What a table shows; rows may hold more.
-    rows : tuple of mappings
-        Values that JSON has too; None where there is none.
-    shown : int or None
-        Rows that a table shows; all by default.
-    order : str
-        How rows are ordered, for the note of a table that does not show all.
+    Rows are values that JSON has too, None where there is none. A table shows the columns, though
+    rows may hold more, and the first `shown` rows, by default all; its note says their `order`.
     """
 
     name: str
@@ -216,8 +203,6 @@ def table_of(
     A column says by `of` how to take its cell from the value. Else it is the value's attribute, or
     of a mapping the entry, that the column's key names; a plain tuple has the cells in order.
 
-    Examples
-    --------
     >>> real, doubled = Column("real", "n"), Column("doubled", of=lambda one: 2 * one)
     >>> section = table_of([1, 2], "numbers", "Numbers", real, doubled)
     >>> section.rows, len(section.columns)
@@ -290,15 +275,7 @@ def _table(
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Facts by name and sections, in three formats.
-
-    Attributes
-    ----------
-    facts : mapping
-        Values that hold for the whole, as JSON has them.
-    headline : tuple of str
-        The facts in words, for people.
-    """
+    """Facts by name, as JSON has them, and sections; for people the `headline` has the facts."""
 
     title: str
     sections: tuple[Section, ...]
@@ -326,8 +303,7 @@ class Report:
     def to_csv(self) -> str:
         """Return the rows of all sections, with their keys as header.
 
-        Rows of several sections are one table: its first column, ``section``, names the section of
-        a row, and what other sections have is empty.
+        Of several sections, a first column ``section`` names that of a row.
         """
         if len(self.sections) == 1:
             return rows_to_csv(self.sections[0].rows)

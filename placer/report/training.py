@@ -134,31 +134,21 @@ def hit_rate_report(rates: "HitRates", planned: Mapping[str | None, float]) -> R
     if None in planned:
         title += f", the plan counts on {form.share(planned[None])}"
     lookups = rates.lookups
-    sections = [
-        table_of(
-            [(memory, own, own / lookups if lookups else 0.0) for memory, own in served.items()],
-            "served",
-            "",
-            Column("from", "rows in"),
-            *columns(lookups="lookups", share="share"),
-        )
-    ]
+    rows = [(memory, own, own / lookups if lookups else 0.0) for memory, own in served.items()]
+    shown = Column("from", "rows in"), *columns(lookups="lookups", share="share")
+    sections = [table_of(rows, "served", "", *shown)]
     if rates.tables:
-        sections.append(_table_section(rates.tables, planned))
+        tables = table_of(
+            sorted(rates.tables.items(), key=lambda item: item[1] - (planned.get(item[0]) or 0.0)),
+            "tables",
+            "Lookups from HBM by table",
+            *columns(table="table", hbm_share="from HBM"),
+            Column("planned_hbm_share", "planned", of=lambda item: planned.get(item[0])),
+            shown=10,
+            order="those furthest below the plan",
+        )
+        sections.append(tables)
     return Report(title, tuple(sections), facts)
-
-
-def _table_section(shares: Mapping[str, float], planned: Mapping[str | None, float]) -> Section:
-    """List tables by how far they are from what the plan counts on, the furthest first."""
-    return table_of(
-        sorted(shares.items(), key=lambda item: item[1] - (planned.get(item[0]) or 0.0)),
-        "tables",
-        "Lookups from HBM by table",
-        *columns(table="table", hbm_share="from HBM"),
-        Column("planned_hbm_share", "planned", of=lambda item: planned.get(item[0])),
-        shown=10,
-        order="those furthest below the plan",
-    )
 
 
 def keys_section(counts: "Mapping[str, KeyCounts]") -> Section:

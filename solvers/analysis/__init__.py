@@ -6,18 +6,6 @@ from solvers.analysis.replan import HORIZON_STEPS, Candidate, Replanned, replan
 from solvers.analysis.whatif import Effect, FrontPoint, WhatIf, front, whatif
 
 __all__ = [
-    "HORIZON_STEPS",
-    "Alternative",
-    "Binding",
-    "Candidate",
-    "Effect",
-    "Explanation",
-    "FrontPoint",
-    "Replanned",
-    "ShardMargin",
-    "WhatIf",
-    "explain",
-    "front",
-    "replan",
-    "whatif",
-]
+    "HORIZON_STEPS", "Alternative", "Binding", "Candidate", "Effect", "Explanation", "FrontPoint",
+    "Replanned", "ShardMargin", "WhatIf", "explain", "front", "replan", "whatif",
+]  # fmt: skip

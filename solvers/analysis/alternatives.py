@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from cost_models import CostModel, CostReport, ShardingOption, TableShard
 from cost_models.step_equation.arena_loads import (
@@ -40,16 +41,8 @@ _MOST_ATTEMPTS = 12
 class Alternative:
     """Another placement of the table; all other tables stay as they are.
 
-    Attributes
-    ----------
-    name : str
-        For people.
-    step_time_s : float
-        Of the whole plan, whether it fits or not.
-    table_s : float
-        Time of the table by itself, summed over GPUs.
-    short_bytes : dict of device to int
-        Memory that the plan lacks; empty if it fits.
+    The step time is that of the whole plan, whether it fits or not, and `table_s` the time of the
+    table by itself, summed over GPUs. `short_bytes` is the memory that devices lack for it.
     """
 
     name: str
@@ -62,10 +55,7 @@ class Alternative:
 class PlannedTable:
     """A table's placement in a plan, and what the other tables leave for it.
 
-    Raises
-    ------
-    PlacerError
-        If no `ShardingOption` describes the placement of the table.
+    Raises a `PlacerError` if no `ShardingOption` describes the placement of the table.
     """
 
     def __init__(self, problem: Problem, plan: Plan, table: str, cost_model: CostModel) -> None:
@@ -111,12 +101,8 @@ class PlannedTable:
         self._seen.add(shards)
         row_order = {k: v for k, v in self.plan.row_order.items() if k != self.table}
         hot_ids = {k: v for k, v in self.plan.hot_ids.items() if k != self.table}
-        plan = replace(
-            self._others,
-            shards=(*self._others.shards, *own.shards),
-            row_order={**row_order, **own.row_order},
-            hot_ids={**hot_ids, **own.hot_ids},
-        )
+        order: Any = {"row_order": row_order | own.row_order, "hot_ids": hot_ids | own.hot_ids}
+        plan = replace(self._others, shards=(*self._others.shards, *own.shards), **order)
         try:
             cost = self.cost_model.evaluate(self.problem, own)
         except PlanMismatchError:
@@ -139,17 +125,13 @@ class PlannedTable:
     def _shared(self, own: Plan) -> tuple[Float, float]:
         """Return what arenas take less than if the table, and the others, had their own.
 
-        Returns
-        -------
-        float64, shape (phases, GPUs)
-        float
-            GPU seconds of the table's share of them, less what they take where it is alone.
+        It is of shape (phases, GPUs), beside the GPU seconds of the table's share of arenas less
+        what they take where it is alone.
         """
         loads = arena_loads(self.problem, own)
         # Elsewhere nothing is shared.
-        others = [
-            load if mine else {} for load, mine in zip(self._others_loads, loads, strict=True)
-        ]
+        both = zip(self._others_loads, loads, strict=True)
+        others = [load if mine else {} for load, mine in both]
         parts: tuple[Sequence[Loads], ...] = joined_loads(loads, others), loads, others
         together, alone, apart = (
             times_by_arena(self.cost_model, self.problem, part) for part in parts
@@ -195,10 +177,8 @@ class PlannedTable:
 
     def _hot_rows(self, shard: TableShard, gpu: int, room_bytes: float) -> int:
         """Return the rows in HBM that save most within `room_bytes`; the fewest if none fit."""
-        curve = self.instance.curve(shard, gpu)
-        knapsack = solve_knapsack(
-            [self.instance.priced_costs(shard, gpu)], room_bytes, lambda _: curve
-        )
+        curve, costs = self.instance.curve(shard, gpu), self.instance.priced_costs(shard, gpu)
+        knapsack = solve_knapsack([costs], room_bytes, lambda _: curve)
         return int(curve.hot_rows[0]) if knapsack is None else knapsack.hot_rows[0]
 
 
@@ -224,9 +204,8 @@ def _other_splits(planned: PlannedTable) -> Iterator[Alternative]:
             for p, curve in zip(placed, curves, strict=True)
         ]
         # Where constraints rule a tier out, the curve ends before all rows are in it.
-        wanted = [
-            len(range(*p.shard.rows(instance.rows(planned.number)))) if end else 0 for p in moved
-        ]
+        rows = instance.rows(planned.number)
+        wanted = [len(range(*p.shard.rows(rows))) if end else 0 for p in moved]
         if moved != list(placed) and [p.hot_rows for p in moved] == wanted:
             yield from planned.costed(name, planned.placed(moved, planned.replica))
 
@@ -264,13 +243,11 @@ def _other_options(planned: PlannedTable) -> Iterator[Alternative]:
         if len(gpus) < len(shards):
             continue
         name = _option_name(option, instance.rows(planned.number))
-        own = planned.filled(
-            list(zip(shards, gpus, strict=False)), instance.replica(planned.number, option)
-        )
+        pairs = list(zip(shards, gpus, strict=False))
+        own = planned.filled(pairs, instance.replica(planned.number, option))
         # Options alike but for the widths of their column slices and the share in HBM.
-        kind = option._replace(
-            column_widths=(0,) * len(option.column_widths), share=0.0, first_gpu=0
-        )
+        widths = (0,) * len(option.column_widths)
+        kind = option._replace(column_widths=widths, share=0.0, first_gpu=0)
         for one in planned.costed(name, own):
             best[kind] = min(best.get(kind, one), one, key=_rank)
     yield from best.values()
@@ -280,13 +257,11 @@ def _roomy_first(planned: PlannedTable, shard: TableShard) -> list[int]:
     """Return GPUs that may serve a shard: first those with room for its buffers, then by load."""
     instance, gpu_s = planned.instance, planned.others_cost.gpu_s
 
-    def lacks_room(gpu: int) -> bool:
-        return planned.free_hbm[gpu] < float(instance.priced_costs(shard, gpu)[BYTES].min())
+    def rank(gpu: int) -> tuple[bool, float, int]:
+        least_bytes = float(instance.priced_costs(shard, gpu)[BYTES].min())
+        return planned.free_hbm[gpu] < least_bytes, gpu_s[gpu], gpu
 
-    return sorted(
-        (gpu for gpu in range(instance.gpus) if instance.may_serve(shard, gpu)),
-        key=lambda gpu: (lacks_room(gpu), gpu_s[gpu], gpu),
-    )
+    return sorted((g for g in range(instance.gpus) if instance.may_serve(shard, g)), key=rank)
 
 
 def _option_name(option: ShardingOption, rows: int) -> str:

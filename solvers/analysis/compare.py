@@ -18,30 +18,24 @@ CLASSIC = ("greedy-size", "greedy-lookup", "greedy-size-lookup", "greedy-dim")
 class CompareRow:
     """The result of one solver under one memory budget and cost model.
 
+    Without a plan, what is of one is None.
+
     Attributes
     ----------
     hbm_budget_bytes : int
         Memory of each GPU that embeddings may take.
     status : str
         The termination's reason, and the limit that was hit.
-    hbm_used_bytes, dram_used_bytes : int or None
-        Over all GPUs and hosts; None without a plan, as all that follows.
+    hbm_used_bytes, dram_used_bytes, samples_per_s
+        Over all GPUs and hosts.
     balance : float or None
         Mean over maximum of the GPUs' times.
     hbm_lookup_share : float or None
         Share of lookups that are served from HBM.
     detail : str
         What is short where there is no plan, else what the step waits for.
-    topology : str
-        Name of the machine.
-    samples_per_s : float or None
-        Over all its GPUs.
-    price_per_hour : float or None
+    price_per_hour, cost_per_billion_samples : float or None
         Of the whole machine, in the user's currency, if given.
-    cost_per_billion_samples : float or None
-        At that price and `samples_per_s`.
-    binding : str
-        What keeps the plan from being faster, in words.
     dense_s : float or None
         What dense layers take of the step; None where it is embeddings alone.
     """
@@ -79,7 +73,7 @@ def compare(
     """Solve a problem with each solver under each cost model.
 
     All solvers search parts of one space, so the best bound that one of them proves under a
-    cost model holds for all, and every row has it.
+    cost model holds for all, and every row has it. Rows are by cost model, then by solver.
 
     Parameters
     ----------
@@ -87,15 +81,8 @@ def compare(
         Names of `solvers.SOLVERS`, and those that `cost_models.cost_model` takes.
     limits : Limits, optional
         Of each solver.
-    price_per_hour : float, optional
-        Of the whole machine, for the cost of a billion samples.
     on_solved : callable
         Called with the results so far and their number in all.
-
-    Returns
-    -------
-    list of CompareRow
-        By cost model, then by solver; `solvers.report.compare_report` makes a table of them.
 
     Examples
     --------
@@ -118,10 +105,8 @@ def compare(
         bound_s = max((one.bound_s for one in results if one.bound_s is not None), default=None)
         for name, result in zip(solvers, results, strict=True):
             cost = None if result.plan is None else model.evaluate(problem, result.plan)
-            bounded = replace(result, bound_s=bound_s)
-            rows.append(
-                compare_row(problem, name, model_name, bounded, cost, price_per_hour=price_per_hour)
-            )
+            of = problem, name, model_name, replace(result, bound_s=bound_s), cost
+            rows.append(compare_row(*of, price_per_hour=price_per_hour))
     return rows
 
 
@@ -136,9 +121,8 @@ def compare_row(
 ) -> CompareRow:
     """Make the row of a result; `cost` is the cost model's answer for its plan, if any."""
     samples_per_s = problem.global_batch_size / result.step_time_s if result.step_time_s else None
-    end = result.termination
-    gpus = problem.topology.gpus_by_id
-    hbm = dram = None
+    end, gpus = result.termination, problem.topology.gpus_by_id
+    hbm = dram = price = None
     if cost is not None:
         hbm = sum(use.total_bytes for name, use in cost.memory.items() if name in gpus)
         dram = sum(use.total_bytes for name, use in cost.memory.items() if name not in gpus)
@@ -147,6 +131,8 @@ def compare_row(
         f"{format_bytes(one.short_bytes)} of {one.resource.upper()}"
         for one in end.shortages
     )
+    if price_per_hour is not None and samples_per_s is not None:
+        price = price_per_hour / 3600 * 1e9 / samples_per_s
     return CompareRow(
         hbm_budget_bytes=max(gpu.memory_bytes for gpu in problem.topology.gpus),
         solver=solver,
@@ -158,15 +144,13 @@ def compare_row(
         solve_s=result.stats.get("seconds"),
         hbm_used_bytes=hbm,
         dram_used_bytes=dram,
-        balance=None if cost is None else cost.balance,
-        hbm_lookup_share=None if cost is None else cost.hbm_lookup_share,
+        balance=getattr(cost, "balance", None),
+        hbm_lookup_share=getattr(cost, "hbm_lookup_share", None),
         detail=(short or end.detail) if cost is None else f"waits for {cost.bottleneck}",
         topology=problem.topology.name,
         samples_per_s=samples_per_s,
         price_per_hour=price_per_hour,
-        cost_per_billion_samples=None
-        if price_per_hour is None or samples_per_s is None
-        else price_per_hour / 3600 * 1e9 / samples_per_s,
+        cost_per_billion_samples=price,
         binding="" if cost is None else end.detail,
-        dense_s=None if cost is None else cost.dense_s,
+        dense_s=getattr(cost, "dense_s", None),
     )

@@ -1,9 +1,7 @@
 """Why a table is where it is: what HBM is worth to its rows, and what its alternatives cost.
 
-An alternative changes one table and leaves all others as they are; its cost is the cost model's
-for the whole changed plan. It has as many of its rows in HBM as save time and fit beside the
-other tables. A constraint of the user binds the table if an alternative that only this
-constraint forbids would be faster.
+An alternative changes one table and leaves all others as they are. A constraint of the user binds
+the table if an alternative that only this constraint forbids would be faster.
 """
 
 import glob
@@ -35,9 +33,6 @@ _FULL = 0.99
 _GAIN = 1e-6
 """A step is faster than another by at least this share: more than rounding."""
 
-_LISTED = 8
-"""Tables that a message names."""
-
 
 Constraint = Literal[
     "hbm", "dram", "hottest row", "pin", "tier", "forbidden", "together", "work"
@@ -48,18 +43,10 @@ Constraint = Literal[
 class ShardMargin:
     """What HBM is worth to one shard of the table at its hot/cold split, beside the price of HBM.
 
-    Attributes
-    ----------
-    device : str
-        The GPU that serves the shard.
-    rows, hot_rows : int
-        Rows of the shard, and those of them in HBM.
-    last_s_per_byte, next_s_per_byte : float or None
-        Seconds per byte that the coldest rows in HBM save, and that the hottest rows in DRAM
-        would save; None where there are none.
-    gpu_price_s_per_byte : float or None
-        Seconds that one more byte of this GPU's HBM would save, with the best use of it for all
-        shards on the GPU; None if the GPU serves a placement that solvers do not search.
+    `last_s_per_byte` is what the coldest rows in HBM save, `next_s_per_byte` what the hottest rows
+    in DRAM would save there; None where there are none. `gpu_price_s_per_byte` is what one more
+    byte of this GPU's HBM would save, with the best use of it for all its shards; None if the GPU
+    serves a placement that solvers do not search.
     """
 
     device: str
@@ -83,15 +70,9 @@ class Binding:
 class Explanation:
     """What decided the placement of one table.
 
-    Attributes
-    ----------
-    current : Alternative
-        The placement as it is.
-    pooled_price_s_per_byte : float
-        GPU seconds that one more byte of HBM would save if the GPUs shared all of it.
-    alternatives : tuple of Alternative
-        All rows in HBM and none; then other GPUs and sharding options: those that fit first,
-        fastest first. The constraints allow them all.
+    `pooled_price_s_per_byte` is the GPU seconds that one more byte of HBM would save if the GPUs
+    shared all of it. The alternatives are all rows in HBM and none; then other GPUs and sharding
+    options: those that fit first, fastest first. The constraints allow them all.
     """
 
     table: str
@@ -125,34 +106,24 @@ def explain(problem: Problem, plan: Plan, table: str, cost_model: CostModel) -> 
     """
     if table not in plan.tables_by_name:
         names = list(plan.tables_by_name)
-        more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-        raise PlacerError(
-            f"the plan has no table {table!r}; it has {', '.join(names[:_LISTED])}{more}"
-        )
+        more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+        raise PlacerError(f"the plan has no table {table!r}; it has {', '.join(names[:8])}{more}")
     planned = PlannedTable(problem, plan, table, cost_model)
     others = alternatives(planned)
-    return Explanation(
-        table,
-        planned.current,
-        lagrangian_bound(planned.instance).price_s_per_byte,
-        tuple(_margin(planned, placed) for placed in planned.placements),
-        others,
-        (
-            *_full_memories(planned),
-            *_hottest_row(planned),
-            *_constraints(planned, others),
-            _work(planned),
-        ),
+    price = lagrangian_bound(planned.instance).price_s_per_byte
+    margins = (
+        split_margin(planned.instance, placed, _gpu_price(planned, placed.gpu))
+        for placed in planned.placements
     )
+    memories, constraints = _full_memories(planned), _constraints(planned, others)
+    bindings = (*memories, *_hottest_row(planned), *constraints, _work(planned))
+    return Explanation(table, planned.current, price, tuple(margins), others, bindings)
 
 
-def _margin(planned: PlannedTable, placed: Placement) -> ShardMargin:
-    margin = split_margin(planned.instance, placed)
-    return replace(margin, gpu_price_s_per_byte=_gpu_price(planned, placed.gpu))
-
-
-def split_margin(instance: Instance, placed: Placement) -> ShardMargin:
-    """Return what HBM is worth to a shard at its split; without the price on its GPU."""
+def split_margin(
+    instance: Instance, placed: Placement, gpu_price: float | None = None
+) -> ShardMargin:
+    """Return what HBM is worth to a shard at its split, beside the price on its GPU."""
     curve = instance.curve(placed.shard, placed.gpu)
     return ShardMargin(
         instance.problem.topology.gpus[placed.gpu].id,
@@ -160,7 +131,7 @@ def split_margin(instance: Instance, placed: Placement) -> ShardMargin:
         placed.hot_rows,
         _saving(curve, int(np.searchsorted(curve.hot_rows, placed.hot_rows, side="left"))),
         _next_saving(curve, placed.hot_rows),
-        None,
+        gpu_price,
     )
 
 
@@ -215,18 +186,14 @@ def _full_memories(planned: PlannedTable) -> Iterator[Binding]:
     for device in dict.fromkeys(gpus[p.gpu].id for p in cold):
         use = cost.memory[device]
         if use.total_bytes >= _FULL * use.capacity_bytes:
-            yield Binding(
-                "hbm",
-                device,
-                f"{format_bytes(use.free_bytes)} of {format_bytes(use.capacity_bytes)} are free, "
-                "and it has rows in DRAM that HBM would make faster",
-            )
+            free = f"{format_bytes(use.free_bytes)} of {format_bytes(use.capacity_bytes)} are free"
+            words = f"{free}, and it has rows in DRAM that HBM would make faster"
+            yield Binding("hbm", device, words)
     for host in dict.fromkeys(gpus[p.gpu].host for p in planned.placements):
         use = cost.memory[host]
         if use.capacity_bytes and use.total_bytes >= _FULL * use.capacity_bytes:
-            yield Binding(
-                "dram", host, f"{format_bytes(use.free_bytes)} are free for rows that are cold"
-            )
+            words = f"{format_bytes(use.free_bytes)} are free for rows that are cold"
+            yield Binding("dram", host, words)
 
 
 def _hottest_row(planned: PlannedTable) -> Iterator[Binding]:
@@ -253,13 +220,10 @@ def _constraints(planned: PlannedTable, others: Sequence[Alternative]) -> Iterat
         freed = PlannedTable(problem, planned.plan, planned.table, planned.cost_model)
         fitting = [one for one in alternatives(freed) if not one.short_bytes]
         best = min(fitting, key=lambda one: one.step_time_s, default=None)
+        gain = "no other placement that fits beside the other tables would be faster"
         if best is not None and best.step_time_s < fastest_s * (1 - _GAIN):
-            gain = (
-                f"without that, {best.name}: step {format_seconds(best.step_time_s)} "
-                f"instead of {format_seconds(step_time_s)}"
-            )
-        else:
-            gain = "no other placement that fits beside the other tables would be faster"
+            times = f"{format_seconds(best.step_time_s)} instead of {format_seconds(step_time_s)}"
+            gain = f"without that, {best.name}: step {times}"
         yield Binding(kind, devices[0] if len(devices) == 1 else "", f"{words}; {gain}")
 
 
@@ -295,11 +259,10 @@ def _work(planned: PlannedTable) -> Binding:
     cost = planned.cost
     devices = {device for shard in planned.own.shards for device in shard.devices}
     gpu_s = dict(zip((gpu.device for gpu in cost.gpus), cost.gpu_s.tolist(), strict=True))
-    slowest = max(
-        sorted((gpu for gpu in cost.gpus if gpu.device in devices), key=lambda gpu: gpu.device),
-        key=lambda gpu: gpu_s[gpu.device],
+    mine = min(
+        (gpu for gpu in planned.own_cost.gpus if gpu.device in devices),
+        key=lambda gpu: (-gpu_s[gpu.device], gpu.device),
     )
-    mine = next(gpu for gpu in planned.own_cost.gpus if gpu.device == slowest.device)
     parts = {
         "HBM bandwidth": mine.hbm_s,
         "the host link": mine.link_s,
@@ -310,10 +273,8 @@ def _work(planned: PlannedTable) -> Binding:
     share = parts[most] / mine.total_s if mine.total_s else 0.0
     slowest_of_all = max(gpu_s, key=lambda device: gpu_s[device])
     most_s = gpu_s[slowest_of_all]
-    behind = 1 - gpu_s[slowest.device] / most_s if most_s else 0.0
-    place = (
-        "the slowest device"
-        if behind < 1e-9
-        else f"{behind:.2%} faster than the slowest device, {slowest_of_all}"
-    )
-    return Binding("work", slowest.device, f"{most} is {share:.0%} of its time there; {place}")
+    behind = 1 - gpu_s[mine.device] / most_s if most_s else 0.0
+    place = "the slowest device"
+    if behind >= 1e-9:
+        place = f"{behind:.2%} faster than the slowest device, {slowest_of_all}"
+    return Binding("work", mine.device, f"{most} is {share:.0%} of its time there; {place}")

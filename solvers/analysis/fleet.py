@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cost_models import CostModel
 from placer.errors import ProblemError
@@ -24,30 +24,14 @@ SAMPLES = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class FleetRow:
-    """A workload on one machine.
+    """A workload on one machine. Without a plan, all is None but the bound and the prices.
 
-    Attributes
-    ----------
-    status : str
-        How the search ended.
-    step_time_s, bound_s, gap : float or None
-        None without a plan, as all that follows but prices per hour.
-    train_s : float or None
-        Seconds to train `SAMPLES`.
-    memory_left : float or None
-        Share of all HBM and DRAM for embeddings that the plan leaves free.
-    hbm_left_bytes : int or None
-        Free on the fullest GPU. Solvers fill HBM where not all tables fit.
-    price_per_hour : float or None
-        Of the whole machine; None where nobody says.
-    price_source : str
-        Where it is from; empty for a price of the user's own.
-    cost : float or None
-        Of training `SAMPLES`.
-    assumed : tuple of str
-        Constants of the machine that nobody has measured.
-    detail : str
-        What is short where there is no plan, else what the step waits for.
+    `train_s` and `cost` are seconds and dollars to train `SAMPLES`. `memory_left` is the share of
+    all HBM and DRAM for embeddings that the plan leaves free, `hbm_left_bytes` what is free on the
+    fullest GPU: solvers fill HBM where not all tables fit. The price is of the whole machine, None
+    where nobody says; its source is empty for a price of the user's own. `assumed` are constants
+    that nobody has measured. `detail` says what is short where there is no plan, else what the step
+    waits for.
     """
 
     machine: str
@@ -78,14 +62,8 @@ class FleetRow:
 class Cheapest(NamedTuple):
     """The machine that trains `SAMPLES` in time for least money.
 
-    Attributes
-    ----------
-    row : FleetRow or None
-        None if no machine with a price is fast enough.
-    rivals : tuple of str
-        Machines that a better plan, within what bounds allow, could make cheaper.
-    without_price : tuple of str
-        Machines that are fast enough, but of which no price is known.
+    `row` is None if no machine with a price is fast enough; `rivals` are machines that a better
+    plan, within what bounds allow, could make cheaper, and those `without_price` are fast enough.
     """
 
     row: FleetRow | None
@@ -118,11 +96,6 @@ def fleet(
         Dollars an hour, of a whole machine or of one GPU of a kind; others are `LIST_PRICES`.
     on_solved : callable
         Called with the machines that are done and their number.
-
-    Returns
-    -------
-    list of FleetRow
-        In the order of `machines`.
 
     Examples
     --------
@@ -199,33 +172,30 @@ def _row(
     result: SolveResult,
     prices: Mapping[str, float],
 ) -> FleetRow:
-    topology, end = problem.topology, result.termination
+    topology, end, step_time_s = problem.topology, result.termination, result.step_time_s
     price = price_of(topology, name, prices)
-    known = {
-        "machine": name,
-        "gpus": len(topology.gpus),
-        "hosts": len(topology.hosts),
-        "status": end.summary,
+    known: dict[str, Any] = {
+        "bound_s": result.bound_s,
         "price_per_hour": None if price is None else price.dollars_per_gpu_hour,
         "price_source": "" if price is None else price.source,
         "assumed": tuple(n for n, source in topology.sources.items() if "assum" in source),
-        "bound_s": result.bound_s,
     }
-    if result.plan is None or not result.step_time_s:
-        return FleetRow(**known, detail=end.detail)  # type: ignore[arg-type]
+    machine = name, len(topology.gpus), len(topology.hosts), end.summary
+    if result.plan is None or not step_time_s:
+        return FleetRow(*machine, **known, detail=end.detail)
     report = cost_model.evaluate(problem, result.plan)
-    samples_per_s = problem.global_batch_size / result.step_time_s
-    train_s = SAMPLES / samples_per_s
-    gpus = [use for device, use in report.memory.items() if device in topology.gpus_by_id]
-    capacity_bytes = sum(use.capacity_bytes for use in report.memory.values())
+    samples_per_s = problem.global_batch_size / step_time_s
+    train_s, uses = SAMPLES / samples_per_s, report.memory.values()
+    free_bytes = sum(use.free_bytes for use in uses)
     return FleetRow(
-        **known,  # type: ignore[arg-type]
-        step_time_s=result.step_time_s,
+        *machine,
+        **known,
+        step_time_s=step_time_s,
         gap=result.gap,
         samples_per_s=samples_per_s,
         train_s=train_s,
-        memory_left=sum(use.free_bytes for use in report.memory.values()) / capacity_bytes,
-        hbm_left_bytes=min(use.free_bytes for use in gpus),
+        memory_left=free_bytes / sum(use.capacity_bytes for use in uses),
+        hbm_left_bytes=min(report.memory[gpu.id].free_bytes for gpu in topology.gpus),
         cost=None if price is None else price.dollars_per_gpu_hour * train_s / 3600,
         detail=f"waits for {report.bottleneck}",
     )

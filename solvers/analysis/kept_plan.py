@@ -1,14 +1,40 @@
-"""The placement of an old plan, as it is, on a problem that has changed since."""
+"""What can stay of an old plan: its placement as it is, and rows on equal GPUs and in their slices.
 
+A solver does not care which of several equal GPUs serves what, nor which of several equal row
+slices a GPU has. Who has to copy the rows does: places are given so that most bytes stay, and
+orders by frequency are within strided slices, as a new order of all would move nearly every row.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 
-from cost_models import CostModel
+import numpy as np
+import numpy.typing as npt
+
+from cost_models import CostModel, ShardingOption
 from placer.constraints.unmet import unmet
 from placer.errors import PlanMismatchError
+from placer.plan.diff import shared_bytes
+from placer.plan.fields import RowOrder
+from placer.plan.memory import home_of
+from placer.plan.order import Ranks, distinct, listed_ids
 from placer.plan.plan import Plan
 from placer.plan.shard import Shard
 from placer.plan.verify import violations
 from placer.problem import Problem
+from placer.profile.counts import RowCounts
+from solvers.model.instance import Instance, Placement
+from solvers.model.read_plan import TablePlacement
+from solvers.search.old_placement import OldTable
+
+Int = npt.NDArray[np.int64]
+KeptBytes = dict[tuple[str, str], int]
+"""Bytes that stay if the second device, of the old machine, takes the place of the first."""
+
+_UNIT_BYTES = 1 << 10
+"""Bytes are weighed in units of this, so that the assignment's integers do not overflow."""
 
 
 def kept_plan(problem: Problem, cost_model: CostModel, old: Plan) -> tuple[Plan | None, str]:
@@ -19,27 +45,18 @@ def kept_plan(problem: Problem, cost_model: CostModel, old: Plan) -> tuple[Plan 
         if before is None:
             return None, f"the old plan has no table {profile.name!r}"
         if (before.rows, before.dim) != (now.rows, now.dim):
-            return None, (
-                f"table {profile.name!r} was {before.rows} × {before.dim} "
-                f"and is {now.rows} × {now.dim}"
-            )
+            was, size = f"{before.rows} × {before.dim}", f"{now.rows} × {now.dim}"
+            return None, f"table {profile.name!r} was {was} and is {size}"
     known = problem.topology.gpus_by_id.keys() | problem.topology.hosts_by_id.keys()
     shards = [shard for shard in old.shards if shard.table in names]
     gone = sorted({device for shard in shards for device in shard.devices} - known)
     if gone:
         return None, f"the old plan uses {gone[0]}, which {problem.topology.name!r} lacks"
     plan = Plan(
-        tables=tuple(profile.table for profile in problem.profile),
-        topology=problem.topology,
+        **problem.fields_of_plans,
         shards=tuple(shards),
         row_order={k: v for k, v in old.row_order.items() if k in names},
         hot_ids={k: v for k, v in old.hot_ids.items() if k in names},
-        batch_size=problem.batch_size,
-        pipeline=problem.pipeline,
-        dense=problem.dense,
-        widths=problem.widths,
-        growing=dict(problem.growing),
-        exchange_dtype=problem.exchange_dtype,
     )
     try:
         needed = _with_buffers(problem, cost_model, plan)
@@ -56,23 +73,18 @@ def kept_plan(problem: Problem, cost_model: CostModel, old: Plan) -> tuple[Plan 
 
 
 def _with_old_buffers(needed: Plan, old: Plan) -> Plan | None:
-    """Shrink buffers to those of the old plan; rows without room are read in place.
-
-    None where steps are larger than they were, for which buffers have to grow.
-    """
+    """Shrink buffers to those of the old plan; rows without room are read in place."""
+    # Where steps are larger than they were, buffers have to grow.
     if needed.batch_size > old.batch_size or needed.topology != old.topology:
         return None
-    before = {(one.table, one.rows, one.cols, one.devices): one for one in old.shards}
+    place = attrgetter("table", "rows", "cols", "devices")
+    before = {place(one): one for one in old.shards}
     shards = []
     for shard in needed.shards:
-        had = before[shard.table, shard.rows, shard.cols, shard.devices]
-        shards.append(
-            replace(
-                shard,
-                staging_rows=min(shard.staging_rows, had.staging_rows),
-                buffer_bytes=min(shard.buffer_bytes, had.buffer_bytes),
-            )
-        )
+        had = before[place(shard)]
+        rows = min(shard.staging_rows, had.staging_rows)
+        size = min(shard.buffer_bytes, had.buffer_bytes)
+        shards.append(replace(shard, staging_rows=rows, buffer_bytes=size))
     return replace(needed, shards=tuple(shards))
 
 
@@ -85,13 +97,11 @@ def in_place_share(problem: Problem, cost_model: CostModel, plan: Plan) -> float
 
 def read_in_place(plan: Plan) -> Plan:
     """Return the plan with staged rows read in place, one by one."""
-    return replace(
-        plan,
-        shards=tuple(
-            replace(shard, lookup="uva", staging_rows=0) if shard.lookup == "staged" else shard
-            for shard in plan.shards
-        ),
+    shards = (
+        replace(shard, lookup="uva", staging_rows=0) if shard.lookup == "staged" else shard
+        for shard in plan.shards
     )
+    return replace(plan, shards=tuple(shards))
 
 
 def _with_buffers(problem: Problem, cost_model: CostModel, plan: Plan) -> Plan:
@@ -101,14 +111,238 @@ def _with_buffers(problem: Problem, cost_model: CostModel, plan: Plan) -> Plan:
     returned: set[tuple[str, tuple[str, ...], tuple[int, int]]] = set()
     shards: list[Shard] = []
     for shard in plan.shards:
-        if shard.devices[0] not in plan.topology.gpus_by_id:
-            shards.append(shard)
-            continue
-        bags = (shard.table, shard.devices, shard.cols)
-        shards.append(
-            cost_model.with_buffers(
-                ordered, number[shard.table], shard, returns_bags=bags not in returned
-            )
-        )
-        returned.add(bags)
+        if shard.devices[0] in plan.topology.gpus_by_id:
+            bags = (shard.table, shard.devices, shard.cols)
+            of = ordered, number[shard.table], shard
+            shard = cost_model.with_buffers(*of, returns_bags=bags not in returned)
+            returned.add(bags)
+        shards.append(shard)
     return replace(plan, shards=tuple(shards))
+
+
+def matched_gpus(
+    instance: Instance,
+    plan: Plan,
+    old: Plan,
+    placements: Sequence[TablePlacement],
+    tables: Mapping[int, OldTable],
+) -> dict[int, int]:
+    """Return which GPU should take the place of each GPU of a plan, so that fewest bytes move.
+
+    GPUs take each other's places if they are of one kind and size and may serve the same
+    tables, and hosts if their GPUs do and they have equal memory. `placements` are those of each
+    table in `plan`.
+    """
+    topology = instance.problem.topology
+    kept = _kept_bytes(instance, plan, old, placements, tables)
+    classes = _classes(instance)
+    by_host: dict[str, dict[int, list[int]]] = {host.id: {} for host in topology.hosts}
+    for number, gpu in enumerate(topology.gpus):
+        by_host[gpu.host].setdefault(classes[number], []).append(number)
+    alike: dict[object, list[str]] = defaultdict(list)
+    for host in topology.hosts:
+        sizes = sorted((kind, len(gpus)) for kind, gpus in by_host[host.id].items())
+        alike[host.memory_bytes, tuple(sizes)].append(host.id)
+    ids = [gpu.id for gpu in topology.gpus]
+    matched: dict[int, int] = {}
+    for hosts in alike.values():
+        pairs = {(a, b): _within(by_host[a], by_host[b], ids, kept) for a in hosts for b in hosts}
+        values = [[pairs[a, b][0] + kept.get((a, b), 0) for b in hosts] for a in hosts]
+        for place, taker in enumerate(_best_matching(values)):
+            matched |= pairs[hosts[place], hosts[taker]][1]
+    return matched
+
+
+def _within(
+    places: Mapping[int, list[int]],
+    takers: Mapping[int, list[int]],
+    ids: Sequence[str],
+    kept: KeptBytes,
+) -> tuple[int, dict[int, int]]:
+    """Match one host's GPUs to another's; return the bytes that stay, and the pairs."""
+    total, matched = 0, {}
+    for kind, mine in places.items():
+        values = [[kept.get((ids[a], ids[b]), 0) for b in takers[kind]] for a in mine]
+        for at, chosen in enumerate(_best_matching(values)):
+            total += values[at][chosen]
+            matched[mine[at]] = takers[kind][chosen]
+    return total, matched
+
+
+def _classes(instance: Instance) -> list[int]:
+    """Return equal numbers for GPUs that can take each other's places."""
+    masks = [
+        mask for table in range(instance.tables) if (mask := instance.allowed(table)) is not None
+    ]
+    pins = np.unique(np.array(masks), axis=0) if masks else np.zeros((0, instance.gpus))
+    known: dict[object, int] = {}
+    return [
+        known.setdefault(
+            (kind, float(instance.hbm_bytes[gpu]), tuple(pins[:, gpu].tolist())), len(known)
+        )
+        for gpu, kind in enumerate(instance.kind_of_gpu)
+    ]
+
+
+def _kept_bytes(
+    instance: Instance,
+    plan: Plan,
+    old: Plan,
+    placements: Sequence[TablePlacement],
+    tables: Mapping[int, OldTable],
+) -> KeptBytes:
+    topology = instance.problem.topology
+    kept: KeptBytes = defaultdict(int)
+    for number, profile in enumerate(instance.problem.profile):
+        table, was = profile.table, tables.get(number)
+        before = old.tables_by_name.get(profile.name)
+        if before is None or (before.rows, before.dim) != (table.rows, table.dim):
+            continue
+        option = placements[number].option
+        if was is not None and was.option.row_slices > 1 and was.has_option(option):
+            # Any slice can become the one that the GPU has.
+            held = dict.fromkeys((device, shard.column_slice) for shard, device in was.shards)
+            for placed in placements[number].placements:
+                first, last = placed.shard.columns(table.dim)
+                size = placed.hot_rows * table.bytes_per_row(last - first)
+                for device, column_slice in held:
+                    if column_slice == placed.shard.column_slice:
+                        kept[topology.gpus[placed.gpu].id, device] += size
+            continue
+        for (source, target), size in shared_bytes(old, plan, profile.name).items():
+            if source.memory == target.memory:
+                to = home_of(plan.topology, target.device, target.memory)
+                kept[to, home_of(old.topology, source.device, source.memory)] += size
+    return kept
+
+
+def _best_matching(values: Sequence[Sequence[int]]) -> list[int]:
+    """Return a different column for each row, such that the sum is greatest."""
+    if len(values) < 2 or not any(map(any, values)):
+        return list(range(len(values)))
+    from ortools.graph.python import linear_sum_assignment
+
+    most = max(max(row) for row in values)
+    solver = linear_sum_assignment.SimpleLinearSumAssignment()
+    for at, row in enumerate(values):
+        for column, value in enumerate(row):
+            # Of equal matchings, the one that changes least.
+            cost = 2 * ((most - value) // _UNIT_BYTES) + (at != column)
+            solver.add_arc_with_cost(at, column, cost)
+    assert solver.solve() == solver.OPTIMAL, "every row can have every column"
+    return [solver.right_mate(at) for at in range(len(values))]
+
+
+def with_matched_slices(
+    placement: TablePlacement, was: OldTable | None, devices: Sequence[str], rows: int
+) -> TablePlacement:
+    """Return the same GPUs with the row slices that they had before, where they had some."""
+    option = placement.option
+    if was is None or option.row_slices < 2 or option.blocked or not was.has_option(option):
+        return placement
+    number = {device: at for at, device in enumerate(devices)}
+    had = {(number[d], s.column_slice): s.row_slice for s, d in was.shards if d in number}
+    by_columns: dict[int, list[Placement]] = defaultdict(list)
+    for placed in placement.placements:
+        by_columns[placed.shard.column_slice].append(placed)
+    moved = []
+    for column_slice, members in by_columns.items():
+        keeps = {p.gpu: had[p.gpu, column_slice] for p in members if (p.gpu, column_slice) in had}
+        free = iter(sorted(set(range(option.row_slices)) - set(keeps.values())))
+        for placed in members:
+            row_slice = keeps[placed.gpu] if placed.gpu in keeps else next(free)
+            shard = placed.shard._replace(row_slice=row_slice)
+            hot = min(placed.hot_rows, len(range(*shard.rows(rows))))
+            moved.append(Placement(shard, placed.gpu, hot))
+    return replace(placement, placements=tuple(sorted(moved, key=lambda placed: placed.shard)))
+
+
+def with_old_slices(
+    instance: Instance,
+    plan: Plan,
+    old: Plan,
+    tables: Mapping[int, OldTable],
+    options: Sequence[ShardingOption],
+) -> Plan:
+    """Order rows so that they keep their slices, where tables are sliced as before.
+
+    `options` are those of each table in `plan`.
+    """
+    row_order, hot_ids = dict(plan.row_order), dict(plan.hot_ids)
+    for number, was in tables.items():
+        profile, option = instance.problem.profile.tables[number], options[number]
+        name, rows = profile.name, profile.table.rows
+        sliced = option.row_slices > 1 and not option.blocked and was.has_option(option)
+        if not sliced or profile.counts is None or old.tables_by_name[name].rows != rows:
+            continue
+        ends = (shard.rows[1] for shard in plan.shards_by_table[name] if shard.row_count)
+        listed = max((end for end in ends if end < rows), default=0)
+        shape = option.row_slices, option.replicated_rows, listed
+        order = order_within_slices(profile.counts, listed_ids(old, name), *shape)
+        if order.size:
+            row_order[name], hot_ids[name] = RowOrder("profile"), order
+        else:
+            row_order.pop(name, None)
+            hot_ids.pop(name, None)
+    return replace(plan, row_order=row_order, hot_ids=hot_ids)
+
+
+def order_within_slices(
+    counts: RowCounts, before: Int, row_slices: int, replicated_rows: int, hottest_rows: int
+) -> Int:
+    """List ids so that the hottest come first in their slices, and all stay in them.
+
+    After the replicated rows, slice i has the ranks that leave i when divided by `row_slices`.
+    An id that is listed anew shifts the ranks of all ids below it that are not listed. So ids
+    are listed in groups of `row_slices` neighbouring ranks, which leaves all other ids in their
+    slices. Only rows that become replicated, or stop to be, change slices: they swap places.
+
+    Parameters
+    ----------
+    before : int64, shape (n,)
+        The ids that were listed.
+    hottest_rows : int
+        So many of the hottest rows have to be listed.
+    """
+    old = Ranks.of(before)
+    if old.listed.size < replicated_rows:
+        more = old.unlisted_ids(np.arange(old.listed.size, replicated_rows))
+        old = Ranks.of(np.concatenate((old.listed, more)))
+    if not hottest_rows:
+        return old.listed
+    listed = old.listed.size
+    ranks = old.ranks(counts.hottest(hottest_rows))
+    groups = distinct((ranks[ranks >= listed] - listed) // row_slices)
+    # The last ids may be too few for a group.
+    groups = groups[listed + (groups + 1) * row_slices <= counts.rows]
+    added = (listed + groups[:, None] * row_slices + np.arange(row_slices)).ravel()
+    ids = np.concatenate((old.listed, old.unlisted_ids(added)))
+    old_ranks = np.concatenate((np.arange(listed), added))
+    reads = _reads(counts, ids)
+    # Slice -1 is the replicated rows.
+    slices = np.where(old_ranks < replicated_rows, -1, (old_ranks - replicated_rows) % row_slices)
+    if replicated_rows:
+        hottest = np.zeros(ids.size, dtype=bool)
+        hottest[np.lexsort((slices >= 0, -reads))[:replicated_rows]] = True
+        leaving = np.flatnonzero((slices < 0) & ~hottest)
+        entering = np.flatnonzero((slices >= 0) & hottest)
+        slices[leaving], slices[entering] = slices[entering], -1
+    order = np.empty_like(ids)
+    for number in range(-1, row_slices):
+        mine = np.flatnonzero(slices == number)
+        mine = mine[np.lexsort((old_ranks[mine], -reads[mine]))]
+        if number < 0:
+            order[:replicated_rows] = ids[mine]
+        else:
+            order[replicated_rows + number :: row_slices] = ids[mine]
+    return order
+
+
+def _reads(counts: RowCounts, ids: Int) -> Int:
+    """Return how often each row was read."""
+    reads = np.zeros(ids.size, dtype=np.int64)
+    if counts.ids.size:
+        at = np.minimum(np.searchsorted(counts.ids, ids), counts.ids.size - 1)
+        known = counts.ids[at] == ids
+        reads[known] = counts.counts[at[known]]
+    return reads

@@ -17,72 +17,52 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from operator import attrgetter
 from typing import NamedTuple
 
-import placer
 from cost_models import CostModel, ShardingOption
 from placer.constraints.unmet import unmet
 from placer.errors import PlanMismatchError, ProblemError
 from placer.plan.diff import PlanDiff, diff
-from placer.plan.fields import Provenance, SolverRecord
+from placer.plan.fields import SolverRecord
 from placer.plan.migration import Migration, migration
 from placer.plan.plan import Plan
 from placer.plan.verify import check_shards, violations
 from placer.problem import Problem
 from placer.units import counted
-from solvers.analysis.kept_plan import in_place_share, kept_plan, read_in_place
-from solvers.analysis.matched_devices import matched_gpus, with_matched_slices
-from solvers.analysis.row_orders import with_old_slices
+from solvers.analysis import kept_plan as staying
 from solvers.model.assignment import Assignment
 from solvers.model.build_plan import build_plan, fitted_plan
 from solvers.model.clock import Clock
 from solvers.model.instance import Instance
-from solvers.model.read_plan import TablePlacement, placements_of
+from solvers.model.read_plan import placements_of
 from solvers.registry import solver as solver_called
 from solvers.result import Limits, SolveResult
 from solvers.search.moves import improve
 from solvers.search.old_placement import old_assignment, old_tables
+from solvers.strategies._base import provenance_of
 
-HORIZON_STEPS = 100_000
-"""Steps that a new plan is trained with, by default."""
-
-_MOST_HORIZON_STEPS = 10**15
-
+HORIZON_STEPS, _MOST_HORIZON_STEPS = 100_000, 10**15
+"""Steps that a new plan is trained with, by default and at most."""
 KEEP = "keep"
 """Name of the candidate that leaves everything as it is."""
-
 _MOST_STEPS = 1 << 12
 _FRESH_SHARE = 0.6
 """Share of the time that the plan from scratch may take."""
 
 _COSTINGS_AFTER_SEARCH = 6
-"""Costings that take as long as what follows the search.
-
-With 10,000 tables a candidate took 2.7 s to cost; to match the plan from scratch with the old
-one, to cost it, and to list the moves took 11 s.
-"""
+"""Costings that take as long as what follows the search: 2.7 s against 11 s with 10,000 tables."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A plan that could follow the old one.
 
-    Attributes
-    ----------
-    name : str
-        For people.
-    step_time_s : float
-        With the rows that are in HBM under the plan's row order.
-    moved_bytes, migration_s, waits_for
-        See `placer.plan.migration.Migration`.
-    cost_s : float
-        Steps of the horizon, and the migration.
-    break_even_steps : float or None
-        Steps after which the migration has paid for itself, against the old placement; 0
-        where nothing moves. None if it never does, or the old placement does not work.
-    on_front : bool
-        Whether no other candidate moves as little and is as fast.
+    `step_time_s` is that of the rows that are in HBM under the plan's row order, `cost_s` that of
+    all steps of the horizon and of the migration (see `placer.plan.migration.Migration`).
+    `break_even_steps` are those after which the migration has paid for itself, against the old
+    placement: 0 where nothing moves, None if it never does, or the old placement does not work.
+    `on_front` says whether no other candidate moves as little and is as fast.
     """
 
     name: str
@@ -98,22 +78,11 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Replanned:
-    """The candidates to follow an old plan, and the chosen one.
+    """The candidates to follow an old plan, fewest bytes first, and the chosen one.
 
-    Attributes
-    ----------
-    candidates : tuple of Candidate
-        Fewest bytes first; none if nothing fits.
-    chosen : Candidate or None
-        The one of least cost over the horizon; of equal ones the one that moves least.
-    old_step_time_s : float or None
-        Of the old placement on the new problem.
-    old_refused : str
-        Why the old placement does not work any more, if it does not.
-    fresh : SolveResult
-        Of the plan from scratch, its bound included.
-    moves : PlanDiff or None
-        From the old plan to the chosen one.
+    `chosen` has the least cost over the horizon, and of equal ones moves least; `moves` lead to it
+    from the old plan. `old_step_time_s` is that of the old placement on the new problem; where it
+    does not work any more, `old_refused` says why. `fresh` is from scratch, with its bound.
     """
 
     horizon_steps: int
@@ -176,13 +145,13 @@ def replan(
     check_shards(old)
     limits = limits or Limits()
     search = _Replanning(problem, cost_model, old, limits)
-    kept, refused = kept_plan(problem, cost_model, old)
+    kept, refused = staying.kept_plan(problem, cost_model, old)
     fresh = solver_called(solver).solve(
         problem, cost_model, replace(limits, time_limit_s=limits.time_limit_s * _FRESH_SHARE)
     )
     costed: list[_CostedPlan] = []
-    plans = search.refilled(fresh.plan)
-    for name, plan in plans if kept is None else itertools.chain([(KEEP, kept)], plans):
+    as_it_is = [] if kept is None else [(KEEP, kept)]
+    for name, plan in itertools.chain(as_it_is, search.refilled(fresh.plan)):
         began = time.monotonic()
         if name != KEEP:
             on_candidate(name)
@@ -196,9 +165,7 @@ def replan(
     old_step_s = next((one.step_time_s for one in costed if one.name == KEEP), None)
     candidates = _weighed(costed, old_step_s, horizon_steps)
     # Of equal costs the one that moves least, then the fastest.
-    chosen = min(
-        candidates, key=lambda one: (one.cost_s, one.moved_bytes, one.step_time_s), default=None
-    )
+    chosen = min(candidates, key=attrgetter("cost_s", "moved_bytes", "step_time_s"), default=None)
     if chosen is not None:
         recorded = replace(chosen, plan=search.recorded(chosen, fresh))
         candidates = tuple(recorded if one is chosen else one for one in candidates)
@@ -229,10 +196,8 @@ def _weighed(
         elif old_step_s is not None and old_step_s > step_s:
             break_even = way.seconds / (old_step_s - step_s)
         cost_s = step_s * horizon_steps + way.seconds
-        move = way.moved_bytes, way.seconds, way.waits_for
-        candidates.append(
-            Candidate(name, plan, step_s, *move, cost_s, break_even, step_s < fastest_s)
-        )
+        move = way.moved_bytes, way.seconds, way.waits_for, cost_s, break_even
+        candidates.append(Candidate(name, plan, step_s, *move, step_s < fastest_s))
         fastest_s = min(fastest_s, step_s)
     return tuple(candidates)
 
@@ -278,15 +243,13 @@ class _Replanning:
             yield from self._built(f"{counted(steps, 'step')} of search", assignment)
 
     def _built(self, name: str, assignment: Assignment) -> Iterator[tuple[str, Plan]]:
-        plan = fitted_plan(assignment)
-        if plan is None:
-            return
-        every = (*assignment.replicas, *(shard for mine in assignment.shards for shard in mine))
-        options = {shard.table: shard.option for shard in every}
-        yield name, self._ordered(plan, [options[n] for n in range(self.instance.tables)])
+        if plan := fitted_plan(assignment):
+            every = itertools.chain(assignment.replicas, *assignment.shards)
+            options = {shard.table: shard.option for shard in every}
+            yield name, self._ordered(plan, [options[n] for n in range(self.instance.tables)])
 
     def _ordered(self, plan: Plan, options: Sequence[ShardingOption]) -> Plan:
-        return with_old_slices(self.instance, plan, self.old, self.old_tables, options)
+        return staying.with_old_slices(self.instance, plan, self.old, self.old_tables, options)
 
     def anew(self, name: str, fresh: Plan) -> _CostedPlan | None:
         """Cost the plan from scratch on the GPUs that have most of it, if there is a sound one."""
@@ -300,23 +263,21 @@ class _Replanning:
         placements = [placement for placement in read if placement is not None]
         if len(placements) < len(read):
             return
-        gpus = matched_gpus(instance, fresh, self.old, placements, self.old_tables)
+        gpus = staying.matched_gpus(instance, fresh, self.old, placements, self.old_tables)
         moved = [
             replace(one, placements=tuple(replace(p, gpu=gpus[p.gpu]) for p in one.placements))
             for one in placements
         ]
         devices = [gpu.id for gpu in self.problem.topology.gpus]
         sliced = [
-            with_matched_slices(one, self.old_tables.get(n), devices, instance.rows(n))
+            staying.with_matched_slices(one, self.old_tables.get(n), devices, instance.rows(n))
             for n, one in enumerate(moved)
         ]
         for parts in (sliced, moved):
-            yield self._ordered(self._plan_of(parts), [part.option for part in parts])
-
-    def _plan_of(self, parts: Sequence[TablePlacement]) -> Plan:
-        placements = [placed for part in parts for placed in part.placements]
-        replicas = [shard for part in parts for shard in part.replicas]
-        return build_plan(self.instance, placements, replicas)
+            placed = [one for part in parts for one in part.placements]
+            replicas = [shard for part in parts for shard in part.replicas]
+            plan = build_plan(instance, placed, replicas)
+            yield self._ordered(plan, [part.option for part in parts])
 
     def costed(self, name: str, plan: Plan) -> _CostedPlan | None:
         """Return a plan with its step time and the way to it; None if it is not sound."""
@@ -332,10 +293,10 @@ class _Replanning:
         """Time a step. Rows for which the old plan has no room to stage are read in place."""
         ordered = self.problem.in_plan_order(plan)
         staged_s = self.cost_model.evaluate(ordered, plan).step_time_s
-        share = in_place_share(ordered, self.cost_model, plan) if name == KEEP else 0.0
+        share = staying.in_place_share(ordered, self.cost_model, plan) if name == KEEP else 0.0
         if not share:
             return staged_s
-        in_place_s = self.cost_model.evaluate(ordered, read_in_place(plan)).step_time_s
+        in_place_s = self.cost_model.evaluate(ordered, staying.read_in_place(plan)).step_time_s
         return staged_s + share * max(0.0, in_place_s - staged_s)
 
     def recorded(self, chosen: Candidate, fresh: SolveResult) -> Plan:
@@ -343,23 +304,14 @@ class _Replanning:
         bound_s = fresh.bound_s
         if bound_s is not None and bound_s > chosen.step_time_s:
             bound_s = None  # The old placement is outside of the search space.
-        return replace(
-            chosen.plan,
-            solver=SolverRecord(
-                name="replan",
-                status="feasible",
-                step_time_s=chosen.step_time_s,
-                bound_s=bound_s,
-                seconds=round(time.monotonic() - self.started, 3),
-                seed=self.limits.seed,
-                cost_model=self.cost_model.name,
-                search_space=self.instance.search_space,
-            ),
-            provenance=Provenance(
-                problem_sha256=self.problem.sha256,
-                placer_version=placer.__version__,
-                created=datetime.now(UTC).isoformat(timespec="seconds"),
-                profile=self.problem.profile.reference,
-                ids_sha256=self.problem.profile.ids_sha256,
-            ),
+        record = SolverRecord(
+            name="replan",
+            status="feasible",
+            step_time_s=chosen.step_time_s,
+            bound_s=bound_s,
+            seconds=round(time.monotonic() - self.started, 3),
+            seed=self.limits.seed,
+            cost_model=self.cost_model.name,
+            search_space=self.instance.search_space,
         )
+        return replace(chosen.plan, solver=record, provenance=provenance_of(self.problem))

@@ -1,14 +1,14 @@
 """What more memory, faster links or a larger batch would gain.
 
-Three answers to each question, so that one checks another: what the plan as it is gains
-(`solvers.bounds.binding`), the problem solved anew, and what the bounds of both problems prove.
-With step times T and proven bounds B, old and
-new, and the batch k times as large, the best placements' throughputs differ by a factor within
-k·B/T' .. k·T/B'; where that range contains 1, the effect is smaller than what the solver leaves
-open.
+Three answers check one another: what the plan as it is gains (`solvers.bounds.binding`), the
+problem solved anew, and what bounds prove. With step times T, proven bounds B, and the batch k
+times as large, the best placements' throughputs differ by a factor within k·B/T' .. k·T/B', where '
+is anew; where that contains 1, the effect is smaller than what the solver leaves open.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from cost_models import CostModel
@@ -30,33 +30,20 @@ Solve = Callable[[Problem], SolveResult]
 class Effect:
     """One change of the machine or batch, and what it does to throughput.
 
-    Gains are relative: 0.02 means 2% more samples per second.
-
-    Attributes
-    ----------
-    change : str
-        For people.
-    step_time_s, bound_s, gap : float or None
-        Of the changed problem; None if the solver found no plan, as all that follows.
-    gain : float or None
-        By solving anew, with the same solver.
-    plan_gain : float or None
-        Of the plan as it is, with HBM filled anew where there is more memory; None for a larger
-        batch, and where nobody knows.
-    least_gain, most_gain : float or None
-        What is proven of the best placements' gain.
-    detail : str
-        Why there is no plan.
+    Gains are relative: 0.02 means 2% more samples per second. `gain` is by solving anew, with the
+    same solver; `plan_gain` that of the plan as it is, with HBM filled anew where there is more
+    memory, None for a larger batch and where nobody knows; the least and the most are proven of the
+    best placements. Without a plan of the changed problem, `detail` says why.
     """
 
     change: str
-    step_time_s: float | None
-    bound_s: float | None
-    gap: float | None
-    gain: float | None
-    plan_gain: float | None
-    least_gain: float | None
-    most_gain: float | None
+    step_time_s: float | None = None
+    bound_s: float | None = None
+    gap: float | None = None
+    gain: float | None = None
+    plan_gain: float | None = None
+    least_gain: float | None = None
+    most_gain: float | None = None
     detail: str = ""
 
     @property
@@ -69,17 +56,10 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class WhatIf:
-    """A problem as it is, and the effects of changes to it.
+    """The result on a problem as it is, the effects of changes, and what binds its plan.
 
-    Attributes
-    ----------
-    base : SolveResult
-        Of the problem as it is.
-    effects : tuple of Effect
-        Without changes that the cost model does not know: measured constants stay what they are
-        on a faster machine.
-    binding : Binding or None
-        What keeps the plan from being faster.
+    The effects are without changes that the cost model does not know: measured constants stay what
+    they are on a faster machine.
     """
 
     base: SolveResult
@@ -89,22 +69,12 @@ class WhatIf:
 
 @dataclass(frozen=True, slots=True)
 class FrontPoint:
-    """A budget of HBM, and the step time that it buys.
-
-    Attributes
-    ----------
-    hbm_bytes : int
-        Of each GPU.
-    step_time_s, bound_s, gap : float or None
-        None without a plan or bound.
-    detail : str
-        Why there is no plan.
-    """
+    """A budget of HBM of each GPU, and the step time that it buys; `detail` says why none."""
 
     hbm_bytes: int
-    step_time_s: float | None
-    bound_s: float | None
-    gap: float | None
+    step_time_s: float | None = None
+    bound_s: float | None = None
+    gap: float | None = None
     detail: str = ""
 
 
@@ -118,6 +88,9 @@ def whatif(
 ) -> WhatIf:
     """Return the effects of a tenth more of each resource, and of a batch twice as large.
 
+    There are none if the problem as it is has no plan, as `base` then says, and after a stop those
+    that were known already.
+
     Parameters
     ----------
     limits : Limits, optional
@@ -126,12 +99,6 @@ def whatif(
         Solves each changed problem; a better one leaves smaller gaps.
     on_solved : callable
         Called with how many problems are solved, and of how many.
-
-    Returns
-    -------
-    WhatIf
-        Without effects if the problem as it is has no plan; `base` says why. After a stop, with
-        those that were known already.
 
     Examples
     --------
@@ -166,10 +133,8 @@ def whatif(
 def _or_kept(
     result: SolveResult, plan: Plan, changed: Problem, cost_model: CostModel
 ) -> SolveResult:
-    """Return the result, or the plan as it is where that is faster: more of a resource is no loss.
-
-    A larger batch has larger buffers, which the plan as it is does not have.
-    """
+    """Return the result, or the plan as it is where that is faster: more is no loss."""
+    # A larger batch has larger buffers, which the plan as it is does not have.
     if changed.batch_size != plan.batch_size:
         return result
     step_time_s = cost_model.evaluate(changed, plan).step_time_s
@@ -187,12 +152,8 @@ def front(
 
     More memory never makes the best placement slower: a plan for less memory is one for more,
     and a bound for more memory is one for less. Each point has the best of both.
-
-    Parameters
-    ----------
-    problem_at : callable
-        The problem with so many bytes of HBM on each GPU, of which the user's constraints may
-        reserve some.
+    `problem_at` makes the problem with so many bytes of HBM on each GPU, some of which the user's
+    constraints may reserve.
     """
     budgets = sorted(set(budgets_bytes))
     results = [solve_problem(problem_at(budget)) for budget in budgets]
@@ -201,7 +162,7 @@ def front(
     points = []
     for budget, result, step_time_s, bound_s in zip(budgets, results, times, bounds, strict=True):
         if step_time_s is None:
-            points.append(FrontPoint(budget, None, None, None, result.termination.detail))
+            points.append(FrontPoint(budget, detail=result.termination.detail))
         else:
             gap = max(0.0, step_time_s / bound_s - 1) if bound_s else None
             points.append(FrontPoint(budget, step_time_s, bound_s, gap))
@@ -209,25 +170,20 @@ def front(
 
 
 def _running(
-    best: Callable[[Iterable[float]], float], values: Sequence[float | None]
+    best: Callable[..., float | None], values: Sequence[float | None]
 ) -> list[float | None]:
     """Return the best of the values up to each; None before the first that is known."""
-    known: list[float] = []
-    running = []
-    for value in values:
-        known += [] if value is None else [value]
-        running.append(best(known) if known else None)
-    return running
+
+    def better(one: float | None, other: float | None) -> float | None:
+        return best((value for value in (one, other) if value is not None), default=None)
+
+    return list(itertools.accumulate(values, better))
 
 
 def _changes(
     problem: Problem, base: SolveResult, cost_model: CostModel, found: Binding
 ) -> list[tuple[str, Problem, float | None]]:
-    """List changed problems with their names, and what the plan as it is gains.
-
-    Left out are changes that would make the plan faster, were it not that the cost model's
-    constants stay what they are.
-    """
+    """List changed problems with their names, and what the plan as it is gains."""
     plan, step_time_s = base.plan, base.step_time_s
     assert plan is not None
     assert step_time_s is not None
@@ -236,23 +192,18 @@ def _changes(
         changed, gain = replace(problem, topology=change.topology), found.gains.get(change.resource)
         of_memory = change.resource in ("hbm", "dram")
         if not of_memory and gain is not None and gain > _KNOWN:
+            # Left out if it is no faster as the cost model's constants stay what they are.
             after_s = cost_model.evaluate(changed, plan).step_time_s
             if step_time_s / after_s - 1 < gain * _KNOWN:
                 continue
         asked.append((change.words, changed, gain))
-    return [*asked, *((words, larger, None) for words, larger in _twice_the_batch(problem))]
-
-
-def _twice_the_batch(problem: Problem) -> list[tuple[str, Problem]]:
-    """Double the batch, if the dense layers then fit; measured ones take twice as long."""
     dense = problem.dense
     if isinstance(dense, MeasuredDense):
         dense = MeasuredDense(2 * dense.step_s)
-    try:
+    with contextlib.suppress(ProblemError):  # Of dense layers that do not fit then.
         larger = replace(problem, batch_size=2 * problem.batch_size, dense=dense)
-    except ProblemError:
-        return []
-    return [("batch size x2", larger)]
+        asked.append(("batch size x2", larger, None))
+    return asked
 
 
 def _effect(
@@ -264,17 +215,10 @@ def _effect(
     plan_gain: float | None,
 ) -> Effect:
     if result.step_time_s is None or base.step_time_s is None:
-        detail = result.termination.detail
-        return Effect(words, None, result.bound_s, None, None, None, None, None, detail)
+        return Effect(words, bound_s=result.bound_s, detail=result.termination.detail)
     scale = changed.global_batch_size / problem.global_batch_size
     before, after = base.step_time_s, result.step_time_s
-    return Effect(
-        words,
-        after,
-        result.bound_s,
-        result.gap,
-        scale * before / after - 1,
-        plan_gain,
-        None if not base.bound_s else scale * base.bound_s / after - 1,
-        None if not result.bound_s else scale * before / result.bound_s - 1,
-    )
+    least = scale * base.bound_s / after - 1 if base.bound_s else None
+    most = scale * before / result.bound_s - 1 if result.bound_s else None
+    gain = scale * before / after - 1
+    return Effect(words, after, result.bound_s, result.gap, gain, plan_gain, least, most)

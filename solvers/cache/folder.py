@@ -23,11 +23,6 @@ def default_folder() -> Path:
     """Return ``plans`` in `FOLDER_VARIABLE`, or else in ``placer`` of the user's folder for caches.
 
     That is ``$XDG_CACHE_HOME``, or ``~/.cache``, as the XDG Base Directory Specification has it.
-
-    Raises
-    ------
-    PlacerError
-        If the user has no home.
     """
     named = os.environ.get(FOLDER_VARIABLE)
     if named:
@@ -36,9 +31,8 @@ def default_folder() -> Path:
     try:
         home = caches if caches.is_absolute() else Path.home() / ".cache"
     except RuntimeError as error:
-        raise PlacerError(
-            f"there is no folder for caches ({error}); name one in {FOLDER_VARIABLE}"
-        ) from error
+        words = f"there is no folder for caches ({error}); name one in {FOLDER_VARIABLE}"
+        raise PlacerError(words) from error
     return home / "placer" / "plans"
 
 
@@ -55,13 +49,8 @@ class PlanCache:
 
     Processes may share one: files appear whole, and are removed whole.
 
-    Attributes
-    ----------
-    most_bytes : int
-        Of all files; beyond, those that were used longest ago are removed.
+    Beyond `most_bytes` of all files, those that were used longest ago are removed.
 
-    Examples
-    --------
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     cache = PlanCache(folder)
@@ -76,13 +65,7 @@ class PlanCache:
         object.__setattr__(self, "folder", Path(self.folder))
 
     def load(self, key: str) -> bytes | None:
-        """Read what was saved under a key, or return None.
-
-        Raises
-        ------
-        PlacerError
-            If there is something that cannot be read.
-        """
+        """Read what was saved under a key, or None; a `PlacerError` says what is in the way."""
         path = self.path(key)
         try:
             content = read_limited(path, min(self.most_bytes, MOST_JSON_BYTES))
@@ -97,10 +80,7 @@ class PlanCache:
     def save(self, key: str, content: bytes) -> None:
         """Write a plan's file, atomically, and remove others where all are too large together.
 
-        Raises
-        ------
-        PlacerError
-            If it cannot be written, or is too large by itself.
+        Raises a `PlacerError` if it cannot be written, or is too large by itself.
         """
         if len(content) > min(self.most_bytes, MOST_JSON_BYTES):
             raise PlacerError(f"the plan takes {len(content)} bytes, too many for {self.folder}")
@@ -110,8 +90,7 @@ class PlanCache:
         for _, size, path in files:
             if too_many <= 0:
                 break
-            with contextlib.suppress(OSError):
-                path.unlink(missing_ok=True)
+            _remove(path)
             too_many -= size
 
     def path(self, key: str) -> Path:
@@ -127,8 +106,7 @@ class PlanCache:
         """Remove all plans; return how much was there."""
         before = self.size()
         for _, _, path in self._files():
-            with contextlib.suppress(OSError):
-                path.unlink(missing_ok=True)
+            _remove(path)
         return before
 
     def _files(self) -> list[tuple[int, int, Path]]:
@@ -139,3 +117,8 @@ class PlanCache:
                 status = path.lstat()
                 found.append((status.st_mtime_ns, status.st_size, path))
         return sorted(found)
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)

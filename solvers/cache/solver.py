@@ -52,14 +52,8 @@ class CachedSolver:
     something else are left out with a note, and written anew; where nothing can be written, the
     search goes on without.
 
-    Parameters
-    ----------
-    solver : Solver
-        One of placer's own; others search each time.
-    cache : PlanCache, optional
-        By default that of the user.
-    note : callable
-        Takes what a person may want to know, in one line.
+    Solvers that are not placer's own search each time. The cache is by default that of the user;
+    `note` takes what a person may want to know, in one line.
 
     Examples
     --------
@@ -105,8 +99,8 @@ class CachedSolver:
             kept = None
         if kept is not None and kept.plan is not None:
             made = kept.plan.provenance.created
-            self._note(f"the plan is that of {made}, from the cache in {cache.folder}; --no-cache "
-                       "searches anew")  # fmt: skip
+            where = f"from the cache in {cache.folder}; --no-cache searches anew"
+            self._note(f"the plan is that of {made}, {where}")
             return kept
         result = self._solver.solve(*search)
         # Who edits the source while it searches has a plan of neither version.
@@ -144,11 +138,8 @@ def kept_result(
     machine are those of the problem, the plan is verified, and its step time is the cost model's.
     A bound is believed up to the step time.
 
-    Raises
-    ------
-    PlacerError
-        If it is another file, cut short or altered, or was made for another key; if its plan
-        breaks a rule, or has another step time or a bound than it can have.
+    Raises a `PlacerError` if it is another file, cut short or altered, or was made for another key;
+    if its plan breaks a rule, or has another step time or a bound than it can have.
     """
     first, _, body = content.partition(b"\n")
     magic, *hashes = first.decode("ascii", "replace").split(" ")
@@ -169,15 +160,7 @@ def kept_result(
     if limit not in (None, *get_args(Limit)):
         raise PlacerError(f"it says that its search ended by {limit!r}")
     profile = problem.profile
-    plan = replace(
-        plan,
-        tables=tuple(one.table for one in profile),
-        topology=problem.topology,
-        batch_size=problem.batch_size,
-        pipeline=problem.pipeline,
-        dense=problem.dense,
-        growing=dict(problem.growing),
-    )
+    plan = replace(plan, **problem.fields_of_plans)
     for fault in violations(plan) + unmet(plan, problem.constraints):
         raise PlacerError(f"its plan is not sound here: {fault.message}")
     step_s = cost_model.evaluate(problem, plan).step_time_s
@@ -190,21 +173,12 @@ def kept_result(
     is_optimal = step_s <= bound_s * (1 + limits.gap)
     if not is_optimal and not had_time:
         return None
-    record = replace(
-        plan.solver,
-        status="optimal" if is_optimal else "feasible",
-        step_time_s=step_s,
-        bound_s=bound_s,
-        seed=limits.seed,
-        cost_model=cost_model.name,
-    )
-    source = replace(
-        plan.provenance,
-        problem_sha256=problem.sha256,
-        profile=profile.reference,
-        ids_sha256=profile.ids_sha256,
-    )
-    end = Termination(record.status, limit, detail)
+    status: Any = "optimal" if is_optimal else "feasible"
+    found: Any = {"step_time_s": step_s, "bound_s": bound_s, "cost_model": cost_model.name}
+    record = replace(plan.solver, status=status, seed=limits.seed, **found)
+    named: Any = {"profile": profile.reference, "ids_sha256": profile.ids_sha256}
+    source = replace(plan.provenance, problem_sha256=problem.sha256, **named)
+    end = Termination(status, limit, detail)
     plan = replace(plan, solver=record, provenance=source)
     return SolveResult(plan, end, step_s, bound_s, stats | {"from_cache": True})
 
@@ -215,17 +189,10 @@ def _plain(value: Any) -> Any:
 
 
 def key_of(problem: Problem, cost_model: CostModel, solver: Solver, limits: Limits) -> str | None:
-    """Hash a search, as 64 hexadecimal digits; return None where it cannot be known.
+    """Hash a search, as 64 hexadecimal digits; return None for models and solvers of a user's own.
 
-    It is of the problem's own hash (`Problem.sha256`: tables, access CDFs, locality, machine,
-    constraints, batch, pipeline, dense layers; memory that is reserved is taken off the machine),
-    the exact counts, which decide the row order, the cost model with its constants, the solver with
-    its parameters, gap, seed, threads and steps, and the versions of `PACKAGES`, of Python and of
-    the libraries that search. The source of `PACKAGES` enters by its content, not by the times of
-    its files: a change of one line makes other keys. The time limit does not enter; see
-    `CachedSolver`.
-
-    Cost models and solvers of a user's own have no key: their source is not known.
+    What enters stands in the code below. The source of `PACKAGES` enters by its content: a change
+    of one line makes other keys. The time limit does not; see `CachedSolver`.
 
     Examples
     --------

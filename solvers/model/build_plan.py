@@ -71,19 +71,8 @@ def build_plan(
             # Rows stay in id order: caches alone have to know which are hot.
             row_order[profile.name] = RowOrder("id")
             hot_ids[profile.name] = _warm_ids(profile.counts.hottest(), cached)
-    return Plan(
-        tables=tuple(profile.table for profile in problem.profile),
-        topology=topology,
-        shards=tuple(shards),
-        row_order=row_order,
-        hot_ids=hot_ids,
-        batch_size=problem.batch_size,
-        pipeline=problem.pipeline,
-        dense=problem.dense,
-        widths=problem.widths,
-        growing=dict(problem.growing),
-        exchange_dtype=problem.exchange_dtype,
-    )
+    known = problem.fields_of_plans
+    return Plan(**known, shards=tuple(shards), row_order=row_order, hot_ids=hot_ids)
 
 
 def _warm_ids(hottest: npt.NDArray[np.int64], cached: Sequence[Shard]) -> npt.NDArray[np.int64]:

@@ -8,9 +8,9 @@ if TYPE_CHECKING:
     from solvers.report.compare import compare_report as compare_report
     from solvers.report.compare import plot_compare as plot_compare
     from solvers.report.explain import explain_report as explain_report
+    from solvers.report.explain import memory_report as memory_report
     from solvers.report.fleet import fleet_report as fleet_report
     from solvers.report.fleet import plot_fleet as plot_fleet
-    from solvers.report.memory import memory_report as memory_report
     from solvers.report.plan import hbm_shares as hbm_shares
     from solvers.report.plan import plan_report as plan_report
     from solvers.report.progress import refusal as refusal

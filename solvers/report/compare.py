@@ -9,13 +9,15 @@ from placer.errors import PlacerError
 from placer.report import section as form
 from placer.report.picture import BOUND, INK, MUTED, SKY, STEP, picture, plain_grid
 from placer.report.section import Column, Report, Section, columns
-from placer.units import format_bytes, format_seconds
+from placer.units import format_bytes
 from solvers.analysis.compare import CompareRow
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_FIGURES = ("step time", "gap", "from HBM", "solved in")
+_FIGURES = columns(
+    step_time_s="step time", gap="gap", hbm_lookup_share="from HBM", solve_s="solved in"
+)
 
 
 def compare_report(rows: Sequence[CompareRow], title: str = "Comparison") -> Report:
@@ -62,10 +64,8 @@ def compare_report(rows: Sequence[CompareRow], title: str = "Comparison") -> Rep
 def plot_compare(rows: Sequence[CompareRow], path: str | os.PathLike[str]) -> None:
     """Draw the step time of each solver and its bound, one panel per machine, budget and model.
 
-    Raises
-    ------
-    PlacerError
-        If no row has a plan; see `picture` for other errors, and for formats of the file.
+    Raises a `PlacerError` if no row has a plan; see `picture` for other errors, and for formats of
+    the file.
     """
     if all(row.step_time_s is None for row in rows):
         raise PlacerError("there is nothing to draw: no solver found a plan")
@@ -78,39 +78,25 @@ def plot_compare(rows: Sequence[CompareRow], path: str | os.PathLike[str]) -> No
     heights = [len(members) for members in panels.values()]
     inches = 0.9 + sum(0.42 * height + 0.75 for height in heights)
     with picture(path, (10, inches)) as figure:
-        axes = figure.subplots(
-            len(panels),
-            2,
-            squeeze=False,
-            sharex="col",
-            sharey="row",
-            height_ratios=[height + 0.6 for height in heights],
-            width_ratios=[1.0, 0.55],
-        )
+        ratios = {"height_ratios": [n + 0.6 for n in heights], "width_ratios": [1.0, 0.55]}
+        how: Any = {"squeeze": False, "sharex": "col", "sharey": "row", **ratios}
+        axes = figure.subplots(len(panels), 2, **how)
         widest = max(row.step_time_s for row in rows if row.step_time_s is not None)
-        scale, unit = _unit(widest)
+        scales = {1.0: "s", 1e3: "ms", 1e6: "us"}
+        scale = next((one for one in scales if widest * one >= 1), 1e6)
         for (bars, figures), (key, members) in zip(axes, panels.items(), strict=True):
             _draw_bars(bars, key, members, scale)
             _write_figures(figures, members)
-        axes[-1][0].set_xlabel(f"step time in {unit}, of the slowest GPU", color=MUTED)
+        axes[-1][0].set_xlabel(f"step time in {scales[scale]}, of the slowest GPU", color=MUTED)
         axes[0][0].set_xlim(0, widest * scale * 1.02)
-        figure.legend(
-            handles=_legend(), loc="outside upper right", ncols=3, frameon=False, labelcolor=INK
-        )
-
-
-def _unit(longest_s: float) -> tuple[float, str]:
-    for scale, unit in ((1.0, "s"), (1e3, "ms")):
-        if longest_s * scale >= 1:
-            return scale, unit
-    return 1e6, "us"
+        look: Any = {"ncols": 3, "frameon": False, "labelcolor": INK}
+        figure.legend(handles=_legend(), loc="outside upper right", **look)
 
 
 def _draw_bars(
     axis: "Axes", key: tuple[str, ...], members: Sequence[CompareRow], scale: float
 ) -> None:
-    reached = [row.step_time_s for row in members if row.step_time_s is not None]
-    best = min(reached, default=None)
+    best = min((row.step_time_s for row in members if row.step_time_s is not None), default=None)
     for place, row in enumerate(members):
         if row.step_time_s is None:
             across = axis.get_yaxis_transform()
@@ -134,21 +120,12 @@ def _write_figures(axis: "Axes", members: Sequence[CompareRow]) -> None:
     """Write the figures of each row in columns, beside its bar."""
     axis.set_axis_off()
     axis.set_xlim(0, len(_FIGURES))
-    for column, heading in enumerate(_FIGURES):
-        style: dict[str, Any] = {"ha": "right", "va": "center", "fontsize": 9}
-        axis.text(column + 0.95, -0.72, heading, color=MUTED, **style)
+    style: dict[str, Any] = {"ha": "right", "va": "center", "fontsize": 9}
+    for number, column in enumerate(_FIGURES):
+        axis.text(number + 0.95, -0.72, str(column.title), color=MUTED, **style)
         for place, row in enumerate(members):
-            axis.text(column + 0.95, place, _figures(row)[column], color=INK, **style)
-
-
-def _figures(row: CompareRow) -> tuple[str, ...]:
-    shown = (
-        (format_seconds, row.step_time_s),
-        (form.share, row.gap),
-        (form.share, row.hbm_lookup_share),
-        (format_seconds, row.solve_s),
-    )
-    return tuple("–" if value is None else show(value) for show, value in shown)
+            words = column.cell(asdict(row))
+            axis.text(number + 0.95, place, words, color=INK, **style)
 
 
 def _legend() -> list[Any]:

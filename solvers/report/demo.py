@@ -16,14 +16,8 @@ from placer.plan.verify import violations
 from placer.problem import Problem
 from placer.profile.count import profile_log
 from placer.profile.profile import Profile
-from placer.report import (
-    parity_lines,
-    print_report,
-    print_stderr,
-    print_title,
-    profile_report,
-    progress_bar,
-)
+from placer.report import parity_lines, profile_report
+from placer.report.console import print_report, print_stderr, print_title, progress_bar
 from placer.topology.topology import Topology
 from placer.training import TrainConfig, compare_training
 from placer.units import format_bytes
@@ -44,8 +38,6 @@ _LEAST_BATCHES = 60
 def demo_problem(profile: Profile) -> Problem:
     """Place a log's tables on four small GPUs that hold a quarter of them and the buffers.
 
-    Examples
-    --------
     >>> from placer.workloads import named_workload
     >>> problem = demo_problem(named_workload("criteo-kaggle"))
     >>> hbm_bytes = sum(gpu.memory_bytes for gpu in problem.topology.gpus)
@@ -70,19 +62,16 @@ def log_step(logs: Sequence[str], folder: Path, samples: int, scale: float) -> t
     if logs:
         print(", ".join(map(shown, logs)))
         return tuple(logs)
+    file = folder / "generated.tsv"
     with progress_bar("samples") as update:
-        write_synthetic_log(
-            folder / "generated.tsv",
-            samples=samples,
-            scale=scale,
-            on_samples=lambda done: update(done, samples),
-        )
+        how: Any = {"samples": samples, "scale": scale}
+        write_synthetic_log(file, **how, on_samples=lambda done: update(done, samples))
     print(
         f"This log is GENERATED, not real: {samples:,} samples in Criteo's format, the "
         f"published cardinalities × {scale:g}, a skew fitted to a real sample, and a label "
         f"that the features explain. For a log of your own: make demo DATA=path"
     )
-    return (str(folder / "generated.tsv"),)
+    return (str(file),)
 
 
 def profile_step(
@@ -143,10 +132,8 @@ def train_step(plan: Plan, log: EncodedLog, steps: int) -> bool:
     with progress_bar("steps") as update:
         parity = compare_training(plan, log, config, on_step=lambda done: update(done, steps))
     skipped = parity.unlabelled_samples
-    print(
-        f"{parity.steps} steps of {batch_size} samples; every tenth batch is held out"
-        + (f"; {skipped:,} samples without a label were passed over" if skipped else "")
-    )
+    more = f"; {skipped:,} samples without a label were passed over" if skipped else ""
+    print(f"{parity.steps} steps of {batch_size} samples; every tenth batch is held out{more}")
     print("\n".join(parity_lines(parity)))
     return parity.equal
 

@@ -1,14 +1,18 @@
-"""`placer show --explain`: what decided the placement of one table."""
+"""`placer show --explain` and `--memory`: why a table is where it is, and what a step needs."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
+from placer.plan.peak_memory import DevicePeak, PhaseMemory, largest_batch, peak_memory
+from placer.plan.plan import Plan
+from placer.profile.profile import Profile
 from placer.report import section as form
 from placer.report.section import Column, Report, Row, Section, columns, table_of
+from placer.topology.kinds import GPU_KINDS
 from placer.units import counted, format_bytes, format_seconds
 from solvers.analysis.alternatives import Alternative
 from solvers.analysis.explain import Explanation, ShardMargin
-from solvers.report.plan import placement_kind, short_names
+from solvers.report.plan import MOST_DEVICES, placement_kind, short_names
 
 MOST_ALTERNATIVES = 12
 """Alternatives that a table shows."""
@@ -39,18 +43,10 @@ def explain_report(explanation: Explanation) -> Report:
     )
     # Rows that every GPU has are not split, so that there is no margin to show.
     margins = (_margins(explanation),) if explanation.margins else ()
-    sections = (_bindings(explanation), *margins, _alternatives(explanation))
+    shown = *columns(constraint="constraint", device="device"), Column("detail", "why", wraps=True)
+    bindings = table_of(explanation.bindings, "bindings", "What binds it", *shown)
+    sections = (bindings, *margins, _alternatives(explanation))
     return Report(f"Why table {explanation.table} is where it is", sections, facts, headline)
-
-
-def _bindings(explanation: Explanation) -> Section:
-    return table_of(
-        explanation.bindings,
-        "bindings",
-        "What binds it",
-        *columns(constraint="constraint", device="device"),
-        Column("detail", "why", wraps=True),
-    )
 
 
 def _margins(explanation: Explanation) -> Section:
@@ -79,18 +75,17 @@ def _margins(explanation: Explanation) -> Section:
     )
 
 
-def _lacking(short_bytes: Mapping[str, int]) -> str:
-    """Return what an alternative lacks, by the device that lacks most."""
-    if not short_bytes:
-        return ""
-    worst = max(short_bytes, key=lambda device: short_bytes[device])
-    others = len(short_bytes) - 1
-    more = f", {counted(others, 'other')} at most as much" if others else ""
-    return f"{worst} lacks {format_bytes(short_bytes[worst])}{more}"
-
-
 def _alternatives(explanation: Explanation) -> Section:
     now = explanation.current
+
+    def lacking(one: Alternative) -> str:
+        short = one.short_bytes
+        if not short:
+            return ""
+        worst = max(short, key=lambda device: short[device])
+        others = len(short) - 1
+        more = f", {counted(others, 'other')} at most as much" if others else ""
+        return f"{worst} lacks {format_bytes(short[worst])}{more}"
 
     def devices(one: Alternative) -> str:
         shards = one.plan.shards_by_table[explanation.table]
@@ -107,7 +102,85 @@ def _alternatives(explanation: Explanation) -> Section:
         Column("table_s", "GPU time"),
         Column("fits", of=lambda one: not one.short_bytes),
         Column("short_bytes", of=lambda one: sum(one.short_bytes.values())),
-        Column("detail", "does not fit", wraps=True, of=lambda one: _lacking(one.short_bytes)),
+        Column("detail", "does not fit", wraps=True, of=lacking),
         shown=MOST_ALTERNATIVES,
         order="of other GPUs and options the fastest that fit first",
     )
+
+
+def memory_report(plan: Plan, profile: Profile) -> Report:
+    """Report the phases of a step on the fullest GPU, each GPU's peak, and the batch that fits.
+
+    A GPU's memory is its card's where the chip is known, else what the plan and its dense part may
+    take.
+    """
+    known = [(gpu, GPU_KINDS[gpu.chip]) for gpu in plan.topology.gpus if gpu.chip in GPU_KINDS]
+    # Of the chips that can hold what was planned for.
+    sizes = {gpu.id: (kind.memory_bytes, gpu.memory_bytes) for gpu, kind in known}
+    cards = {gpu: whole for gpu, (whole, planned) in sizes.items() if whole >= planned}
+    peaks = peak_memory(plan, profile, capacity_bytes=cards)
+    worst = min(peaks, key=lambda peak: peak.free_bytes)
+    batch = largest_batch(plan, profile, capacity_bytes=cards)
+    devices = table_of(
+        sorted(peaks, key=lambda peak: peak.free_bytes),
+        "devices",
+        "Peak of each GPU",
+        Column("device", "device"),
+        Column("phase", "phase", of=lambda peak: peak.fullest.name),
+        *columns(peak_bytes="peak", capacity_bytes="of", free_bytes="to spare"),
+        shown=MOST_DEVICES,
+        order="fullest first",
+    )
+    return Report(
+        f"Memory of a training step: {counted(len(plan.tables), 'table')} on {plan.topology.name}",
+        (_phase_section(worst), devices),
+        facts={
+            "fits": worst.free_bytes >= 0,
+            "fullest_device": worst.device,
+            "fullest_phase": worst.fullest.name,
+            "peak_bytes": worst.peak_bytes,
+            "capacity_bytes": worst.capacity_bytes,
+            "free_bytes": worst.free_bytes,
+            "batch_size": plan.batch_size,
+            "largest_batch_size": batch,
+        },
+        headline=(
+            verdict(worst),
+            f"largest batch that fits this plan: {counted(batch, 'sample')} a GPU; it was made for "
+            f"{plan.batch_size:,}",
+        ),
+    )
+
+
+def verdict(peak: DevicePeak) -> str:
+    """Return whether a step fits, and by how much.
+
+    >>> from placer.plan.peak_memory import DevicePeak, PhaseMemory
+    >>> verdict(DevicePeak("gpu:0", 5 << 30, (PhaseMemory("update", {"weights": 2 << 30}),)))
+    'fits, with 3 GiB to spare in phase update of gpu:0'
+    """
+    where = f"in phase {peak.fullest.name} of {peak.device}"
+    if peak.free_bytes >= 0:
+        return f"fits, with {format_bytes(peak.free_bytes)} to spare {where}"
+    return (
+        f"does not fit: {format_bytes(-peak.free_bytes)} ({-peak.free_bytes} bytes) are short "
+        f"{where}; make the batch smaller, or plan with less --hbm"
+    )
+
+
+def _phase_section(peak: DevicePeak) -> Section:
+    largest: dict[str, int] = {}
+    for phase in peak.phases:
+        for purpose, size in phase.parts.items():
+            largest[purpose] = max(size, largest.get(purpose, 0))
+    rows: list[Row] = [
+        {"purpose": purpose, **{_key(phase): phase.parts.get(purpose, 0) for phase in peak.phases}}
+        for purpose in sorted(largest, key=lambda purpose: (-largest[purpose], purpose))
+    ]
+    rows.append({"purpose": "total", **{_key(phase): phase.total_bytes for phase in peak.phases}})
+    shown = columns(purpose="purpose", **{_key(phase): phase.name for phase in peak.phases})
+    return table_of(rows, "phases", f"{peak.device} in each phase of a step", *shown)
+
+
+def _key(phase: PhaseMemory) -> str:
+    return phase.name.replace(" ", "_") + "_bytes"

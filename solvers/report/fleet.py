@@ -20,15 +20,10 @@ _SOURCES = (
 
 def fleet_report(rows: Sequence[FleetRow], answer: Cheapest, within_s: float, title: str) -> Report:
     """Report machines as rows, and which trains a billion samples in time for least money."""
-    values: list[Row] = [
-        {
-            **asdict(row),
-            "assumed": ", ".join(row.assumed),
-            "least_cost": row.least_cost,
-            "answer": row is answer.row,
-        }
-        for row in rows
-    ]
+    values: list[Row] = []
+    for row in rows:
+        more = {"least_cost": row.least_cost, "answer": row is answer.row}
+        values.append({**asdict(row), "assumed": ", ".join(row.assumed), **more})
     without_plan = any(row.step_time_s is None for row in rows)
     shown = (
         Column("machine", "machine"),
@@ -78,10 +73,8 @@ def _hours(seconds: float) -> str:
 def plot_fleet(drawn: tuple[Sequence[FleetRow], Cheapest], path: str | os.PathLike[str]) -> None:
     """Draw what a billion samples cost over the time that they take.
 
-    Raises
-    ------
-    PlacerError
-        If no machine has a plan and a price; see `picture` for other errors, and for formats.
+    Raises a `PlacerError` if no machine has a plan and a price; see `picture` for other errors, and
+    for formats.
     """
     rows, answer = drawn
     shown = [

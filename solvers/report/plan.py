@@ -1,5 +1,6 @@
 """`placer show`: what a plan puts where, and what that costs."""
 
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -51,17 +52,10 @@ def plan_report(
 ) -> Report:
     """Report the memory and time of every device, and the placement of every table.
 
-    Parameters
-    ----------
-    evaluate : callable, optional
-        The cost of a plan by a cost model; without one the report has memory alone.
-    top : int
-        Tables that are listed of a plan that has more than `MOST_TABLES`, those of the
-        greatest time (of the greatest size without `evaluate`); JSON has all.
-    end : Termination, optional
-        Of the search that made the plan: why it ended, and what binds.
-    binds : callable, optional
-        What binds a plan of this cost, where no search says it; `even` are tables of `even_words`.
+    Without `evaluate`, the cost of a plan by a cost model, the report has memory alone. Of a plan
+    of more than `MOST_TABLES`, the `top` tables of the greatest time, or else size, are listed;
+    JSON has all. `end` is of the search that made the plan: why it ended, and what binds; where no
+    search says it, `binds` does for a plan of this cost. `even` are tables of `even_words`.
     """
     cost = None if evaluate is None else evaluate(plan)
     memory = device_memory(plan)
@@ -80,12 +74,8 @@ def plan_report(
         facts = {**facts, "limit": end.limit, "binding": end.detail}
     elif cost is not None and (found := binds and binds(cost)):
         facts = {**facts, "binding": found.words, "binds": found.resource, "gain": found.gain}
-    return Report(
-        title=f"{counted(len(plan.tables), 'table')} on {plan.topology.name}",
-        facts=facts,
-        headline=_headline(plan, cost, facts, end, even),
-        sections=tuple(sections),
-    )
+    title = f"{counted(len(plan.tables), 'table')} on {plan.topology.name}"
+    return Report(title, tuple(sections), facts, _headline(plan, cost, facts, end, even))
 
 
 def placement_kind(plan: Plan, table: str) -> str:
@@ -130,13 +120,11 @@ def short_names(devices: Iterable[str]) -> str:
         else:
             names.append(device)
     for prefix, values in numbers.items():
-        runs: list[list[int]] = []
-        for value in sorted(values):
-            if runs and value == runs[-1][-1] + 1:
-                runs[-1].append(value)
-            else:
-                runs.append([value])
-        parts = (f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+        parts = []
+        # In a run of neighbours, values less their places are equal.
+        for _, run in itertools.groupby(enumerate(sorted(values)), lambda one: one[1] - one[0]):
+            first, *rest = (value for _, value in run)
+            parts.append(f"{first}-{rest[-1]}" if rest else str(first))
         names.append(f"{prefix}:{','.join(parts)}")
     return ", ".join(names)
 

@@ -52,12 +52,11 @@ def state_in_words(state: SearchState) -> str:
 def refusal(result: SolveResult) -> str:
     """Why there is no plan, and what is short on which device."""
     end = result.termination
-    short = [
-        f"{short.device} short of {format_bytes(short.short_bytes)} ({short.short_bytes} bytes) of "
-        f"{short.resource.upper()} ({short.detail})"
-        for short in end.shortages
-    ]
-    return "; ".join([f"no plan ({end.reason}): {end.detail}", *short])
+    words = [f"no plan ({end.reason}): {end.detail}"]
+    for short in end.shortages:
+        size = f"{format_bytes(short.short_bytes)} ({short.short_bytes} bytes)"
+        words.append(f"{short.device} short of {size} of {short.resource.upper()} ({short.detail})")
+    return "; ".join(words)
 
 
 def verdict(result: SolveResult) -> str:

@@ -1,7 +1,6 @@
 """`placer replan`: what could follow a plan, what each would cost, and what was chosen."""
 
 from cost_models.report.simulate import break_even
-from placer.plan.diff import PlanDiff
 from placer.report import section as form
 from placer.report.moves import changed_share
 from placer.report.section import Column, Report, Row, Section, columns, table_of
@@ -24,10 +23,21 @@ def replan_report(replanned: Replanned) -> Report:
         "chosen": None if chosen is None else chosen.name,
         **{name: getattr(chosen, name, None) for name in _OF_CHOSEN},
     }
-    moves = replanned.moves
-    tables = (_tables(moves),) if moves is not None and moves.moves else ()
-    sections = (_candidates(replanned), *tables)
-    return Report("What should follow the plan", sections, facts, tuple(_headline(replanned)))
+    sections = [_candidates(replanned)]
+    if replanned.moves is not None and replanned.moves.moves:
+        moved = [table for table in replanned.moves.tables if table.moved_bytes]
+        tables = table_of(
+            sorted(moved, key=lambda table: -table.moved_bytes),
+            "tables",
+            "Tables that move",
+            *columns(table="table", moved_bytes="to move"),
+            Column("changed_share", "of its rows × columns", of=changed_share),
+            shown=MOST_TABLES,
+            order="most bytes first",
+        )
+        sections.append(tables)
+    headline = tuple(_headline(replanned))
+    return Report("What should follow the plan", tuple(sections), facts, headline)
 
 
 def _headline(replanned: Replanned) -> list[str]:
@@ -55,15 +65,12 @@ def _headline(replanned: Replanned) -> list[str]:
     return lines
 
 
-def _break_even(replanned: Replanned, one: Candidate) -> str | None:
-    """Break-even in words; None where there is no old placement to compare with."""
-    if replanned.old_step_time_s is None:
-        return None
-    return break_even(one.break_even_steps, one.moved_bytes)
-
-
 def _candidates(replanned: Replanned) -> Section:
     before = replanned.old_step_time_s
+
+    def pays_after(one: Candidate) -> str | None:
+        return None if before is None else break_even(one.break_even_steps, one.moved_bytes)
+
     return table_of(
         replanned.candidates,
         "candidates",
@@ -75,21 +82,8 @@ def _candidates(replanned: Replanned) -> Section:
         *columns(moved_bytes="to move", migration_s="in"),
         Column("waits_for", "waits for", spare=True),
         Column("break_even_steps"),
-        Column("break_even", "pays after", of=lambda one: _break_even(replanned, one)),
+        Column("break_even", "pays after", of=pays_after),
         Column("cost_s", "over the horizon"),
         Column("on_front"),
         Column("front", "on front", spare=True, of=lambda one: "yes" if one.on_front else ""),
-    )
-
-
-def _tables(moves: PlanDiff) -> Section:
-    moved = [table for table in moves.tables if table.moved_bytes]
-    return table_of(
-        sorted(moved, key=lambda table: -table.moved_bytes),
-        "tables",
-        "Tables that move",
-        *columns(table="table", moved_bytes="to move"),
-        Column("changed_share", "of its rows × columns", of=changed_share),
-        shown=MOST_TABLES,
-        order="most bytes first",
     )

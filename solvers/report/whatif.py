@@ -44,18 +44,10 @@ def whatif_report(
 
 
 def _effects(effects: Sequence[Effect]) -> Section:
-    names = (
-        "change",
-        "step_time_s",
-        "bound_s",
-        "gap",
-        "gain",
-        "plan_gain",
-        "least_gain",
-        "most_gain",
-    )
+    names = "change", "step_time_s", "bound_s", "gap"
+    gains = "gain", "plan_gain", "least_gain", "most_gain"
     rows = [
-        {**attributes(one, *names), "proven": one.is_proven, "verdict": _verdict(one)}
+        {**attributes(one, *names, *gains), "proven": one.is_proven, "verdict": _verdict(one)}
         for one in effects
     ]
     shown = (
@@ -100,10 +92,8 @@ def front_section(points: Sequence[FrontPoint], samples: int) -> Section:
 def plot_front(points: Sequence[FrontPoint], path: str | os.PathLike[str]) -> None:
     """Draw step time and proven bound over the HBM budget.
 
-    Raises
-    ------
-    PlacerError
-        If no budget has a plan; see `picture` for other errors, and for formats of the file.
+    Raises a `PlacerError` if no budget has a plan; see `picture` for other errors, and for formats
+    of the file.
     """
     solved = [
         (p.hbm_bytes / 2**30, p.step_time_s * 1e3, p.bound_s * 1e3)

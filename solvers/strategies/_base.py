@@ -159,7 +159,7 @@ def _result(name: str, search: Search, plan: Plan) -> SolveResult:
         search_space=instance.search_space,
     )
     return SolveResult(
-        replace(plan, solver=record, provenance=_provenance(instance.problem)),
+        replace(plan, solver=record, provenance=provenance_of(instance.problem)),
         Termination(
             record.status,
             None if optimal else search.clock.limit_hit,
@@ -171,7 +171,8 @@ def _result(name: str, search: Search, plan: Plan) -> SolveResult:
     )
 
 
-def _provenance(problem: Problem) -> Provenance:
+def provenance_of(problem: Problem) -> Provenance:
+    """Return where a plan of a problem comes from, made now."""
     return Provenance(
         problem_sha256=problem.sha256,
         placer_version=placer.__version__,

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import cost_models
 from cost_models import CostModel, CostReport
@@ -15,7 +16,6 @@ from placer.plan.origin import open_log_of, profile_of
 from placer.plan.plan import Plan
 from placer.plan.verify import check_shards
 from placer.problem import Problem
-from placer.profile.profile import Profile
 from placer.report import section as form
 from placer.report.moves import diff_report
 from placer.report.section import Report
@@ -51,24 +51,10 @@ Progress = Callable[[int, int | None, str], None]
 class Answers:
     """All that a page shows; None is what was not asked for.
 
-    Attributes
-    ----------
-    problem : Problem
-        With accesses over the plan's row order.
-    shown : Report
-        As `placer show` has it.
-    binding : Binding
-        What keeps the plan from being faster.
-    bound_holds : bool
-        Whether the plan's bound is one of this problem, under this cost model.
-    front : tuple of FrontPoint
-        Step times over budgets of HBM.
-    other : Plan or None
-        The second plan.
-    explanations : mapping of table to Report
-        What the alternatives of some tables cost.
-    reasons : mapping of table to str
-        What HBM is worth at each table's split.
+    Accesses of the problem are over the plan's row order, and `shown` is as `placer show` has it.
+    `binding` keeps the plan from being faster. The plan's bound holds if it is one of this problem,
+    under this cost model. `front` are step times over budgets of HBM, `explanations` what
+    alternatives of some tables cost, `reasons` what HBM is worth at each table's split.
     """
 
     plan: Plan
@@ -100,16 +86,9 @@ def ask(
 ) -> Answers:
     """Read a plan and answer the questions to it.
 
-    Parameters
-    ----------
-    other_path : Path, optional
-        A plan that may follow it: what moves from one to the other.
-    profile_path, constraints_path : Path, optional
-        As `placer show` takes them.
-    limits : Limits, optional
-        Of each search.
-    on_progress : callable
-        Called with what is done, how much there is to do if that is known, and its name.
+    A second plan may follow it: what moves from one to the other. Profile and constraints are as
+    `placer show` takes them, and limits those of each search. `on_progress` is called with what is
+    done, how much there is to do if that is known, and its name.
 
     Raises
     ------
@@ -132,19 +111,26 @@ def ask(
     found = binding(ordered, plan, model, cost)
     even = assumed_even(plan, profile)
     shown = plan_report(plan, lambda _: cost, binds=lambda _: found, even=even)
+    made_for = plan.provenance.problem_sha256, plan.solver.cost_model
     searches = _Searches(plan, problem, model, cost_model, limits, on_progress)
+    simulated = None
+    if asked.data:
+        log = open_log_of(plan, path, asked.data, asked.data_format, profile_path)
+        size = plan.batch_size * len(plan.topology.gpus)
+        streams = [cost_models.log_stream(plan, log, size, asked.batches)]
+        how: Any = {"other": other, "windows": asked.windows}
+        simulated = simulate_report(cost_models.simulate(plan, streams, model, profile, **how))
     return Answers(
         plan,
         ordered,
         cost,
         shown,
         found,
-        (problem.sha256, cost.cost_model)
-        == (plan.provenance.problem_sha256, plan.solver.cost_model),
+        (problem.sha256, cost.cost_model) == made_for,
         searches.comparison(asked),
         searches.front(asked),
         searches.whatif(asked),
-        _simulated(asked, plan, path, profile_path, model, profile, other),
+        simulated,
         None if other is None else diff_report(diff(plan, other)),
         other,
         searches.explanations(asked, shown),
@@ -214,31 +200,11 @@ class _Searches:
         return reports
 
 
-def _simulated(
-    asked: Questions,
-    plan: Plan,
-    path: Path,
-    profile_path: Path | None,
-    model: CostModel,
-    profile: Profile,
-    other: Plan | None,
-) -> Report | None:
-    """Return the log replayed in windows, if one is given."""
-    if not asked.data:
-        return None
-    log = open_log_of(plan, path, asked.data, asked.data_format, profile_path)
-    size = plan.batch_size * len(plan.topology.gpus)
-    stream = cost_models.log_stream(plan, log, size, asked.batches)
-    return simulate_report(
-        cost_models.simulate(plan, [stream], model, profile, other=other, windows=asked.windows)
-    )
-
-
 def _reasons(instance: Instance, plan: Plan) -> dict[str, str]:
     """Write a sentence for each table about why its rows are split between HBM and DRAM there.
 
-    Placements that no solver searches get none. Of a table with several shards, the sentence is
-    about the one that would gain most. It compares with the bound's price of a byte of HBM.
+    Placements that no solver searches get none; of several shards it is about the one that would
+    gain most.
     """
     told: dict[str, str] = {}
     price = lagrangian_bound(instance).price_s_per_byte

@@ -28,18 +28,10 @@ _MOST_CAPACITIES = 3
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart of a page.
+    """A chart of a page: its id, its title, and words for what is to be seen in it, for everyone.
 
-    Attributes
-    ----------
-    name : str
-        Its id in the page.
-    words : str
-        What is to be seen in it, for everyone and for who does not see it.
-    traces, layout
-        As Plotly takes them; a colour ``ink``, ``muted`` or ``faint`` is the page's.
-    table : Section or None
-        The same figures.
+    Traces and layout are as Plotly takes them; a colour ``ink``, ``muted`` or ``faint`` is the
+    page's. The table has the same figures.
     """
 
     name: str

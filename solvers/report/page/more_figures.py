@@ -60,12 +60,8 @@ def skew_chart(tables: Sequence[Row], profile: Profile) -> Chart:
         if split
         else "No table is split between HBM and DRAM: each is whole in one of them."
     )
-    shown = columns(
-        table="table",
-        hot_row_share="rows in HBM",
-        hbm_lookup_share="lookups served by them",
-        time_s="GPU time",
-    )
+    served = columns(hbm_lookup_share="lookups served by them", time_s="GPU time")
+    shown = *columns(table="table", hot_row_share="rows in HBM"), *served
     rows_axis = axis(
         "share of the table's rows, hottest first", type="log", tickformat="~%", nticks=6
     )
@@ -139,10 +135,7 @@ def drift_chart(windows: Section) -> Chart:
         f"{form.share(last['hbm_share'])} in the last one: "
         + ("accesses have drifted from the plan." if lost > 0.01 else "no drift to act on.")
     )
-    layout = {
-        "xaxis": {"type": "category"},
-        "yaxis": axis("lookups from HBM", tickformat=".1%"),
-    }
+    layout = {"xaxis": {"type": "category"}, "yaxis": axis("lookups from HBM", tickformat=".1%")}
     return Chart("drift", "Hits over the log", words, tuple(traces), layout, windows, 300)
 
 

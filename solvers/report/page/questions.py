@@ -17,8 +17,6 @@ RENAMED_FLAGS = {
 class Questions:
     """What to ask beside what the plan says by itself.
 
-    Examples
-    --------
     >>> Questions(hbm_steps="2GiB,4GiB").windows
     4
     """

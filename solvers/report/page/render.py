@@ -1,8 +1,8 @@
 """A page of answers: one HTML file that asks no network for anything.
 
-Plotly's bundle is compressed in the page (1.9 MB instead of 4.8) and is unpacked when the words
-have been painted. Scripts are named by their hashes in a content security policy, so that nothing
-else runs, whatever names a plan holds, and nothing is loaded from anywhere.
+Plotly's bundle is compressed in the page and is unpacked when the words have been painted. Scripts
+are named by their hashes in a content security policy, so that nothing else runs, whatever names a
+plan holds, and nothing is loaded from anywhere.
 """
 
 import base64
@@ -39,12 +39,8 @@ _ENDS = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\
 def write_page(answers: Answers, path: str | os.PathLike[str], *, command: str = "") -> None:
     """Write a page whole or not at all; `command` makes it again, for whoever reads it.
 
-    Raises
-    ------
-    BackendError
-        If Jinja2 or Plotly is missing.
-    PlacerError
-        If the file cannot be written.
+    Raises a `BackendError` if Jinja2 or Plotly is missing, and a `PlacerError` if the file cannot
+    be written.
     """
     write_text(path, page_html(answers, command=command))
 

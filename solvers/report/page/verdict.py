@@ -87,17 +87,7 @@ class Tile(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What a reader has to know.
-
-    Attributes
-    ----------
-    summary : str
-        One sentence.
-    binds : str
-        What keeps the plan from being faster, with the evidence.
-    advice : tuple of str
-        What to do, the most promising first.
-    """
+    """What a reader has to know: one sentence, what binds with the evidence, and what to do."""
 
     summary: str
     binds: str
