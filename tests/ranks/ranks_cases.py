@@ -170,6 +170,7 @@ def trains_alike(
     world: int,
     plan: Plan,
     steps: int,
+    scale: float = 1,
     group: "dist.ProcessGroup | None" = None,
     **options: object,
 ) -> None:
@@ -197,25 +198,25 @@ def trains_alike(
         )
         for name, output in expected.items():
             found = torch.cat([part[name] for part in parts])
-            close(found, output.detach(), f"step {step}, feature {name!r}")
+            close(found, output.detach(), f"step {step}, feature {name!r}", scale)
     if rank == 0:
-        equals_double(model, reference)
+        equals_double(model, reference, scale)
     else:
         model.state_dict(), model.optimizer_state_dict()
     model.close()
 
 
-def equals_double(model: ShardedEmbeddings, expected: DoubleModel) -> None:
+def equals_double(model: ShardedEmbeddings, expected: DoubleModel, scale: float = 1) -> None:
     """Weights and optimizer state of every table."""
     weights, state = model.state_dict(), model.optimizer_state_dict()
     for table in model.plan.tables:
         weight = expected.weights[table.name].detach()
-        close(weights[f"{table.name}.weight"], weight, f"weights of {table.name!r}")
+        close(weights[f"{table.name}.weight"], weight, f"weights of {table.name!r}", scale)
         states = expected.states(table.name)
         own = {key for key in state if key.startswith(f"{table.name}.")}
         assert own == {f"{table.name}.{name}" for name in states}
         for name, expected_state in states.items():
-            close(state[f"{table.name}.{name}"], expected_state, f"{name} of {table.name!r}")
+            close(state[f"{table.name}.{name}"], expected_state, f"{name} of {table.name!r}", scale)
     assert state.get("updates", expected.updates) == expected.updates
 
 

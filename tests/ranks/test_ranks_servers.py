@@ -78,7 +78,7 @@ def beside(
 def alike(rank: int, world: int, trainers: int, plan: Plan) -> None:
     """All placements, poolings and optimizers, against float64."""
     group = dist.new_group(list(range(trainers)))
-    beside(rank, world, trainers, 1, trains_alike, plan, STEPS, group)
+    beside(rank, world, trainers, 1, trains_alike, plan, STEPS, 1, group)
 
 
 def state(model: Any) -> dict[str, Tensor]:
