@@ -257,13 +257,13 @@ def topology_report(topology: Topology) -> Report:
     if topology.emulated:
         headline.append("The GPU is emulated: a part of host memory plays its memory.")
 
-    def of_gpu(bandwidth: Callable[[str], float]) -> Callable[[Gpu | Host], Any]:
+    def of_gpu(bandwidth: Callable[[str], float]) -> Callable[[Gpu | Host], float | None]:
         return lambda device: (bandwidth(device.id) or None) if isinstance(device, Gpu) else None
 
     def of_network(device: Gpu | Host) -> float | None:
         if device in topology.servers:
             return topology.server_bytes_per_s(device.id)
-        return topology.network_bytes_per_s(device.id) or None if isinstance(device, Gpu) else None
+        return of_gpu(topology.network_bytes_per_s)(device)
 
     links = {
         "host_link": ("to host", topology.host_link_bytes_per_s),
