@@ -163,7 +163,7 @@ def train(
     config = config or TrainConfig()
     if eval_log is not None:
         config = replace(config, holdout_every=0)
-    with joined_ranks(plan, config) as ranks, contextlib.ExitStack() as held:
+    with joined_ranks(config, plan) as ranks, contextlib.ExitStack() as held:
         first = ranks.rank == 0
         if ranks.world > 1:  # From here on a batch is that of all ranks.
             size, device = config.batch_size * ranks.world, device_of_rank(config.device)

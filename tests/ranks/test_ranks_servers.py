@@ -22,6 +22,7 @@ from ranks_cases import (
 from ranks_launcher import Job, Outcomes, run
 from torch import Tensor
 
+from placer.adapters.pytorch.shared_tables import SharedTables
 from placer.errors import DataError, PlanMismatchError
 from placer.executor import PlacedEmbeddings, UnplacedEmbeddings, look_ahead, make_embeddings
 from placer.executor.distributed import serve_tables
@@ -77,7 +78,7 @@ def beside(
 def alike(rank: int, world: int, trainers: int, plan: Plan) -> None:
     """All placements, poolings and optimizers, against float64."""
     group = dist.new_group(list(range(trainers)))
-    beside(rank, world, trainers, 1, trains_alike, plan, STEPS, group)
+    beside(rank, world, trainers, 1, trains_alike, plan, STEPS, 1, group)
 
 
 def state(model: Any) -> dict[str, Tensor]:
@@ -274,6 +275,19 @@ def refused(rank: int, world: int, plan: Plan, trainers: int) -> str:
     return str(error.value)
 
 
+def lacks(rank: int, world: int, plan: Plan) -> list[str]:
+    """What servers do not do, told before anyone waits."""
+    group, said = dist.new_group(list(range(world))), []
+    for ask in (
+        lambda: make_embeddings(plan, process_group=group),
+        lambda: SharedTables(plan, torch.device("cpu"), {}),
+    ):
+        with pytest.raises(PlanMismatchError) as error:
+            ask()
+        said.append(str(error.value))
+    return said
+
+
 def jobs_of(trainers: int, servers: int, folder: Path) -> list[Job]:
     def plan(optimizer: str) -> Plan:
         return on_servers(every_placement(optimizer), trainers, servers)
@@ -313,6 +327,7 @@ def jobs_of(trainers: int, servers: int, folder: Path) -> list[Job]:
             for name in ("rowwise_adagrad", "adam")
         ),
         ("refused", refused, (plan("sgd"), trainers)),
+        ("lacks", lacks, (plan("sgd"),)),
         ("too few", refused, (too_many, trainers)),
     ]
 
@@ -360,6 +375,12 @@ def test_ranks_that_do_what_others_are_for_are_refused(
             )
         else:
             assert words.startswith(f"rank {rank} is host:{rank - trainers + 1}, which has no GPU")
+
+
+def test_what_servers_lack_is_refused(outcomes: Outcomes) -> None:
+    for group, apply_plan in outcomes.of("lacks"):
+        assert group.endswith("without a GPU, serve tables to all ranks; leave process_group out")
+        assert apply_plan.startswith("apply_plan trains tables one by one, which host:1")
 
 
 def test_too_few_processes_are_told_how_to_start(
