@@ -247,6 +247,8 @@ class ShardedEmbeddings(Embeddings):
         """
         training = torch.is_grad_enabled()
         step = self._inputs.now(batch, training) if isinstance(batch, BagBatch) else batch
+        if training or not isinstance(batch, BagBatch):
+            self.keys.begin()
         self.keys.begin_rows(self._order)
         anchor = torch.zeros((), device=self.device, requires_grad=True)
         flat = Serve.apply(  # type: ignore[no-untyped-call]
