@@ -12,7 +12,8 @@ from placer.executor.id_order import IdOrder, tensors_of
 from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.lookups.batch_reads import FeatureRead, feature_bounds
 from placer.executor.memory.initial_weights import weights_of_keys
-from placer.growing.key_map import Growing, Int, KeyCounts, KeyMap
+from placer.growing.key_counts import KeyCounts
+from placer.growing.key_map import Growing, Int, KeyMap
 from placer.tables import Table
 
 MOST_OPEN_STEPS = 64

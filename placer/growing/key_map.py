@@ -7,6 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from placer.errors import BackendError, CheckpointError, PlanMismatchError
+from placer.growing.key_counts import KeyCounts
+from placer.growing.saved_state import fits
 
 Int = npt.NDArray[np.int64]
 Eviction = Literal["lfu", "lru"]
@@ -82,39 +84,6 @@ class Growing:
     def nbytes(self) -> int:
         """Bytes of the key map in host memory."""
         return 4 * self.slot_count + 16 * self.rows + 4 * self.capacity * (self.admission > 1)
-
-
-class KeyCounts(NamedTuple):
-    """Counters since the beginning, of lookups or of rows.
-
-    Attributes
-    ----------
-    hits, misses : int
-        Lookups whose key had a row, and all others.
-    waiting, refused : int
-        Misses that row 0 served: keys that were not read often enough yet, and those for which no
-        row could be taken back, as open steps read all of them.
-    admitted, evicted, expired : int
-        Rows given to a key, and taken back for another one or after `Growing.ttl`.
-    """
-
-    hits: int
-    misses: int
-    waiting: int
-    refused: int
-    admitted: int
-    evicted: int
-    expired: int
-
-    @property
-    def hit_rate(self) -> float:
-        """Share of lookups whose key had a row; 0 without lookups."""
-        return self.hits / max(1, self.hits + self.misses)
-
-    @property
-    def live(self) -> int:
-        """Keys that have rows now."""
-        return self.admitted - self.evicted - self.expired
 
 
 class StepRows(NamedTuple):
@@ -209,6 +178,10 @@ class KeyMap:
         width = -(-growing.capacity // parts) if growing.admission > 1 else 1
         return self._kernels.SKETCH_ROWS, width
 
+    def _fits(self, rows: Int, counts: Int, sketch: Int) -> bool:
+        shape = self._sketch_shape(len(counts) or 1)
+        return fits(rows, counts, sketch, self.growing.capacity, shape, self._kernels)
+
     def _numbered(self, rows: Int) -> Int:
         """Rows of the table, from those of this map."""
         return rows if self._numbers is None else self._numbers[rows].astype(np.int64)
@@ -261,6 +234,47 @@ class KeyMap:
         is_later = records["step"] > self._state[self._kernels.STEP] - self.known_steps
         own[is_later & (records["reads"] == 0)] = 0
         return self._numbered(own)
+
+    @classmethod
+    def of(cls, growing: Growing, keys: Int, rows: Int) -> "KeyMap":
+        """Make a map that finds these keys in these rows; it gives no rows to others.
+
+        Examples
+        --------
+        >>> found = KeyMap.of(Growing(capacity=9), keys=np.array([-5, 8]), rows=np.array([4, 2]))
+        >>> found.find(np.array([8, 7, -5]))
+        array([2, 0, 4])
+        """
+        made = cls(growing)
+        made._rows["step"] = -1
+        made._state[made._kernels.USED] = growing.capacity
+        made.check(keys, rows)
+        made.assign(keys, rows)
+        return made
+
+    def assign(self, keys: Int, rows: Int) -> None:
+        """Give each key its row, and take that from the key that had it; row 0 is none.
+
+        Call `check` before.
+        """
+        self._kernels.assign(keys, rows, self._slots, self._rows, self._state)
+
+    def check(self, keys: Int, rows: Int) -> None:
+        """Refuse what `assign` cannot do.
+
+        Raises
+        ------
+        CheckpointError
+            If a key or a row is listed twice, or there is no such row.
+        """
+        given = np.sort(rows[rows != 0])
+        is_row = given.size == 0 or (given[0] > 0 and given[-1] < self.growing.rows)
+        twice = np.unique(keys).size < keys.size or not np.diff(given).all()
+        if keys.dtype != np.int64 or keys.shape != rows.shape or twice or not is_row:
+            raise CheckpointError(
+                f"keys of a table with capacity {self.growing.capacity:,} are damaged: a key or a "
+                "row is there twice, or there is no such row"
+            )
 
     @property
     def counts(self) -> KeyCounts:
@@ -366,27 +380,6 @@ class KeyMap:
         self._state[kernels.FREE] = chain[0]
         if self.part == 0:
             self._state[kernels.HITS :] = counts[:, kernels.HITS :].sum(0)
-
-    def _fits(self, rows: Int, counts: Int, sketch: Int) -> bool:
-        """Whether a state is one of this table; kernels follow its numbers unchecked."""
-        kernels, capacity = self._kernels, self.growing.capacity
-        if counts.ndim != 2 or counts.shape[1] != kernels.PLACES or not len(counts):
-            return False
-        used, (sketch_rows, width) = counts[:, kernels.USED], self._sketch_shape(len(counts))
-        if used.min() < 0 or used.max() > capacity or rows.shape != (used.sum(), 3):
-            return False
-        freed = rows[:, :2].copy().view(kernels.RECORD)[:, 0]["step"] < 0
-        links = np.append(rows[freed, 0], counts[:, kernels.FREE])
-        most = np.append(used.repeat(used)[freed], used)
-        numbers = np.append(0, np.sort(rows[:, 2]))
-        return bool(
-            sketch.shape == (len(counts), -(-sketch_rows * width // 8))
-            and ((counts[:, kernels.SKETCH] >= 0) & (counts[:, kernels.SKETCH] < width)).all()
-            and counts[:, [kernels.HAND, kernels.SWEEP]].min() >= 0
-            and ((links >= 0) & (links <= most)).all()
-            and (np.diff(numbers) > 0).all()
-            and numbers[-1] <= capacity
-        )
 
 
 def _kernels() -> Any:

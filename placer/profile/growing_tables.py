@@ -19,21 +19,9 @@ def with_growing(profile: Profile, growing: Mapping[str, Growing]) -> Profile:
     """Return the profile with tables whose rows are given to keys as they are read.
 
     Such a table has a row for each of its `capacity` keys, and row 0. Its rows have no ids any
-    more, so that which of them are hot is not known. Ids of the log are keys as they are.
+    more, so that which of them are hot is not known. Ids of the log are keys as they are. Tables
+    that grow already are left as they are.
 
-    Parameters
-    ----------
-    profile : Profile
-    growing : mapping of table name to Growing
-        Tables that grow already are left as they are.
-
-    Raises
-    ------
-    ProfileError
-        If there is no such table.
-
-    Examples
-    --------
     >>> from placer.workloads import named_workload
     >>> with_growing(named_workload("random-3@7"), {"t2": Growing(99)})["t2"].cdf.rows
     100
@@ -68,10 +56,7 @@ def hit_rate_for(profile: TableProfile, capacity: int) -> float:
     Between measured capacities it is linear in the logarithm of the capacity. Below the least of
     them it is proportional to the capacity, which is less than it will be.
 
-    Raises
-    ------
-    ProblemError
-        If the profile has no hit rates.
+    Raises ProblemError if the profile has no hit rates.
     """
     capacities, rates = _curve(profile)
     known = float(np.interp(np.log(capacity), np.log(capacities), rates))
@@ -140,29 +125,11 @@ def most_capacity(profile: TableProfile) -> int:
 def growing_of(profile: Profile, texts: Sequence[str]) -> tuple[dict[str, Growing], list[str]]:
     """Read which tables grow and how, as the command line has them.
 
-    Parameters
-    ----------
-    profile : Profile
-    texts : sequence of str
-        ``TABLE=SIZE:OPTION:…``; several between commas. The size is a number of keys, or a
-        percentage for the smallest capacity with that hit rate in the next window (see
-        `capacity_for`), or ``auto``, which may be left out. Options are ``lfu`` or ``lru``,
-        ``admit=N`` and ``ttl=STEPS``.
+    A text is ``TABLE=SIZE:OPTION:…``; several between commas. The size is a number of keys, or a
+    percentage for the smallest capacity with that hit rate in the next window (see `capacity_for`),
+    or ``auto``, which may be left out. Options are ``lfu`` or ``lru``, ``admit=N``, ``ttl=STEPS``.
+    Returns the tables, those of ``auto`` with a row for each id, and the names of those.
 
-    Returns
-    -------
-    dict of table name to Growing
-        With the capacity with a row for each id where it is ``auto``.
-    list of str
-        Tables whose capacity is ``auto``.
-
-    Raises
-    ------
-    ProblemError
-        If a text is not of this form, or names no table.
-
-    Examples
-    --------
     >>> from placer.workloads import named_workload
     >>> growing, auto = growing_of(named_workload("random-3@7"), ["t1=5000,t3=20000:lru:admit=2"])
     >>> growing["t3"]

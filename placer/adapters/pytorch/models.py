@@ -20,19 +20,11 @@ _POOLINGS: dict[str, Pooling] = {"sum": "sum", "mean": "mean", "max": "max"}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelTable:
-    """One weight of a model and the modules that look it up.
+    """One weight of a model and the modules that look it up."""
 
-    Attributes
-    ----------
-    weight : nn.Parameter, shape (rows, dim)
-    modules : tuple of nn.Embedding or nn.EmbeddingBag
-        Several where their weights are tied.
-    paths : tuple of str
-        Where these modules are in the model; a module may be at several places.
-    """
-
-    weight: nn.Parameter
-    modules: tuple[EmbeddingModule, ...]
+    weight: nn.Parameter  # Shape (rows, dim).
+    modules: tuple[EmbeddingModule, ...]  # Several where their weights are tied.
+    # Where these modules are in the model; a module may be at several places.
     paths: tuple[str, ...]
 
     @property
@@ -83,25 +75,11 @@ def match_tables(
 ) -> dict[str, ModelTable]:
     """The model's table for each of a plan's, once all of them fit.
 
-    A table is matched by the path of its module, or by the end of the path if only one ends so.
-
-    Parameters
-    ----------
-    model : nn.Module
-    tables : sequence of Table
-        The plan's.
-    names : mapping of table name to module path
-        For tables that are called otherwise.
-    strict : bool
-        Whether all tables of the model must be in the plan.
-    growing : container of table name
-        Tables that grow.
-
-    Raises
-    ------
-    PlanMismatchError
-        Names all that does not fit: tables without module, modules without table, other shapes,
-        types or pooling, and options that a placed table has not.
+    A table is matched by the path of its module, which `names` may say, or by the end of the path
+    if only one ends so. If `strict`, all tables of the model must be in the plan. Raises
+    PlanMismatchError, which names all that does not fit: tables without module, modules without
+    table, other shapes, types or pooling, and options that a placed table has not. Tables named
+    in `growing` may have other rows than the plan's.
     """
     in_model = model_tables(model)
     by_path = {path: table for table in in_model for path in table.paths}

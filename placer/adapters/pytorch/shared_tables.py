@@ -50,22 +50,9 @@ _MOST_PARTS = 64
 class SharedTables:
     """The tables of a model on one device, which ranks share where there are several.
 
-    Copies and pickles carry the plan; tables bring their weights.
-
-    Parameters
-    ----------
-    plan : Plan
-        Of these tables, each read by one feature of its name, which sums.
-    device : torch.device
-        Where rows are pooled.
-    options : mapping of str to Any
-        See `PlacedEmbeddings`.
-
-    Attributes
-    ----------
-    world : int
-        How many ranks there are; with one, each table is on its own and nothing here is used.
-    tables : dict of table name to PlacedTable
+    The plan is of these tables, each read by one feature of its name, which sums; `options` are
+    those of `PlacedEmbeddings`. With a `world` of one, each table is on its own and nothing here is
+    used. Copies and pickles carry the plan; tables bring their weights.
     """
 
     def __init__(self, plan: Plan, device: torch.device, options: Mapping[str, Any]) -> None:
@@ -221,13 +208,7 @@ class SharedTables:
         return part
 
     def _serve(self, calls: Sequence[Call]) -> None:
-        """Look up calls that all ranks have made, those of one size and kind together.
-
-        Raises
-        ------
-        DataError
-            If ranks have called different tables; on every rank, if one of them has a bad id.
-        """
+        """Look up calls that all ranks have made, those of one size and kind together."""
         own: list[int] = []
         for call in calls:
             constants = struct.unpack("2q", struct.pack("2d", call.table.lr_now, call.table.eps))
@@ -358,19 +339,8 @@ def _apply(step: Step, made: Sequence[tuple[Tensor, Tensor | None]]) -> None:
 def refuse_unshared(name: str, world: int) -> None:
     """Raise where a plan was applied before the ranks knew of each other.
 
-    Each rank would then train a whole table by itself, from its own samples alone: DDP averages
-    the gradients of parameters, and a placed table is none.
-
-    Parameters
-    ----------
-    name : str
-        Of the table.
-    world : int
-        How many ranks share it.
-
-    Raises
-    ------
-    BackendError
+    Each rank would then train a whole table by itself, from its own samples alone: DDP averages the
+    gradients of parameters, and a placed table is none.
     """
     if world > 1 or not (dist.is_available() and dist.is_initialized()):
         return

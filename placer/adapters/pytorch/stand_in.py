@@ -34,7 +34,6 @@ class StandIn(nn.Module):
     ----------
     original : nn.Embedding or nn.EmbeddingBag
         Whose place this takes: kept, without its weight, until the plan is removed.
-    table : PlacedTable
     """
 
     def __init__(self, original: EmbeddingModule, table: PlacedTable) -> None:
@@ -160,10 +159,7 @@ class PlacedEmbedding(StandIn):
     def forward(self, input: Tensor) -> Tensor:
         """Rows of ids of any shape: shape (*ids, dim).
 
-        Raises
-        ------
-        DataError
-            If an id is no row of the table.
+        Raises DataError if an id is no row of the table.
         """
         lookups, padding_idx = of_rows(input), self.padding_idx
         if padding_idx is None:
@@ -194,11 +190,8 @@ class PlacedEmbeddingBag(StandIn):
     ) -> Tensor:
         """Pooled rows of each bag: shape (bags, dim).
 
-        Raises
-        ------
-        DataError
-            If an id is no row of the table, shapes do not fit together, or weights are passed
-            to bags that are not summed.
+        Raises DataError if an id is no row of the table, shapes do not fit together, or weights are
+        passed to bags that are not summed.
         """
         if per_sample_weights is not None and self.mode != "sum":
             raise DataError(f"per_sample_weights go with mode 'sum', not with {self.mode!r}")

@@ -27,9 +27,8 @@ from placer.adapters.pytorch.lookups import Lookups, squared_norm
 from placer.adapters.pytorch.meta_tables import DrawnRows
 from placer.adapters.pytorch.open_calls import OpenCalls, read_by_rows
 from placer.adapters.pytorch.options import Options
-from placer.adapters.pytorch.saving import SaveWatch
 from placer.adapters.pytorch.shared_tables import SharedTables, refuse_unshared
-from placer.adapters.pytorch.steps import watch_steps
+from placer.adapters.pytorch.watches import SaveWatch, watch_steps
 from placer.errors import BackendError, DataError
 from placer.executor import BagBatch, Embeddings, HitRates, make_embeddings
 from placer.executor.optimizers.rule import check_constants
@@ -45,22 +44,9 @@ Weight = Tensor | DrawnRows
 class PlacedTable:
     """A table with its optimizer, which modules of a model look up.
 
-    Copies and pickles carry the plan, the weights and the optimizer's state, and lay them out
-    anew.
-
-    Parameters
-    ----------
-    plan : Plan
-        Of this table alone, read by one feature that sums.
-    options : Options
-    device : torch.device
-        Where rows are pooled.
-    weight : shape (rows, dim), or DrawnRows
-        In id order; where ranks share the table, that of the first one counts.
-    trainable : bool
-        Whether backward updates it.
-    shared : SharedTables
-        With the other tables of the model.
+    The plan is of this table alone, read by one feature that sums. The weight is in id order; where
+    ranks share the table, that of the first one counts. Copies and pickles carry the plan, the
+    weights and the optimizer's state, and lay them out anew.
     """
 
     def __init__(
@@ -154,20 +140,9 @@ class PlacedTable:
     ) -> Tensor:
         """Sum of the rows of each bag, times their weights: float32, shape (bags, dim).
 
-        Parameters
-        ----------
-        lookups : Lookups
-        output : Output, optional
-            What is made of that.
-        are_rows : bool
-            Whether ids are rows, of a table that may grow.
-
-        Raises
-        ------
-        DataError
-            If an id is no row of the table.
-        BackendError
-            If there are several ranks by now, and this one has a table of its own.
+        `output` says what is made of that; `are_rows`, whether ids are rows of a table that may
+        grow. Raises DataError if an id is no row of the table, and BackendError if there are
+        several ranks by now, and this one has a table of its own.
         """
         weights, own = lookups.weights, lookups.to(self.device)
         batch = own if self._own is None else own.batch()
@@ -238,13 +213,7 @@ class PlacedTable:
         return state
 
     def load_optimizer_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take this table's part of a state, also of one that `PlacedEmbeddings` gave.
-
-        Raises
-        ------
-        CheckpointError
-            If it lacks the table's state, or has it in another shape.
-        """
+        """Take this table's part of a state, also of one that `PlacedEmbeddings` gave."""
         keys = [f"{self.name}.{name}" for name in OPTIMIZER_STATE[self.optimizer]]
         own = {key: state[key] for key in keys if key in state}
         updates = state.get(f"{self.name}.{UPDATES}", state.get(UPDATES))
@@ -374,10 +343,8 @@ class PlacedTable:
     def squared_gradient_norm(self) -> Tensor:
         """Σ g² over all rows of what has been collected: float64, shape ().
 
-        Raises
-        ------
-        BackendError
-            If ranks share the table: the mean of their gradients is nowhere before the update.
+        Raises BackendError if ranks share the table: the mean of their gradients is nowhere before
+        the update.
         """
         if self.world > 1:
             raise BackendError(

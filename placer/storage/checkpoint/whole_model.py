@@ -155,23 +155,14 @@ def load_model(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Parts:
-    """What a model is made of.
-
-    Attributes
-    ----------
-    named : list of NamedTables
-    counted : mapping of prefix to IdOrder
-        Where it matters how many updates there have been.
-    keys : mapping of prefix to GrowingKeys and str
-        Of modules with tables that grow; and with what a name of its state begins that the model's
-        state dict leaves out.
-    dense : mapping of key to Tensor
-        Parameters and buffers themselves, by their key in the state dict.
-    """
+    """What a model is made of."""
 
     named: list[NamedTables]
-    counted: Mapping[str, IdOrder]
+    counted: Mapping[str, IdOrder]  # Where it matters how many updates there have been.
+    # Of modules with tables that grow; and with what a name of its state begins that the model's
+    # state dict leaves out.
     keys: Mapping[str, tuple[GrowingKeys, str]]
+    # Parameters and buffers themselves, by their key in the state dict.
     dense: Mapping[str, Tensor]
 
 
