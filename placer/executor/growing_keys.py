@@ -12,7 +12,8 @@ from placer.executor.id_order import IdOrder, tensors_of
 from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.lookups.batch_reads import FeatureRead, feature_bounds
 from placer.executor.memory.initial_weights import weights_of_keys
-from placer.growing.key_map import Growing, Int, KeyCounts, KeyMap
+from placer.growing.key_counts import KeyCounts
+from placer.growing.key_map import Growing, Int, KeyMap
 from placer.tables import Table
 
 MOST_OPEN_STEPS = 64
@@ -34,6 +35,8 @@ class GrowingKeys:
 
     Attributes
     ----------
+    ahead : int
+        Steps whose keys have rows, and whose forward pass has not begun.
     in_batches : bool
         Whether batches that are looked up have keys; else who looks them up has asked `rows_of`.
 
@@ -63,7 +66,7 @@ class GrowingKeys:
                 )
         self.maps = {name: KeyMap(how, part, parts) for name, how in growing.items()}
         self.seed = seed
-        self.open_steps = 0
+        self.open_steps = self.ahead = 0
         self.in_batches = True
 
     def rows_of(
@@ -97,11 +100,23 @@ class GrowingKeys:
                 taken += length
         if training:
             self.open_steps = min(self.open_steps + 1, MOST_OPEN_STEPS)
+            self.ahead += 1
         return replace(batch, ids=ids.to(batch.ids.device))
 
     def end_step(self) -> None:
         """Close the oldest open step: rows that only it read may be taken back."""
         self.open_steps = max(0, self.open_steps - 1)
+
+    def begin(self) -> None:
+        """Note that the forward pass of a step begins."""
+        self.ahead = max(0, self.ahead - 1)
+
+    def drop_ahead(self) -> None:
+        """Give up the steps that are ahead: their batches are to come again."""
+        for keys in self.maps.values():
+            keys.known_steps += self.ahead
+        self.open_steps = max(0, self.open_steps - self.ahead)
+        self.ahead = 0
 
     def _read(self, name: str, keys: Int, id_order: Callable[[], IdOrder]) -> Int:
         # One step is always taken to be open, so that looking ahead changes nothing.
@@ -136,7 +151,7 @@ class GrowingKeys:
         return {
             f"{table}.keys.{name}": torch.from_numpy(values)
             for table, keys in self.maps.items()
-            for name, values in keys.state().items()
+            for name, values in keys.state(self.ahead).items()
         }
 
     def names(self) -> list[str]:
@@ -153,4 +168,4 @@ class GrowingKeys:
         """
         for table, keys in self.maps.items():
             keys.load_state({name: state[f"{table}.keys.{name}"].numpy() for name in KeyMap.STATE})
-        self.open_steps = 0
+        self.open_steps = self.ahead = 0

@@ -7,6 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from placer.errors import BackendError, CheckpointError, PlanMismatchError
+from placer.growing.key_counts import KeyCounts
+from placer.growing.saved_state import fits
 
 Int = npt.NDArray[np.int64]
 Eviction = Literal["lfu", "lru"]
@@ -84,39 +86,6 @@ class Growing:
         return 4 * self.slot_count + 16 * self.rows + 4 * self.capacity * (self.admission > 1)
 
 
-class KeyCounts(NamedTuple):
-    """Counters since the beginning, of lookups or of rows.
-
-    Attributes
-    ----------
-    hits, misses : int
-        Lookups whose key had a row, and all others.
-    waiting, refused : int
-        Misses that row 0 served: keys that were not read often enough yet, and those for which no
-        row could be taken back, as open steps read all of them.
-    admitted, evicted, expired : int
-        Rows given to a key, and taken back for another one or after `Growing.ttl`.
-    """
-
-    hits: int
-    misses: int
-    waiting: int
-    refused: int
-    admitted: int
-    evicted: int
-    expired: int
-
-    @property
-    def hit_rate(self) -> float:
-        """Share of lookups whose key had a row; 0 without lookups."""
-        return self.hits / max(1, self.hits + self.misses)
-
-    @property
-    def live(self) -> int:
-        """Keys that have rows now."""
-        return self.admitted - self.evicted - self.expired
-
-
 class StepRows(NamedTuple):
     """Rows of a step's keys; those among them that had another key before, and their keys now."""
 
@@ -154,6 +123,11 @@ class KeyMap:
     part, parts : int
         Which of so many maps it is; see `parts_of`.
 
+    Attributes
+    ----------
+    known_steps : int
+        So many of the next steps are made already, and their keys only found.
+
     Raises
     ------
     BackendError
@@ -184,7 +158,7 @@ class KeyMap:
                 f"capacity {growing.capacity} is less than the {parts} ranks that share the table; "
                 "each has the keys of its own rows"
             )
-        self.growing, self.part, self.parts = growing, part, parts
+        self.growing, self.part, self.parts, self.known_steps = growing, part, parts, 0
         self._kernels = _kernels()
         self._allocate(np.arange(1 + part, growing.rows, parts))
 
@@ -204,6 +178,10 @@ class KeyMap:
         width = -(-growing.capacity // parts) if growing.admission > 1 else 1
         return self._kernels.SKETCH_ROWS, width
 
+    def _fits(self, rows: Int, counts: Int, sketch: Int) -> bool:
+        shape = self._sketch_shape(len(counts) or 1)
+        return fits(rows, counts, sketch, self.growing.capacity, shape, self._kernels)
+
     def _numbered(self, rows: Int) -> Int:
         """Rows of the table, from those of this map."""
         return rows if self._numbers is None else self._numbers[rows].astype(np.int64)
@@ -217,6 +195,9 @@ class KeyMap:
         open_steps : int
             How many steps before this one are still open; their rows keep their keys.
         """
+        if self.known_steps:
+            self.known_steps -= 1
+            return StepRows(self._find_again(keys), keys[:0], keys[:0])
         growing, kernels = self._own, self._kernels
         rows, reused = np.empty(keys.size, np.int64), np.empty(keys.size, np.int64)
         count = kernels.read(
@@ -243,6 +224,16 @@ class KeyMap:
         rows = np.empty(keys.size, np.int64)
         self._kernels.find(np.ascontiguousarray(keys), rows, self._slots, self._rows)
         return self._numbered(rows)
+
+    def _find_again(self, keys: Int) -> Int:
+        """Find what `read` gave to keys of a step, where at most one more has been made since."""
+        own = np.empty(keys.size, np.int64)
+        self._kernels.find(np.ascontiguousarray(keys), own, self._slots, self._rows)
+        records = self._rows[own]
+        # A key that no row was left for may have got one in the step behind.
+        is_later = records["step"] > self._state[self._kernels.STEP] - self.known_steps
+        own[is_later & (records["reads"] == 0)] = 0
+        return self._numbered(own)
 
     @classmethod
     def of(cls, growing: Growing, keys: Int, rows: Int) -> "KeyMap":
@@ -297,18 +288,31 @@ class KeyMap:
         rows = 1 + np.flatnonzero(self._rows["step"][1 : used + 1] >= 0)
         return self._rows["key"][rows], self._numbered(rows)
 
-    def state(self) -> dict[str, Int]:
+    def state(self, ahead: int = 0) -> dict[str, Int]:
         """Return all that the next steps depend on, to be saved: int64 arrays by `STATE`.
 
         Those of all maps of a table, one after the other, are what `load_state` takes. Their shapes
-        do not depend on the keys, so that `torch.distributed.checkpoint` reads into them.
+        do not depend on the keys, so that `torch.distributed.checkpoint` reads into them. So many
+        of the last steps are `ahead` of the training, and come again: then their keys are found.
+
+        Raises
+        ------
+        CheckpointError
+            If there are such and some lookups of a key may have come before it was admitted.
         """
+        ahead += self.known_steps
+        if ahead and self.growing.admission > 1:
+            raise CheckpointError(
+                f"reads of {ahead} steps that are not trained are counted for admission already; "
+                "save when the loop over look_ahead has ended, or train without it"
+            )
         used = int(self._state[self._kernels.USED])
         rows = np.zeros((self._own.capacity, 3), np.int64)  # Zeros for rows that had no key yet.
         rows[:used, :2] = self._rows[1 : used + 1].view(np.int64).reshape(used, 2)
         rows[:used, 2] = self._numbered(np.arange(1, used + 1))
         sketch = np.pad(self._sketch.reshape(-1), (0, -self._sketch.size % 8))
-        values = rows, self._state[None].copy(), sketch.view(np.int64)[None]
+        counts = np.append(self._state, ahead)
+        values = rows, counts[None], sketch.view(np.int64)[None]
         return dict(zip(self.STATE, values, strict=True))
 
     def load_state(self, state: dict[str, Int]) -> None:
@@ -326,7 +330,9 @@ class KeyMap:
         """
         kernels = self._kernels
         rows, counts, sketch = (np.ascontiguousarray(state[name], np.int64) for name in self.STATE)
-        size = len(rows)
+        size, width, known_steps = len(rows), kernels.PLACES, 0
+        if counts.ndim == 2 and counts.shape[1] == width + 1:  # Else an earlier version's.
+            known_steps, counts = int(counts[:, width].max(initial=0)), counts[:, :width]
         if rows.ndim == 2 and rows.shape[1] == 3:
             rows = rows[rows[:, 2] != 0]
         if size not in (len(rows), self.growing.capacity) or not self._fits(rows, counts, sketch):
@@ -350,6 +356,7 @@ class KeyMap:
                 f"capacity {self.growing.capacity:,} leaves no row for the keys of rank "
                 f"{sizes.argmin()} of {self.parts}; take fewer ranks"
             )
+        self.known_steps = known_steps
         (own,) = (parts == self.part).nonzero()
         if not is_same:
             own = own[numbers[own].argsort()]
@@ -373,27 +380,6 @@ class KeyMap:
         self._state[kernels.FREE] = chain[0]
         if self.part == 0:
             self._state[kernels.HITS :] = counts[:, kernels.HITS :].sum(0)
-
-    def _fits(self, rows: Int, counts: Int, sketch: Int) -> bool:
-        """Whether a state is one of this table; kernels follow its numbers unchecked."""
-        kernels, capacity = self._kernels, self.growing.capacity
-        if counts.ndim != 2 or counts.shape[1] != kernels.PLACES or not len(counts):
-            return False
-        used, (sketch_rows, width) = counts[:, kernels.USED], self._sketch_shape(len(counts))
-        if used.min() < 0 or used.max() > capacity or rows.shape != (used.sum(), 3):
-            return False
-        freed = rows[:, :2].copy().view(kernels.RECORD)[:, 0]["step"] < 0
-        links = np.append(rows[freed, 0], counts[:, kernels.FREE])
-        most = np.append(used.repeat(used)[freed], used)
-        numbers = np.append(0, np.sort(rows[:, 2]))
-        return bool(
-            sketch.shape == (len(counts), -(-sketch_rows * width // 8))
-            and ((counts[:, kernels.SKETCH] >= 0) & (counts[:, kernels.SKETCH] < width)).all()
-            and counts[:, [kernels.HAND, kernels.SWEEP]].min() >= 0
-            and ((links >= 0) & (links <= most)).all()
-            and (np.diff(numbers) > 0).all()
-            and numbers[-1] <= capacity
-        )
 
 
 def _kernels() -> Any:

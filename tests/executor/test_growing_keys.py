@@ -168,6 +168,55 @@ def test_looking_ahead_changes_nothing(backend: str) -> None:
     assert plain.key_counts()["t"].evicted > 20
 
 
+@pytest.mark.parametrize("saves", ["in the loop", "behind a break", "before a step"])
+@pytest.mark.parametrize("goes_on_ahead", [False, True])
+def test_a_run_that_saves_while_it_looks_ahead_goes_on_to_the_same_bits(
+    saves: str, goes_on_ahead: bool
+) -> None:
+    how = {"t": Growing(CAPACITY, eviction="lru", ttl=6)}
+    plan = placements(_table())["cold rows staged"]
+    first, plain, second = (placed(plan, growing=how) for _ in range(3))
+    batches, stop = _key_batches(30, 4 * CAPACITY), 14
+    for number, batch in enumerate(batches):
+        _step(plain, batch, number)
+    state: dict[str, Tensor] = {}
+    trained: dict[str, Tensor] = {}
+    for number, batch in enumerate(look_ahead(batches, first)):
+        if saves == "before a step" and number == stop:
+            break
+        _step(first, batch, number)
+        if number == stop - 1:
+            state, trained = first.state_dict(), first.optimizer_state_dict()
+            if saves == "behind a break":
+                break
+    if saves != "in the loop":
+        state, trained = first.state_dict(), first.optimizer_state_dict()
+    second.load_state_dict(state)
+    second.load_optimizer_state_dict(trained)
+    rest = [second] if saves == "in the loop" else [first, second]
+    for model in rest:
+        coming = look_ahead(batches[stop:], model) if goes_on_ahead else batches[stop:]
+        for number, batch in enumerate(coming, stop):
+            _step(model, batch, number)
+    for model in (first, second):
+        _assert_alike(model, plain)
+        assert model.key_counts() == plain.key_counts()
+    assert plain.key_counts()["t"].evicted > 20
+
+
+def test_with_admission_nothing_is_saved_while_it_looks_ahead() -> None:
+    model = placed(placements(_table())["hbm"], growing={"t": Growing(CAPACITY, admission=2)})
+    batches = _key_batches(3, CAPACITY)
+    for number, batch in enumerate(look_ahead(batches, model)):
+        _step(model, batch, number)
+        if number < 2:
+            with pytest.raises(
+                CheckpointError, match="1 steps that are not trained are counted"
+            ):
+                model.state_dict()
+    assert "t.keys.rows" in model.state_dict()
+
+
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_run_goes_on_from_a_checkpoint_under_another_plan(optimizer: str) -> None:
     plans = placements(_table(optimizer))

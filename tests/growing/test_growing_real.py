@@ -47,7 +47,7 @@ def test_the_next_day_has_the_hit_rate_that_was_predicted(
     first = _log(ids[: 3 * day])
     found = working_sets(first, day, batch_size=BATCH)
     profile = with_hit_rates(profile_log(first, dim=1, optimizer="sgd"), found)
-    growing = growing_of(profile, [f"id={target}%"])
+    growing, _ = growing_of(profile, [f"id={target}%"])
     problem = Problem(profile, machine(1), BATCH, growing=growing)
     plan = solve(problem, "greedy-cost").plan
     assert plan is not None

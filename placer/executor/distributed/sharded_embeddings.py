@@ -275,6 +275,8 @@ class ShardedEmbeddings(Embeddings):
             step = batch
             if step.number is not None:
                 self._ranks.tell(Command.FORWARD, step.number.number, training)
+        if training or not isinstance(batch, BagBatch):
+            self.keys.begin()
         self.keys.begin_rows(self._order)
         anchor = torch.zeros((), device=self.device, requires_grad=True)
         flat = Serve.apply(  # type: ignore[no-untyped-call]

@@ -63,7 +63,7 @@ class ShardedKeys(GrowingKeys):
         """Return those of some tables, with steps of their own."""
         part = copy.copy(self)
         part.maps = {name: keys for name, keys in self.maps.items() if name in names}
-        part.open_steps, part._new_rows = 0, deque()
+        part.open_steps, part.ahead, part._new_rows = 0, 0, deque()
         return part
 
     def begin_step(self, training: bool) -> int:
@@ -71,7 +71,13 @@ class ShardedKeys(GrowingKeys):
         before = self.open_steps
         if training:
             self.open_steps = min(before + 1, MOST_OPEN_STEPS)
+            self.ahead += 1
         return before
+
+    def drop_ahead(self) -> None:
+        if self.ahead and self.maps:
+            self.wait()
+            super().drop_ahead()
 
     def exchange(
         self,

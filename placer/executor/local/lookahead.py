@@ -66,9 +66,14 @@ def look_ahead(batches: Iterable[Any], embeddings: "Embeddings") -> Generator[An
     """
     # What can run beside the training of two batches, where ranks share them.
     send: Callable[[BagBatch], Any] | None = getattr(embeddings, "send_ahead", None)
-    if send is None:
-        return _behind(_checked(batches), embeddings.prefetch, shared=False)
-    return _behind(_behind(_checked(batches), send, shared=True), embeddings.prefetch, shared=True)
+    source = _checked(batches)
+    if send is not None:
+        source = _behind(source, send, shared=True)
+    try:
+        yield from _behind(source, embeddings.prefetch, shared=send is not None)
+    finally:
+        if (keys := getattr(embeddings, "keys", None)) is not None:
+            keys.drop_ahead()
 
 
 def _behind(

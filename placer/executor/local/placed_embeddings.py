@@ -276,6 +276,7 @@ class PlacedEmbeddings(Embeddings):
             If an id is no row of its table, or the batch is of other features.
         """
         training = torch.is_grad_enabled()
+        is_step = training or not isinstance(batch, BagBatch)
         if isinstance(batch, BagBatch):
             if self._stream is not None and not torch.cuda.is_current_stream_capturing():
                 # Rows staged for another batch may be this one's.
@@ -285,6 +286,8 @@ class PlacedEmbeddings(Embeddings):
             stream = torch.cuda.current_stream(self.device)
             stream.wait_event(batch.ready)
             keep_until_used(batch, stream)
+        if is_step:
+            self.keys.begin()
         steps = tuple(batch.steps)
         batch.steps.clear()
         if len(steps) != len(self._runtime.arenas):
