@@ -28,7 +28,7 @@ import solvers
 from cost_models import report as cost_reports
 from placer import report
 from placer.click_options import Commands, add_command, refuse_others, spoken
-from placer.click_types import Choice, InputPath, LocalPath, Name, OutputPath
+from placer.click_types import Choice, InputPath, LocalPath, Name, OutputPath, Seconds
 from placer.data.names import FORMATS
 from placer.data.options import LogOptions, TextOptions, dims_of
 from placer.executor.names import Policy
@@ -90,7 +90,7 @@ _PLACEMENT_LIST = Name("placement", _PLACEMENT_NAMES.__contains__, _PLACEMENT_NA
 
 Output = Literal["table", "json", "csv"]
 Brief = Literal["table", "json"]
-Target = Literal["torchrec", "hugectr", "shards", "safetensors"]
+Target = Literal["torchrec", "hugectr", "dynamicemb", "shards", "safetensors"]
 StagedAs = Literal["uva", "cached"] | None
 Preset = Literal["suite", "m1", "m2", "m3"]
 File = Path | None
@@ -300,7 +300,14 @@ def plan(
     model: str = shared.MODEL,
     effort: shared.Effort = BUNDLE,
     growing: Texts = option(
-        (), "Tables that take any id, with so many rows, or a hit rate.", metavar="TABLE=N|P%"
+        (),
+        "Tables that take any id, with so many rows, or a hit rate, or as many as are worth it.",
+        metavar="TABLE[=N|P%|auto][:lru][:admit=N][:ttl=N]",
+    ),
+    miss_price: Any = option(
+        None,
+        "Step time that one more percent of hits is worth, where capacities are chosen.",
+        kind=Seconds(or_none=True),
     ),
     cache: bool = option(
         True,
@@ -317,13 +324,20 @@ def plan(
     \b
     placer plan --workload mlperf-dcnv2 --topology 8xh100 --hbm 8GiB -o plan.json
     placer plan --profile profile --topology auto --hbm 2GiB --batch-size 1024 -o plan.json
-    placer plan --profile profile --growing user=2000000,item=99% -o plan.json
+    placer plan --profile profile --growing user=2000000:lru:admit=2,item=99% -o plan.json
+    placer plan --profile profile --growing user,item --miss-price 50us -o plan.json
     """
     from placer.plan.origin import save_with_profile
+    from placer.profile.growing_tables import growing_of
 
     began = time.monotonic()
-    problem = options.problem(options.profile(), hbm, growing=growing)
-    costs = cost_models.cost_model(model)
+    costs, profile = cost_models.cost_model(model), options.profile()
+    grows, chosen = growing_of(profile, growing)
+    problem = options.problem(profile, hbm, growing=grows)
+    if chosen:
+        problem = solvers.choose_capacities(problem, chosen, costs, miss_price)
+    elif miss_price is not None:
+        raise click.UsageError("--miss-price is for --growing TABLE=auto, which chooses capacities")
     for line in report.growing_words(problem.profile, problem.growing):
         report.print_stderr(line)
     strategy = solvers.solver(solver)
@@ -790,6 +804,9 @@ def export(
     checkpoint: File = option(
         None, "Write the tables of this checkpoint of `placer train`.", kind=LOCAL
     ),
+    since: File = option(
+        None, "Only what changed since this checkpoint, in --to safetensors.", kind=LOCAL
+    ),
     with_optimizer: bool = option(False, "Also the optimizer's state, in --to safetensors."),
     staged_as: StagedAs = option(None, "How TorchRec, which cannot stage, reads staged rows."),
     module: str = option("", "Path of TorchRec's embedding module in the model.", metavar="PATH"),
@@ -803,22 +820,32 @@ def export(
     placer export plan.json --to torchrec -o sharding.json
     placer export plan.json --to shards --checkpoint runs/a -o shards
     placer export plan.json --to safetensors --checkpoint runs/a -o tables.safetensors
+    placer export plan.json --to safetensors --checkpoint runs/a/step-000000000200 \\
+        --since runs/a/step-000000000100 -o 200.safetensors
     """
     loaded = placer.Plan.load(path)
     if (target in ("shards", "safetensors")) != (checkpoint is not None):
         raise click.UsageError("--checkpoint goes with --to shards and --to safetensors")
     if with_optimizer and target != "safetensors":
         raise click.UsageError("--with-optimizer goes with --to safetensors; shards have it")
+    if since is not None and (with_optimizer or target != "safetensors"):
+        raise click.UsageError("--since goes with --to safetensors, without --with-optimizer")
     if checkpoint is not None:
-        from placer.storage.shards import write_shards, write_tables
+        from placer.storage.shards import write_increment, write_shards, write_tables
         from placer.training.checkpoint import open_checkpoint
 
         opened = open_checkpoint(checkpoint)
+        step = opened.position.step
+        if since is not None:
+            earlier = open_checkpoint(since)
+            rows = write_increment(loaded, earlier, opened, file)
+            steps = f"steps {earlier.position.step} to {step}"
+            click.echo(f"{counted(rows, 'changed row')} of {steps} written to {file}")
+            return
         if target == "shards":
             write_shards(loaded, opened, file)
         else:
             write_tables(loaded, opened, file, with_optimizer=with_optimizer)
-        step = opened.position.step
         click.echo(f"{counted(len(loaded.tables), 'table')} of step {step} written to {file}")
         return
     from placer.adapters import document_for

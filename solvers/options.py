@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -24,6 +24,7 @@ from placer.units import parse_prices
 from solvers.registry import GONE, SOLVERS, no_solver
 
 if TYPE_CHECKING:
+    from placer.growing import Growing
     from placer.measurement import Setting
     from solvers.result import Limits
 
@@ -174,13 +175,12 @@ class ProblemOptions:
         profile: placer.Profile,
         hbm: str | None,
         old: placer.Plan | None = None,
-        growing: Sequence[str] = (),
+        growing: Mapping[str, Growing] | None = None,
     ) -> placer.Problem:
         """The problem of placing a profile's tables within a budget of each GPU.
 
         What is not given is as in the old plan, if there is one.
         """
-        from placer.profile.growing_tables import growing_of
         from placer.workloads.dense import dense_part
 
         path = self.constraints_path
@@ -200,7 +200,7 @@ class ProblemOptions:
             self.pipeline or (old.pipeline if old else "look-ahead"),
             dense,
             self._widths(old),
-            old.growing if old else growing_of(profile, growing),
+            old.growing if old else growing or {},
             self.exchange_dtype or (old.exchange_dtype if old else "float32"),
         )
 

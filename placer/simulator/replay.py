@@ -58,24 +58,9 @@ class ReplayOptions:
 class Simulator:
     """A plan that batches are replayed through.
 
-    It remembers which rows have copies in HBM, so that one log may follow another.
-
-    Attributes
-    ----------
-    keys : mapping of table name to KeyMap
-        Of tables that grow: which key has which row.
-
-    Parameters
-    ----------
-    plan : Plan
-    options : ReplayOptions, optional
-
-    Raises
-    ------
-    PlanMismatchError
-        If the plan is unsound, memory aside: that a plan fits is `placer.plan.verify`'s to say.
-    PlacerError
-        If there is no such cache policy.
+    It remembers which rows have copies in HBM, so that one log may follow another; `keys` has the
+    key maps of tables that grow. Raises PlanMismatchError if the plan is unsound, memory aside:
+    that a plan fits is `placer.plan.verify`'s to say.
     """
 
     def __init__(self, plan: Plan, options: ReplayOptions | None = None) -> None:
@@ -112,12 +97,8 @@ class Simulator:
     def run(self, batches: Iterable[Chunk]) -> Iterator[StepCounts]:
         """The counts of each batch, in order; at most two batches are held at a time.
 
-        Raises
-        ------
-        PlanMismatchError
-            If a batch lacks a feature that the plan reads.
-        DataError
-            If an id is no row of its table.
+        Raises PlanMismatchError if a batch lacks a feature that the plan reads. Raises DataError if
+        an id is no row of its table.
         """
         ahead = self.options.look_ahead
         waiting: _Step | None = None
