@@ -38,13 +38,7 @@ _SCALED_FROM_ROWS = 1_000_000
 
 @dataclass(frozen=True)
 class Model:
-    """Tables, and how their lookups spread over their rows.
-
-    Attributes
-    ----------
-    skew : str
-    profiles : tuple of TableProfile
-    """
+    """Tables, and how their lookups spread over their rows."""
 
     skew: Skew
     profiles: tuple[TableProfile, ...]
@@ -135,14 +129,9 @@ def _profile(table: Table, rows: int, width: int, law: tuple[float, float]) -> T
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """Batches on the device, and how many distinct rows each of them reads of each table.
+    """Batches on the device, each a draw of its own.
 
-    Attributes
-    ----------
-    batches : tuple of BagBatch
-        Every one is a draw of its own.
-    distinct : tuple of tuple of Tensor
-        Sorted distinct ids by batch and table, of the first batches alone.
+    `distinct` has sorted distinct ids by batch and table, of the first batches alone.
     """
 
     batches: tuple[BagBatch, ...]

@@ -16,12 +16,8 @@ from placer import Problem, Profile, Topology
 def print_predictions(report: Mapping[str, Any], machine: str) -> None:
     """Each step of a placed model, measured and predicted; then how far off those are.
 
-    Parameters
-    ----------
-    report : mapping
-        What `gpu.py` wrote.
-    machine : str
-        A topology whose GPU it ran on; its constants are not fitted to these steps.
+    `report` is what `gpu.py` wrote, and `machine` a topology whose GPU it ran on; its constants are
+    not fitted to these steps.
     """
     print(
         f"{'batch':>7} {'skew':<10}{'HBM rows':>9}  {'kind':<22}{'measured ms':>12}"

@@ -47,19 +47,10 @@ learn which of the others come again."""
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How large all is.
+    """How large all is: `scale` is the share of the rows of the large tables.
 
-    Attributes
-    ----------
-    scale : float
-        Share of the rows of the large tables.
-    batch_sizes : tuple of int
-    limit_s : float
-        Timed steps of one contender.
-    job_s : float
-        What one model may take in all, for what still fits the time limit.
-    tiny : bool
-        Shapes for Triton's interpreter.
+    One contender's timed steps take `limit_s`, one model in all may take `job_s`, for what still
+    fits the time limit. `tiny` are shapes for Triton's interpreter.
     """
 
     scale: float
@@ -145,16 +136,10 @@ class Record:
 
 @dataclass(slots=True)
 class Bench:
-    """State of a run.
+    """State of a run, whose deadline is by `time.perf_counter`.
 
-    Attributes
-    ----------
-    deadline_s : float
-        By `time.perf_counter`.
-    seen : callable
-        Gets every record as soon as it is there.
-    took_s : dict of (lookup kind, batch size) to seconds
-        What the longest model of that kind took in all.
+    `seen` gets every record as soon as it is there. `took_s` is what the longest model took in all,
+    by lookup kind and batch size.
     """
 
     device: torch.device

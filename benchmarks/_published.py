@@ -38,28 +38,11 @@ OPTIONAL_KEYS = frozenset(("dense", "defaults", "judged"))
 class Measurement:
     """A published time, and the problem and placement that it is of.
 
-    Attributes
-    ----------
-    source, name : str
-        Title of the source; the row's name in it.
-    machine : str
-        A preset, a file in ``published/machines``, or ``COUNT of MACHINE``: so many GPUs of one
-        whose host is all theirs.
-    tables : mapping
-        What the source's file says of the problem.
-    dense : mapping or None
-        What it says of the dense layers: fields of `placer.dense.DenseLayers`.
-    pipeline : str
-        Of the trainer, as `placer.Problem` has it.
-    eager : bool
-        Whether Python launches every kernel in every step, as opposed to graphs of them.
-    placement : mapping
-        ``placement`` and its own keys.
-    batch_size : int
-        Samples per GPU and step.
-    kind : str
-        One of `KINDS`.
-    measured_s : float
+    `machine` is a preset, a file in ``published/machines``, or ``COUNT of MACHINE``: so many GPUs
+    of one whose host is all theirs. `tables` and `dense` are what the source's file says of the
+    problem and of the dense layers (fields of `placer.dense.DenseLayers`), `placement` has its name
+    and its own keys, and `kind` is one of `KINDS`. In `eager` trainers Python launches every kernel
+    in every step, as opposed to graphs of them. `batch_size` is samples per GPU and step.
     """
 
     source: str

@@ -1,15 +1,17 @@
 """Rows on a drive: placer's records beside RocksDB, LMDB and what the drive gives.
 
     pip install rocksdict lmdb
-    python benchmarks/drive.py /mnt/ssd
+    python benchmarks/drive.py /mnt/ssd [--steps]
 
 Each turn all sides read the distinct rows of a batch, whose ids are Zipf(1.05) in the order of
 frequency. Nothing is cached: reads are direct, and LMDB's pages are dropped before each turn. Keys
-of the others are made before the time begins. Writes results/drive-*.json.
+of the others are made before the time begins. Writes results/drive-*.json; with ``--steps`` times
+of training steps with most rows on the drive, and in DRAM.
 """
 
 import argparse
 import ctypes
+import itertools
 import json
 import mmap
 import os
@@ -21,17 +23,20 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import lmdb
 import numba
 import numpy as np
-import rocksdict as rocksdb
 import torch
 from _machine import RESULTS, machine, slug, versions
 from _markdown import markdown
 
+from placer import Feature, Plan, Shard, Table, Topology
+from placer.executor import BagBatch, PlacedEmbeddings, look_ahead
 from placer.executor.cold.drive import DriveRecords
+from placer.training import Dlrm
 
 BLOCK, RECORD, CHUNK, LOOKUPS = 4096, 516, 500_000, 262_144
+TABLE_ROWS, WIDTH, SAMPLES = 500_000, 64, 2048
+TABLES = tuple(Table(f"t{n}", TABLE_ROWS, WIDTH, features=(Feature(f"t{n}"),)) for n in range(8))
 Side = Callable[[np.ndarray[Any, Any]], Callable[[], Any]]
 """Gets ready for rows, and returns what is timed."""
 
@@ -75,6 +80,8 @@ def divided(get: Callable[[list[bytes]], list[bytes]], threads: int) -> Side:
 
 def rocksdb_of(folder: Path, rows: int) -> Callable[[list[bytes]], list[bytes]]:
     """MultiGet from sorted tables without compression, whose index is in memory."""
+    import rocksdict as rocksdb
+
     options, table = rocksdb.Options(raw_mode=True), rocksdb.BlockBasedOptions()
     table.set_block_size(BLOCK)
     table.set_block_cache(rocksdb.Cache(8 << 20))
@@ -96,10 +103,10 @@ def rocksdb_of(folder: Path, rows: int) -> Callable[[list[bytes]], list[bytes]]:
 
 
 class Lmdb:
-    """A cursor's getmulti."""
-
     def __init__(self, folder: Path, rows: int) -> None:
-        self.path = folder / "lmdb"
+        import lmdb
+
+        self.path, self.open = folder / "lmdb", lmdb.open
         self.store = lmdb.open(str(self.path), map_size=rows * 2 * RECORD + (1 << 20))
         for first in range(0, rows, CHUNK):
             with self.store.begin(write=True) as change, change.cursor() as cursor:
@@ -110,7 +117,7 @@ class Lmdb:
         self.store.close()
         with (self.path / "data.mdb").open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        self.store = lmdb.open(str(self.path), readonly=True, lock=False, readahead=False)
+        self.store = self.open(str(self.path), readonly=True, lock=False, readahead=False)
 
     def get(self, keys: list[bytes]) -> list[bytes]:
         with self.store.begin() as look, look.cursor() as cursor:
@@ -128,12 +135,68 @@ def pairs_of(first: int, rows: int) -> list[tuple[bytes, bytes]]:
     return list(zip(keys_of(np.arange(first, last)), parts, strict=True))
 
 
+def trained(folder: Path, edge: int) -> Callable[[list[BagBatch], bool], list[float]]:
+    """A hundredth of each table in HBM, rows to `edge` in DRAM: seconds of its steps."""
+    homes = (
+        ("hbm", "device", 0, TABLE_ROWS // 100, 0),
+        ("dram", "staged", TABLE_ROWS // 100, edge, 2 * SAMPLES),
+        ("ssd", "staged", edge, TABLE_ROWS, SAMPLES),
+    )
+    shards = tuple(
+        Shard(one.name, (first, last, 1), (0, WIDTH), ("gpu:0",), memory, lookup, staging_rows=room)
+        for one in TABLES
+        for memory, lookup, first, last, room in homes
+        if first < last
+    )
+    plan = Plan(TABLES, Topology.parse("1xh100", ssd="1TiB"), shards)
+    rows = PlacedEmbeddings(plan, backend="tiered", drive=folder, seed=None)
+    dlrm = Dlrm(dict.fromkeys(rows.feature_names, WIDTH), 13, bottom=(512, 256), top=(1024, 512))
+
+    def run(batches: list[BagBatch], has_dense: bool) -> list[float]:
+        ends = []
+        for batch in look_ahead(batches, rows):
+            ends.append(time.perf_counter())
+            pooled = rows(batch)
+            stacked = torch.stack([*pooled.values()])
+            (dlrm(torch.ones(SAMPLES, 13), pooled) if has_dense else stacked).mean().backward()
+        return np.diff(ends)[2:].tolist()
+
+    return run
+
+
+def steps(sides: dict[str, Any], turns: int) -> dict[str, list[float]]:
+    """Seconds of steps with look-ahead, without and with dense layers, the sides taking turns."""
+    found: dict[str, list[float]] = {}
+    ends = torch.arange(len(TABLES) * SAMPLES + 1)
+    for turn, dense in itertools.product(range(turns), (False, True)):
+        ids = (drawn(16 * turn + at, ends.numel() - 1, TABLE_ROWS) for at in range(16))
+        batches = [BagBatch(torch.from_numpy(each), ends, SAMPLES) for each in ids]
+        for name in sorted(sides, reverse=bool(turn % 2)):
+            found.setdefault(f"{name}{', DLRM' * dense}", []).extend(sides[name](batches, dense))
+    print(markdown(["step", "ms"], [[k, f"{median(v) * 1e3:.1f}"] for k, v in found.items()]))
+    return found
+
+
+def drawn(seed: int, lookups: int, rows: int) -> np.ndarray[Any, Any]:
+    """Ids of Zipf's law with exponent 1.05."""
+    part = np.random.default_rng(seed).random(lookups) * (1 - rows**-0.05)
+    return np.minimum(((1 - part) ** -20).astype(np.int64) - 1, rows - 1)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--rows", type=int, default=8_000_000)
     parser.add_argument("--turns", type=int, default=12)
+    parser.add_argument("--steps", action="store_true", help="training steps instead of reads")
     asked = parser.parse_args()
+    known = {"machine": machine(), "versions": versions("torch", "numba", "rocksdict", "lmdb")}
+    if asked.steps:
+        edges = {"DRAM": TABLE_ROWS, "drive": TABLE_ROWS * 11 // 100}
+        models = {name: trained(asked.folder, edge) for name, edge in edges.items()}
+        results = known | {"steps_s": steps(models, asked.turns)}
+        (RESULTS / f"drive-steps-{slug()}.json").write_text(json.dumps(results, indent=1) + "\n")
+        return
     with tempfile.TemporaryDirectory(dir=asked.folder) as name:
         folder = Path(name)
         records = DriveRecords(folder / "records", asked.rows, RECORD)
@@ -153,8 +216,7 @@ def main() -> None:
         }
         turns: dict[str, list[float]] = {name: [] for name in sides}
         for turn in range(asked.turns):
-            drawn = np.random.default_rng(turn).random(LOOKUPS) * (1 - asked.rows**-0.05)
-            rows = np.unique(((1 - drawn) ** -20).astype(np.int64) - 1)
+            rows = np.unique(drawn(turn, LOOKUPS, asked.rows))
             for name in (*list(sides)[turn % 6 :], *list(sides)[: turn % 6]):
                 pages.drop()
                 run = sides[name](rows)
@@ -169,8 +231,7 @@ def main() -> None:
         for name, speed in speeds.items()
     ]
     print(markdown(["side", "rows/s", "MB/s", "placer's speed over it"], lines))
-    found = {"machine": machine(), "versions": versions("torch", "numba", "rocksdict", "lmdb")}
-    results = {**found, "rows": asked.rows, "rows_per_s": turns}
+    results = {**known, "rows": asked.rows, "rows_per_s": turns}
     (RESULTS / f"drive-{slug()}.json").write_text(json.dumps(results, indent=1) + "\n")
 
 

@@ -37,14 +37,8 @@ from placer.files import write_text
 class Prediction:
     """A measurement beside what the model says of it.
 
-    Attributes
-    ----------
-    predicted_s : float
-        By the constants as they are.
-    left_out_s : float
-        By constants that were fitted to other sources alone.
-    detail : str
-        What the step waits for.
+    `predicted_s` is by the constants as they are, `left_out_s` by constants that were fitted to
+    other sources alone; `detail` is what the step waits for.
     """
 
     measurement: Measurement

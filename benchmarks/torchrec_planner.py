@@ -109,20 +109,10 @@ def server(workload: str, hbm: str) -> Problem:
 
 @dataclass(frozen=True, slots=True)
 class Rating:
-    """What TorchRec says of a plan.
+    """What TorchRec says of a plan: the slowest rank's time, storage by rank, whether it fits.
 
-    Attributes
-    ----------
-    step_time_s : float
-        Time of the slowest rank.
-    hbm_bytes, ddr_bytes : tuple of int
-        Storage of each rank.
-    fits : bool
-        Whether every rank has that much.
-    sharding_plan : ShardingPlan
-        The plan as TorchRec takes it; its own checks have passed.
-    options : list of ShardingOption
-        The plan as its planner has it.
+    `sharding_plan` is the plan as TorchRec takes it, whose own checks have passed, and `options`
+    the plan as its planner has it.
     """
 
     step_time_s: float

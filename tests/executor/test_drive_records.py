@@ -19,7 +19,9 @@ from torch import Tensor
 
 from placer.errors import PlacerError
 from placer.executor.cold.block_file import BlockFile
+from placer.executor.cold.block_queue import READ, BlockQueue
 from placer.executor.cold.drive import DriveRecords
+from placer.executor.cold.kept_blocks import KeptBlocks
 
 BLOCK = 4096
 
@@ -153,6 +155,59 @@ def test_reads_beside_writes_of_the_same_blocks(tmp_path: Path) -> None:
             works += [threads.submit(read), threads.submit(read)]
             for work in works:
                 work.result()
+
+
+def test_a_row_that_was_read_lately_is_written_without_a_second_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch's rows are written two batches later."""
+    reads: list[int] = []
+    submit = BlockQueue.submit
+
+    def counted(queue, operation, file, slots, offsets) -> None:
+        reads.append(len(slots) if operation == READ else 0)
+        submit(queue, operation, file, slots, offsets)
+
+    rows, per_block = 280_000, 7
+    batches = [torch.arange(at, rows, 80 * per_block) for at in range(0, 4 * per_block, per_block)]
+    with opened(tmp_path, rows, 516) as records:
+        expected = drawn(rows, 516)
+        records.write(torch.arange(rows), expected)
+        monkeypatch.setattr(BlockQueue, "submit", counted)
+
+        def needed(operation, *arguments) -> int:
+            reads.clear()
+            operation(*arguments)
+            return sum(reads)
+
+        for at, batch in enumerate(batches):
+            if at >= 2:
+                before = batches[at - 2]
+                expected[before] = drawn(len(before), 516, seed=at)
+                assert needed(records.write, before, expected[before]) == 0
+            assert needed(records.read, batch) == len(batch)
+        once = batches[3][:9]
+        expected[once] = drawn(9, 516, seed=9)
+        assert needed(records.write, once, expected[once]) == 0
+        assert needed(records.write, once, expected[once]) == 9  # It has changed since.
+        assert needed(records.write, batches[3][9:], expected[batches[3][9:]]) == 0
+        assert torch.equal(records.read(torch.arange(rows)), expected)
+
+
+def test_what_was_read_while_others_wrote_is_not_kept() -> None:
+    kept, blocks, content = KeptBlocks(9, BLOCK), np.arange(3), np.ones((3, BLOCK), np.uint8)
+    began = kept.clock
+    kept.tick()
+    kept.keep(blocks, content, began)
+    kept.keep(blocks, content, kept.clock)
+    kept.tick()
+    kept.keep(blocks, content, began)
+    found = np.zeros((3, BLOCK), np.uint8)
+    assert not kept.take(blocks, found).size
+    kept.keep(blocks, content, kept.clock)
+    assert kept.take(np.array([5, 1, 7]), found).tolist() == [1]
+    assert [row.any() for row in found] == [False, True, False]
+    assert kept.take(blocks, found).tolist() == [0, 2]
 
 
 DAMAGE = {

@@ -14,6 +14,7 @@ from torch import Tensor
 from placer.errors import PlacerError
 from placer.executor.cold.block_file import BlockFile
 from placer.executor.cold.block_queue import DEPTH, READ, WRITE, Array, BlockQueue, two_queues
+from placer.executor.cold.kept_blocks import KeptBlocks
 
 
 class DriveRecords:
@@ -52,7 +53,8 @@ class DriveRecords:
         if rows < 0 or record_bytes < 1:
             raise PlacerError(f"{rows} records of {record_bytes} bytes make no file; give others")
         self.rows, self.record_bytes = rows, record_bytes
-        self._file = BlockFile(path, rows, record_bytes)
+        self._file = file = BlockFile(path, rows, record_bytes)
+        self._kept = KeptBlocks(-(-rows // file.per_block), file.block_bytes)
         self._writing = threading.Lock()
 
     def read(self, rows: Tensor) -> Tensor:
@@ -83,7 +85,7 @@ class DriveRecords:
         ----------
         rows : Tensor
             int64 ``[n]`` on the CPU, distinct, in any order. A block of which not all rows are
-            given is read before.
+            given is read before, if it was not read lately.
         records : Tensor
             uint8 ``[n, record_bytes]`` on the CPU.
 
@@ -98,7 +100,11 @@ class DriveRecords:
             has = f"{records.dtype} {tuple(records.shape)}"
             raise PlacerError(f"the records to write are {has}; give torch.uint8 {shape}")
         with self._writing:
-            self._move(WRITE, rows, records.numpy())
+            self._kept.tick()
+            try:
+                self._move(WRITE, rows, records.numpy())
+            finally:
+                self._kept.tick()
 
     def flush(self) -> None:
         """Wait until what was written is on the drive."""
@@ -119,7 +125,7 @@ class DriveRecords:
     def _move(self, operation: int, rows: Tensor, records: Array) -> None:
         self._check_open()
         file = self._file
-        transfer = _Transfer(file, operation, rows.numpy(), records)
+        transfer = _Transfer(file, self._kept, operation, rows.numpy(), records)
         try:
             # While blocks of one queue are checked, the drive has those of the other.
             with two_queues(file.block_bytes) as queues:
@@ -135,8 +141,11 @@ class DriveRecords:
 class _Transfer:
     """Records that are read or written, in the order of the file."""
 
-    def __init__(self, file: BlockFile, operation: int, rows: Array, records: Array) -> None:
+    def __init__(
+        self, file: BlockFile, kept: KeptBlocks, operation: int, rows: Array, records: Array
+    ) -> None:
         self._file, self._is_write, self._records = file, operation == WRITE, records
+        self._kept, self._began = kept, kept.clock
         self._order = np.argsort(rows, kind="stable")
         rows = rows[self._order]
         for row in (*rows[:1], *rows[-1:]):
@@ -165,7 +174,11 @@ class _Transfer:
             slots, counts = np.arange(blocks.size), np.diff(begins)
             cell = np.repeat(slots, counts), self._place[part]
             present = np.minimum(file.per_block, file.rows - blocks * file.per_block)
-            old = slots[counts < present] if self._is_write else slots
+            partial = slots[counts < present]
+            old = slots
+            if self._is_write:
+                known = self._kept.take(blocks, queue.buffers)
+                old = np.setdiff1d(partial, known, assume_unique=True)
             queue.submit(READ, file.descriptor, old, blocks[old] * block_bytes)
             yield
             self._finish(queue, blocks, "read")
@@ -173,8 +186,10 @@ class _Transfer:
                 raise file.failure(damaged, "is damaged: its checksum is wrong")
             if not self._is_write:
                 self._records[records] = cells[cell]
+                # Blocks of which all rows are read are those of a checkpoint, not of a batch.
+                self._kept.keep(blocks[partial], queue.buffers[partial], self._began)
                 continue
-            queue.buffers[np.delete(slots, old)] = 0
+            queue.buffers[np.setdiff1d(slots, partial, assume_unique=True)] = 0
             cells[cell] = self._records[records]
             checksums = file.checksums(queue.buffers[: blocks.size], blocks)
             queue.buffers.view("<u4")[: blocks.size, -1] = checksums
