@@ -1,20 +1,23 @@
 """Keep the latest cost curves of shards, and take one point of a curve."""
 
 from collections import OrderedDict
+from typing import TypeVar
 
 import numpy as np
 
 from cost_models import CostCurve
 from solvers.model.knapsack import Float
 
+T = TypeVar("T")
+
 _CURVES = 4096
 """Curves kept at a time; priced costs, which are far smaller, are kept for good."""
 
 
-class LatestCurves(OrderedDict[tuple[object, ...], CostCurve]):
-    """The latest curves by key."""
+class Latest(OrderedDict[tuple[object, ...], T]):
+    """The latest curves, or costs, by key."""
 
-    def keep(self, key: tuple[object, ...], curve: CostCurve) -> None:
+    def keep(self, key: tuple[object, ...], curve: T) -> None:
         """Keep one more, and let the oldest go where there are too many."""
         self[key] = curve
         if len(self) > _CURVES:

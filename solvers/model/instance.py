@@ -28,8 +28,9 @@ from placer.plan.memory import key_map_bytes
 from placer.problem import Problem
 from solvers.model.arena_times import ArenaTimes
 from solvers.model.constraint_rules import ConstraintRules
-from solvers.model.curves import LatestCurves, at_share
+from solvers.model.curves import Latest, at_share
 from solvers.model.delays import Delay
+from solvers.model.drive_rows import DriveRows, is_open
 from solvers.model.knapsack import Float, costs_at_price, priced_costs
 from solvers.model.objective import Objective
 from solvers.model.option_words import search_space
@@ -82,6 +83,8 @@ class Instance:
         What arenas take besides.
     delay : Delay or None
         Where the schedule has a phase for it beyond the cost model's.
+    drives : DriveRows
+        Shares of rows on drives that sharding options leave open.
 
     Parameters
     ----------
@@ -92,6 +95,8 @@ class Instance:
         their HBM: 0 to 1.
     with_replicas : bool
         Whether options that replicate rows are searched.
+    dram_price : float
+        Seconds that a byte of DRAM counts where GPUs choose the rows in their HBM, and on drives.
     """
 
     def __init__(
@@ -103,15 +108,17 @@ class Instance:
         like: "Instance | None" = None,
         host_share: float = 0.0,
         with_replicas: bool = True,
+        dram_price: float = 0.0,
     ) -> None:
         self.problem = problem
         self.cost_model = cost_model
         self.delay, self.host_share, self.with_replicas = delay, host_share, with_replicas
+        self.dram_price, self.drives = dram_price, DriveRows(self)
         topology = problem.topology
         schedule = cost_model.schedule(problem)
         if delay is not None:
             schedule = delay.schedule(schedule)
-        self.objective = Objective(schedule, chain_weights)
+        self.chain_weights, self.objective = chain_weights, Objective(schedule, chain_weights)
         self.gpus = len(topology.gpus)
         self.tables = len(problem.profile)
         self.kind_of_gpu = list(topology.kind_of_gpu)
@@ -135,8 +142,9 @@ class Instance:
             self.dram_bytes = self.all_dram_bytes * (1 - _SPARE_DRAM)
         self._rules = ConstraintRules(problem)
         # As the cost model has them, and as the objective weighs them.
-        self._model_curves: LatestCurves = LatestCurves() if like is None else like._model_curves
-        self._curves = LatestCurves()
+        self._model_curves: Latest[CostCurve] = Latest() if like is None else like._model_curves
+        self._curves: Latest[CostCurve] = Latest()
+        self._settled_costs: Latest[Float] = Latest()
         self._priced_costs: dict[tuple[object, ...], Float] = {}
         self._options: dict[int, tuple[ShardingOption, ...]] = {}
         if like is not None and like.with_replicas == with_replicas:
@@ -144,6 +152,19 @@ class Instance:
         self._costs_at: dict[tuple[object, ...], Float] = {}
         self._option_costs: dict[tuple[int, ShardingOption, int], Float] = {}
         self._replicas: OrderedDict[int, Replicas] = OrderedDict()
+
+    def at_dram_price(self, dram_price: float) -> "Instance":
+        """The same problem, with a byte of DRAM worth so many seconds."""
+        return Instance(
+            self.problem,
+            self.cost_model,
+            self.chain_weights,
+            self.delay,
+            self,
+            self.host_share,
+            self.with_replicas,
+            dram_price,
+        )
 
     @cached_property
     def lacks_dram(self) -> bool:
@@ -233,6 +254,7 @@ class Instance:
 
     def curve(self, shard: TableShard, gpu: int) -> CostCurve:
         """Cost of a shard on a GPU."""
+        shard = self.drives.settled(shard, gpu)
         key = self._key(shard, gpu)
         curve = self._curves.get(key)
         if curve is None:
@@ -247,7 +269,17 @@ class Instance:
         return curve
 
     def free_curve(self, shard: TableShard, gpu: int) -> CostCurve:
-        """Cost of a shard on a GPU if no constraint limited its rows in HBM."""
+        """Cost of a shard on a GPU if no constraint limited its rows in HBM.
+
+        With any share of its rows on the drive, it is that with none there.
+        """
+        if shard.option.home.drive_share == ANY_SHARE:
+            key = self._key(shard, gpu)
+            curve = self._curves.get(key)
+            if curve is None:
+                curve = self._weighed(shard, gpu, key)
+                self._curves.keep(key, curve)
+            return curve
         if not self._rules.limits_tiers(shard):
             return self.curve(shard, gpu)
         return self._weighed(shard, gpu, self._key(shard, gpu))
@@ -255,7 +287,7 @@ class Instance:
     def _weighed(self, shard: TableShard, gpu: int, key: tuple[object, ...]) -> CostCurve:
         """The cost model's curve, but that its `gpu_s` weighs phases as the objective does.
 
-        And its host's memory, which all GPUs of the host share.
+        And its host's memory, which all GPUs of the host share, and bytes there.
         """
         weights = self.objective.weights
         curve = self._model_curves.get(key)
@@ -265,14 +297,19 @@ class Instance:
             self._model_curves.keep(key, curve)
         if self.delay is not None:
             curve = self.delay.with_phase(curve)
-        if self.objective.is_plain_sum and not self.host_share:
+        if self.objective.is_plain_sum and not (self.host_share or self.dram_price):
             return curve
         gpu_s, split_s = weights @ curve.phase_s, float(weights @ curve.split_phase_s)
+        drive_s = curve.drive_s_of_phases
+        if drive_s is not None:  # Of the delay, which nothing on a drive is part of, it has none.
+            drive_s = (1 - self.host_share) * (weights[: len(drive_s)] @ drive_s)
         if self.host_share:
             peers = self.host_of_gpu.count(self.host_of_gpu[gpu])
             gpu_s = (1 - self.host_share) * gpu_s + self.host_share * peers * curve.dram_s
             split_s *= 1 - self.host_share
-        return replace(curve, gpu_s=gpu_s, split_s=split_s)
+        if self.dram_price:
+            gpu_s += self.dram_price * curve.dram_bytes
+        return replace(curve, gpu_s=gpu_s, split_s=split_s, drive_s=drive_s)
 
     @cached_property
     def sharding_overhead_s(self) -> float | None:
@@ -314,10 +351,15 @@ class Instance:
 
     def priced_costs(self, shard: TableShard, gpu: int) -> Float:
         """Cost of a shard on a GPU at each of `prices`."""
+        shard = self.drives.settled(shard, gpu)
         key = self._key(shard, gpu)
-        costs = self._priced_costs.get(key)
+        costs = self._priced_costs.get(key, self._settled_costs.get(key))
         if costs is None:
-            costs = self._priced_costs[key] = priced_costs(self.curve(shard, gpu), self.prices)
+            costs = priced_costs(self.curve(shard, gpu), self.prices)
+            if is_open(shard):
+                self._settled_costs.keep(key, costs)
+            else:
+                self._priced_costs[key] = costs
         return costs
 
     def costs_at(self, shard: TableShard, gpu: int, index: int) -> Float:
@@ -325,6 +367,7 @@ class Instance:
 
         Ten times as fast, where that is all that is asked of a shard.
         """
+        shard = self.drives.settled(shard, gpu)
         key = self._key(shard, gpu)
         priced = self._priced_costs.get(key)
         if priced is not None:

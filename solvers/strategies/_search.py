@@ -75,6 +75,8 @@ class Search:
         """A search with nothing but its Lagrangian bound: see `lagrangian_bound` for `known`."""
         before_s = clock.left_s
         lagrangian = lagrangian_bound(instance, known)
+        if lagrangian.dram_price:
+            instance = instance.at_dram_price(lagrangian.dram_price)
         bound_s = lagrangian.step_time_s + instance.fixed_s
         return cls(instance, clock, lagrangian, bound_s, bounded_in_s=before_s - clock.left_s)
 
