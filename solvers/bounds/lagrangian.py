@@ -155,7 +155,7 @@ def lagrangian_bound(instance: Instance, known: LagrangianBound | None = None) -
         prices, dram_s = prices_around(known.price_s_per_byte), known.dram_s
     dram_price = 0.0 if known is None else known.dram_price
     bound = _bound_at(instance, prices, np.full(prices.size, dram_price), dram_s)
-    if not instance.lacks_dram or known is not None:
+    if not instance.lacks_dram or known is not None or not bound.step_time_s:
         return bound
     # A row that leaves HBM takes DRAM: the price of HBM is about that of DRAM, of narrow rows less.
     best = bound.step_time_s * instance.gpus / max(1.0, float(instance.dram_bytes.sum()))
@@ -169,7 +169,8 @@ def lagrangian_bound(instance: Instance, known: LagrangianBound | None = None) -
             bound = max(bound, found, key=lambda one: one.step_time_s)
             if found.step_time_s < limit_s:
                 break
-        best, ratio = found.dram_price, found.price_s_per_byte / found.dram_price
+        if found.dram_price:
+            best, ratio = found.dram_price, found.price_s_per_byte / found.dram_price
     return bound
 
 

@@ -204,7 +204,7 @@ class Assignment:
     def placements(self) -> list[Placement]:
         """The shards with their GPUs and hot rows, replicas aside."""
         return [
-            Placement(self.instance.drives.settled(shard, gpu), gpu, hot)
+            Placement(shard, gpu, hot)
             for gpu, (shards, knapsack) in enumerate(zip(self.shards, self.knapsacks, strict=True))
             for shard, hot in zip(shards, knapsack.hot_rows, strict=True)
         ]

@@ -36,7 +36,7 @@ class DriveRows:
 
     def __init__(self, instance: "Instance") -> None:
         self._instance = instance
-        self._shares: dict[tuple[object, ...], float] = {}
+        self._settled: dict[tuple[TableShard, int, float], TableShard] = {}
 
     def settled(self, shard: TableShard, gpu: int, dram_price: float | None = None) -> TableShard:
         """A shard with the share of rows on the drive that is best, if its option leaves it open.
@@ -46,16 +46,17 @@ class DriveRows:
         if shard.option.home.drive_share != ANY_SHARE:
             return shard
         price = self._instance.dram_price if dram_price is None else dram_price
-        key = *shard.cost_key, self._instance.kind_of_gpu[gpu], price
-        share = self._shares.get(key)
-        if share is None:
+        key = shard, self._instance.kind_of_gpu[gpu], price
+        settled = self._settled.get(key)
+        if settled is None:
             curve, first = self._instance.free_curve(shard, gpu), 0
             if price < np.inf:
                 assert curve.drive_s is not None
                 first = int((curve.drive_s - price * curve.dram_bytes).argmin())
             last = int(curve.hot_rows[-1])
-            share = self._shares[key] = _share(last - int(curve.hot_rows[first]), last)
-        return _with_share(shard, share)
+            settled = at_drive_share(shard, last - int(curve.hot_rows[first]), last)
+            self._settled[key] = settled
+        return settled
 
     def apart(self, shard: TableShard, gpu: int, costs: Float) -> tuple[Float, Float]:
         """Priced costs without the time of the drive; that, and what their DRAM is worth.
@@ -88,7 +89,9 @@ class DriveRows:
         worth_s = instance.dram_price * float(instance.dram_bytes.sum()) / instance.gpus
         return objective.members[chain], worth_s - float(objective.fixed[chain])
 
-    def filled(self, shards: Sequence[list[TableShard]], knapsack: Filled) -> list[list[TableShard]]:
+    def filled(
+        self, shards: Sequence[list[TableShard]], knapsack: Filled
+    ) -> list[list[TableShard]]:
         """The shards of each GPU, with DRAM full where shares are open; with all rows on drives if
         that does not fit.
         """
@@ -109,8 +112,11 @@ def opened(shard: TableShard) -> TableShard:
     return _with_share(shard, ANY_SHARE) if is_open(shard) else shard
 
 
-def _share(on_drive: int, rows: int) -> float:
-    return min(max(on_drive / max(1, rows), _LEAST_SHARE), 1 - _LEAST_SHARE)
+def at_drive_share(shard: TableShard, on_drive: int, rows: int) -> TableShard:
+    """A shard with so many of its rows on a drive, if its option leaves that open."""
+    if not is_open(shard):
+        return shard
+    return _with_share(shard, min(max(on_drive / max(1, rows), _LEAST_SHARE), 1 - _LEAST_SHARE))
 
 
 def _with_share(shard: TableShard, share: float) -> TableShard:
@@ -130,7 +136,7 @@ class _Host:
     ) -> None:
         self._drives, self._instance, self._shards = drives, instance, shards
         self._knapsack = knapsack
-        price = instance.dram_price or float(instance.prices[1:-1].mean())
+        price = instance.dram_price or float(instance.prices[-2])
         self._prices = np.array([np.inf, *price * _FACTORS, 0.0])
         self._known: dict[tuple[int, int], tuple[list[TableShard], Knapsack | None]] = {}
 
@@ -222,6 +228,6 @@ class _Host:
                 continue
             shard = found[gpu][number]
             rows = int(self._instance.free_curve(opened(shard), gpu).hot_rows[-1])
-            found[gpu][number] = _with_share(shard, _share(on_drive, rows))
+            found[gpu][number] = at_drive_share(shard, on_drive, rows)
             left, times_s[gpu] = left - taken, times_s[gpu] - saved
         return max(times_s.values()), found

@@ -40,7 +40,7 @@ from solvers.model.replicas import Replicas
 Block = tuple[TableShard, ...]
 """Shards that one GPU has to serve: mostly one."""
 
-_SPARE_DRAM = 0.005
+_SPARE_DRAM = 0.001
 """Share of DRAM that searches leave free where DRAM is short. A plan needs it for rows that did not
 fit in HBM after all."""
 
