@@ -155,7 +155,8 @@ def lagrangian_bound(instance: Instance, known: LagrangianBound | None = None) -
         prices, dram_s = prices_around(known.price_s_per_byte), known.dram_s
     dram_price = 0.0 if known is None else known.dram_price
     bound = _bound_at(instance, prices, np.full(prices.size, dram_price), dram_s)
-    if not instance.lacks_dram or known is not None or not bound.step_time_s:
+    is_priced = instance.lacks_dram and known is None
+    if not (is_priced and 0 < bound.step_time_s < math.inf):
         return bound
     # A row that leaves HBM takes DRAM: the price of HBM is about that of DRAM, of narrow rows less.
     best = bound.step_time_s * instance.gpus / max(1.0, float(instance.dram_bytes.sum()))
