@@ -26,13 +26,15 @@ def machine(
     hbm_bytes: int = 1 << 40,
     dram_bytes: int = 1 << 40,
     launch_s: float = 1e-6,
+    servers: int = 0,
 ) -> Topology:
-    """`hosts` equal hosts of `gpus` equal GPUs each, of round bandwidths."""
+    """`hosts` equal hosts of `gpus` equal GPUs each, and `servers` without, of round bandwidths."""
     names = [f"host:{number}" for number in range(hosts)]
     ids = [(f"gpu:{number}", names[number // gpus]) for number in range(gpus * hosts)]
     links = [Link(gpu, host, "pcie", 1e10) for gpu, host in ids]
     links += [Link(gpu, host, "nvlink", 1e11) for gpu, host in ids]
-    links += [Link(host, "network", "network", 1e10) for host in names] if hosts > 1 else []
+    names += [f"host:{hosts + number}" for number in range(servers)]
+    links += [Link(host, "network", "network", 1e10) for host in names] if len(names) > 1 else []
     return Topology(
         f"{hosts}x{gpus}",
         tuple(Gpu(gpu, host, hbm_bytes, 1e12, launch_s) for gpu, host in ids),
@@ -114,8 +116,8 @@ def covers(draw: st.DrawFn, table: Table, topology: Topology) -> list[Shard]:
                 )
             if shard.lookup in ("staged", "cached"):
                 shard = replace(shard, staging_rows=draw(st.integers(0, shard.row_count)))
-            if kind == "host" and draw(st.booleans()):
-                shard = replace(shard, devices=(topology.hosts[0].id,))
+            if kind == "host" and topology.servers and draw(st.booleans()):
+                shard = replace(shard, devices=(topology.servers[0].id,))
             shards.append(shard)
     return draw(st.permutations(shards))
 
@@ -123,7 +125,8 @@ def covers(draw: st.DrawFn, table: Table, topology: Topology) -> list[Shard]:
 @st.composite
 def plans(draw: st.DrawFn) -> Plan:
     """A sound plan of a few tables, row orders and all."""
-    topology = machine(draw(st.integers(1, 3)), draw(st.integers(1, 2)))
+    gpus, hosts = draw(st.integers(1, 3)), draw(st.integers(1, 2))
+    topology = machine(gpus, hosts, servers=draw(st.integers(0, 1)))
     names = draw(st.lists(_words, min_size=1, max_size=3, unique=True))
     chosen = tuple(draw(tables(name)) for name in names)
     shards = tuple(shard for table in chosen for shard in draw(covers(table, topology)))

@@ -445,7 +445,7 @@ def whole(table: Table, *devices: str) -> Shard:
 
 
 def of_three(*shards: Shard) -> Plan:
-    return Plan((A, B, C), machine(2, 2), shards)
+    return Plan((A, B, C), machine(2, 2, servers=1), shards)
 
 
 def halves(table: Table, *devices: str) -> list[Shard]:
@@ -485,11 +485,11 @@ def test_tables_that_belong_together(shards: list[Shard], words: list[str]) -> N
 
 
 def test_rows_that_hosts_serve() -> None:
-    pooled = Shard("A", (0, 10, 1), (0, 4), ("host:0",), "dram", "host")
+    pooled = Shard("A", (0, 10, 1), (0, 4), ("host:2",), "dram", "host")
     plan = of_three(pooled, whole(B), whole(C))
-    assert unmet(plan, Constraints.of({"A": rule("host:0", tier="dram")})) == []
+    assert unmet(plan, Constraints.of({"A": rule("host:2", tier="dram")})) == []
     (violation,) = unmet(plan, Constraints.of({"A": rule("gpu:0")}))
-    assert violation.message == "table 'A' is served by host:0, but pinned to gpu:0"
+    assert violation.message == "table 'A' is served by host:2, but pinned to gpu:0"
 
 
 def test_a_table_without_rows_is_in_every_tier() -> None:

@@ -139,7 +139,7 @@ WHOLE = in_hbm("t", (0, 10, 1), (0, 4))
         (replace(WHOLE, devices=()), "at least one device"),
         (replace(WHOLE, devices=("gpu:0", "gpu:0")), "each once"),
         (replace(WHOLE, devices=("gpu:7",)), "'gpu:7' is not in the topology"),
-        (replace(WHOLE, devices=("host:0",)), "host:0 is a host"),
+        (replace(WHOLE, devices=("host:0",)), "host:0 has GPUs, which serve its rows: name one"),
         (replace(WHOLE, memory="dram"), "'device' does not go with memory 'dram'"),
         (replace(WHOLE, lookup="staged"), "'staged' does not go with memory 'hbm'"),
         (replace(WHOLE, memory="dram", lookup="cached"), "with cache_rows 0"),
@@ -227,21 +227,43 @@ def test_memory_by_hand() -> None:
         "t", (3, 6, 1), (0, 4), ("gpu:1",), "dram", "cached", cache_rows=2, buffer_bytes=7
     )
     left = in_dram("t", (6, 10, 1), (0, 2), "gpu:0")
-    right = Shard("t", (6, 10, 1), (2, 4), ("host:0",), "dram", "host", buffer_bytes=9)
+    right = Shard("t", (6, 10, 1), (2, 4), ("host:1",), "dram", "host", buffer_bytes=9)
     plan = replace(
-        plan_of(TABLE, hot, cached, left, right),
+        plan_of(TABLE, hot, cached, left, right, topology=machine(servers=1)),
         row_order={"t": RowOrder("profile")},
         hot_ids={"t": np.arange(6)},
     )
     assert violations(plan) == []
-    gpu0, gpu1, host = device_memory(plan).values()
+    gpu0, gpu1, host, server = device_memory(plan).values()
     assert (gpu0.weight_bytes, gpu0.state_bytes, gpu0.buffer_bytes) == (3 * 16, 3 * 4, 100)
     assert (gpu1.weight_bytes, gpu1.state_bytes, gpu1.buffer_bytes) == (3 * 16, 3 * 4, 107)
     assert (gpu0.cache_bytes, gpu1.cache_bytes) == (0, 2 * (20 + ROW_CACHE_ENTRY_BYTES))
     # Strips of columns have their own copy of row-wise state.
-    assert (host.weight_bytes, host.state_bytes) == (3 * 16 + 4 * 8 + 4 * 8, 3 * 4 + 4 * 4 + 4 * 4)
-    assert host.buffer_bytes == 9
-    assert {use.row_map_bytes for use in (gpu0, gpu1, host)} == {10 * ROW_MAP_BYTES_PER_ROW}
+    assert (host.weight_bytes, host.state_bytes) == (3 * 16 + 4 * 8, 3 * 4 + 4 * 4)
+    assert (server.weight_bytes, server.state_bytes) == (4 * 8, 4 * 4)
+    assert (host.buffer_bytes, server.buffer_bytes) == (0, 9)
+    assert host.row_map_bytes == 0
+    assert {use.row_map_bytes for use in (gpu0, gpu1, server)} == {10 * ROW_MAP_BYTES_PER_ROW}
+
+
+def test_hosts_without_gpus_pool_rows_of_their_memory() -> None:
+    pooled = replace(WHOLE, devices=("host:1",), memory="dram", lookup="host")
+    with_server = plan_of(TABLE, pooled, topology=machine(servers=1))
+    assert violations(with_server) == []
+    for wrong in (
+        replace(pooled, memory="hbm", lookup="device"),
+        replace(pooled, lookup="staged"),
+        replace(pooled, lookup="uva"),
+        replace(pooled, lookup="cached", cache_rows=1),
+    ):
+        (found,) = violations(replace(with_server, shards=(wrong,)))
+        assert "host:1 is a host without GPUs: it serves memory dram by lookup host" in (
+            found.message
+        )
+    small = replace(with_server.topology.servers[0], memory_bytes=TABLE.total_bytes - 1)
+    topology = replace(with_server.topology, hosts=(with_server.topology.hosts[0], small))
+    with pytest.raises(CapacityError, match=r"host:1 would hold .* 1 bytes too many"):
+        verify(replace(with_server, topology=topology))
 
 
 def test_a_replica_in_dram_is_one_copy_per_gpu() -> None:

@@ -291,15 +291,15 @@ def test_a_file_of_tables_is_canonical(tmp_path: Path) -> None:
 def test_shards_on_a_host_and_tables_without_rows(tmp_path: Path) -> None:
     plan = Plan(
         (Table("t", 4, 2), Table("none", 0, 2)),
-        machine(),
+        machine(servers=1),
         (
-            replace(in_dram("t", (0, 4, 1), (0, 2), "host:0"), lookup="host"),
+            replace(in_dram("t", (0, 4, 1), (0, 2), "host:1"), lookup="host"),
             in_hbm("none", (0, 0, 1), (0, 2)),
         ),
     )
     opened: ShardFolder = write_shards(plan, checkpoint_of(plan), tmp_path / "shards")
     assert {file.parent.name for file in (tmp_path / "shards").glob("*/*")} == {
-        "host%3A0.dram",
+        "host%3A1.dram",
         "gpu%3A0.hbm",
     }
     assert opened.updates is None

@@ -50,8 +50,19 @@ def test_a_gpu_reaches_its_own_host_only() -> None:
 
 def test_sockets_may_be_joined() -> None:
     hosts = (HOST, Host("host:1", 1, 1.0))
-    topology = replace(SMALL, hosts=hosts, links=(*PCIE, Link("host:0", "host:1", "socket", 5.0)))
+    network = tuple(Link(host.id, "network", "network", 1.0) for host in hosts)
+    links = (*PCIE, *network, Link("host:0", "host:1", "socket", 5.0))
+    topology = replace(SMALL, hosts=hosts, links=links)
     assert topology.graph["host:0"]["host:1"]["socket"]["bytes_per_s"] == 5.0
+
+
+def test_servers_need_a_network() -> None:
+    hosts = (HOST, Host("host:1", 1, 1.0))
+    port = Link("host:1", "network", "network", 1.0)
+    with pytest.raises(TopologyError, match="host:0 has no network link, but host:1, without GPU"):
+        replace(SMALL, hosts=hosts, links=(*PCIE, port))
+    both = replace(SMALL, hosts=hosts, links=(*PCIE, port, replace(port, a="host:0")))
+    assert both.servers == (hosts[1],)
 
 
 def test_the_graph_has_everything() -> None:

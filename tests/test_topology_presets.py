@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from placer import Topology
 from placer.errors import PlacerError, TopologyError
-from placer.topology.kinds import GPU_KINDS, HOST_KINDS, NAMED, NETWORK_LATENCY_S, Rate
+from placer.topology.kinds import CPU_SERVER, GPU_KINDS, HOST_KINDS, NAMED, NETWORK_LATENCY_S, Rate
 from placer.topology.presets import (
     RESERVED_DRAM_SHARE,
     RESERVED_HBM_SHARE,
@@ -50,6 +50,34 @@ def test_part_of_a_server_has_its_part_of_the_host(kind: str) -> None:
     assert half.memory_bytes == pytest.approx(whole.memory_bytes / 2, abs=2**20)
     assert half.dram_bytes_per_s == pytest.approx(whole.dram_bytes_per_s / 2)
     assert whole.memory_bytes <= HOST_KINDS[kind].memory_bytes * (1 - RESERVED_DRAM_SHARE)
+
+
+def test_servers_without_gpus_come_after_the_hosts_with_them(tmp_path: Path) -> None:
+    machine = Topology.parse("2x8xh100+4xcpu", dram="64GiB", ssd="1TiB")
+    assert [host.id for host in machine.hosts] == [f"host:{n}" for n in range(6)]
+    assert [host.id for host in machine.servers] == ["host:2", "host:3", "host:4", "host:5"]
+    assert {host.memory_bytes for host in machine.hosts[:2]} == {64 * 2**30}
+    (server,) = {replace(host, id="") for host in machine.servers}
+    assert server.memory_bytes == int(CPU_SERVER.memory_bytes * (1 - RESERVED_DRAM_SHARE))
+    assert (server.dram_bytes_per_s, server.drive) == (CPU_SERVER.dram.bytes_per_s, None)
+    ports = [link.bytes_per_s for link in machine.links if link.kind == "network"]
+    assert ports == [360e9] * 2 + [CPU_SERVER.network.bytes_per_s] * 4
+    assert machine.gpus == Topology.parse("2x8xh100").gpus
+    assert "25 Gbit/s" in machine.sources["server network bandwidth"]
+    machine.save(tmp_path / "lab.yaml")
+    assert Topology.load(tmp_path / "lab.yaml") == machine
+    one = Topology.parse("zion+cpu")
+    assert (len(one.hosts), [host.id for host in one.servers]) == (2, ["host:1"])
+    for text, words in (("8xh100+4xgpu", "not [+]4xgpu"), ("8xh100+1024xcpu", "1025 hosts")):
+        with pytest.raises(TopologyError, match=words):
+            Topology.parse(text)
+
+
+def test_racks_reach_servers_over_the_network() -> None:
+    rack = Topology.parse("gb200-nvl72+2xcpu")
+    alone = Topology.parse("gb200-nvl72")
+    assert rack.exchange_s("gpu:0", 1.0) == pytest.approx(alone.exchange_s("gpu:0", 1.0))
+    assert rack.network_bytes_per_s("gpu:0") == pytest.approx(45e9)  # One port of 400 Gbit/s.
 
 
 def test_a_rack_is_one_nvlink_domain() -> None:

@@ -10,7 +10,7 @@ from placer.errors import TopologyError
 from placer.topology.detect import host_memory_bytes
 from placer.topology.devices import Gpu, Host, Link
 from placer.topology.kinds import CPU_SERVER
-from placer.topology.presets import RESERVED_DRAM_SHARE, kinds
+from placer.topology.presets import cpu_server, kinds
 from placer.topology.topology import Topology
 
 _CPU_SERVERS = re.compile(r"(?:(?P<count>\d+)x)?cpu")
@@ -51,12 +51,6 @@ class Platform:
     sources: dict[str, str]
     network_bytes_per_s: float | None = None
     servers: int = 1
-
-
-def cpu_server() -> Host:
-    """Return the memory of the dual-socket server of Acun et al."""
-    memory_bytes = int(CPU_SERVER.memory_bytes * (1 - RESERVED_DRAM_SHARE))
-    return Host("cpu:0", memory_bytes, CPU_SERVER.dram.bytes_per_s)
 
 
 def platform(text: str, *, hbm: str | int | None = None, dram: str | int | None = None) -> Platform:

@@ -6,13 +6,14 @@ from typing import NamedTuple
 from cost_models import CostModel, CostReport
 from cost_models.dense import DenseCost, dense_cost
 from cost_models.sweep.placements import Placement, pooled_by_host, shortage
-from cost_models.sweep.platforms import Platform, cpu_server, server_topology
+from cost_models.sweep.platforms import Platform, server_topology
 from cost_models.sweep.settings import Setting
 from placer.errors import PlacerError
 from placer.plan.memory import Shortage, device_memory
 from placer.problem import Problem
 from placer.topology.devices import Host
 from placer.topology.kinds import CPU_SERVER
+from placer.topology.presets import cpu_server
 from placer.topology.topology import Topology
 from placer.units import format_bytes
 

@@ -256,7 +256,7 @@ def _with_gpus(key: str, rule: TableRule, topology: Topology) -> TableRule:
                 f"{topology.name!r} lacks; it has {_some(known, device)}"
             )
         devices += [device, *(gpu.id for gpu in topology.gpus_of(device))]
-    if not any(device in topology.gpus_by_id for device in devices):
+    if not any(device in topology.serving_numbers for device in devices):
         raise ProblemError(
             f"tables: {key!r} is pinned to {', '.join(devices)}, where no GPU can serve it"
         )
@@ -275,9 +275,9 @@ def _require_match(key: str, tables: Mapping[str, int]) -> None:
 def _require_common_gpu(
     group: Sequence[str], rules: Mapping[str, TableRule], topology: Topology
 ) -> None:
-    """Raise unless one GPU may serve all tables of a group."""
+    """Raise unless one GPU, or one host without GPUs, may serve all tables of a group."""
     pins = {name: rules[name].devices for name in group if rules[name].devices is not None}
-    for gpu in topology.gpus_by_id:
+    for gpu in topology.serving_numbers:
         if all(gpu in (devices or ()) for devices in pins.values()):
             return
     pinned = ", ".join(f"{name!r} to {', '.join(devices or ())}" for name, devices in pins.items())

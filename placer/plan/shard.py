@@ -23,10 +23,11 @@ class Shard:
     cols : (start, stop)
         Range of columns.
     devices : tuple of str
-        GPUs that serve the lookups; more than one is a replica on each.
+        GPUs that serve the lookups, or a host without GPUs; more than one is a replica on each.
     memory : {"hbm", "dram", "ssd"}
         Where the bytes are; ``dram`` is the memory of the serving GPU's host, ``ssd`` its drive,
-        from which rows are ``staged`` or ``cached``.
+        from which rows are ``staged`` or ``cached``. A host without GPUs serves its own ``dram``,
+        by lookup ``host``.
     lookup : {"device", "uva", "staged", "cached", "host"}
         How rows are read; see docs/plan-format.md.
     cache_rows : int

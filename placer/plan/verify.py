@@ -153,13 +153,18 @@ def _shard_violations(plan: Plan, shard: Shard) -> Iterator[Violation]:
     if not shard.devices or len(set(shard.devices)) != len(shard.devices):
         yield broken(f"devices {list(shard.devices)} must name at least one device, each once")
     for device in shard.devices:
-        on_gpu = device in plan.topology.gpus_by_id
+        on_gpu, attached = device in plan.topology.gpus_by_id, plan.topology.gpus_of(device)
         if not on_gpu and device not in plan.topology.hosts_by_id:
             yield broken(f"device {device!r} is not in the topology {plan.topology.name!r}")
+        elif attached:
+            yield broken(f"{device} has GPUs, which serve its rows: name one, as {attached[0].id}")
         elif on_gpu and shard.memory == "ssd" and _host_of(plan, device).drive is None:
             yield broken(f"its rows are on SSD, but the host of {device} has no drive")
         elif not on_gpu and (shard.memory, shard.lookup) != ("dram", "host"):
-            yield broken(f"{device} is a host: it serves memory dram with lookup host only")
+            yield broken(
+                f"{device} is a host without GPUs: it serves memory dram by lookup host, not "
+                f"{shard.memory} by {shard.lookup}"
+            )
     if (shard.memory == "hbm") != (shard.lookup == "device"):
         yield broken(f"lookup {shard.lookup!r} does not go with memory {shard.memory!r}")
     if (shard.memory == "ssd" or shard.dtype) and shard.lookup not in ("staged", "cached"):
@@ -205,10 +210,16 @@ def _row_order_violations(plan: Plan, table: Table) -> Iterator[Violation]:
 
 
 def _growing_violations(plan: Plan) -> Iterator[Violation]:
+    servers = {host.id for host in plan.topology.servers}
     for name, how in sorted(plan.growing.items()):
         table = plan.tables_by_name.get(name)
+        shards = plan.shards_by_table.get(name, ())
+        serving = {device for shard in shards for device in shard.devices}
         if table is None:
             message = f"table {name!r} grows but is not listed among the plan's tables"
+            yield Violation("growing", name, message)
+        elif without_gpus := sorted(serving & servers):
+            message = f"table {name!r} grows: GPUs serve it, not {without_gpus[0]}, without GPUs"
             yield Violation("growing", name, message)
         elif table.rows != how.rows:
             message = (

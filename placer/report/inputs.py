@@ -251,18 +251,24 @@ def estimate_report(source: str, tables: Sequence[Table], dense_parameters: int 
 
 def topology_report(topology: Topology) -> Report:
     """Report devices with their budgets and bandwidths, and the source of each constant."""
-    headline = [f"{counted(len(topology.gpus), 'GPU')} in {counted(len(topology.hosts), 'host')}"]
+    with_gpus, without = len(topology.hosts) - len(topology.servers), len(topology.servers)
+    of_gpus = f"{counted(len(topology.gpus), 'GPU')} in {counted(with_gpus, 'host')}"
+    headline = [of_gpus + (f", and {counted(without, 'host')} without GPUs" if without else "")]
     if topology.emulated:
         headline.append("The GPU is emulated: a part of host memory plays its memory.")
 
-    def of_gpu(bandwidth: Callable[[str], float]) -> Callable[[Gpu | Host], Any]:
+    def of_gpu(bandwidth: Callable[[str], float]) -> Callable[[Gpu | Host], float | None]:
         return lambda device: (bandwidth(device.id) or None) if isinstance(device, Gpu) else None
+
+    def of_network(device: Gpu | Host) -> float | None:
+        if device in topology.servers:
+            return topology.server_bytes_per_s(device.id)
+        return of_gpu(topology.network_bytes_per_s)(device)
 
     links = {
         "host_link": ("to host", topology.host_link_bytes_per_s),
         "peer": ("to peers", topology.peer_bytes_per_s),
         "rack": ("to rack", topology.rack_bytes_per_s),
-        "network": ("to network", topology.network_bytes_per_s),
     }
     devices = table_of(
         (*topology.gpus, *topology.hosts),
@@ -276,6 +282,7 @@ def topology_report(topology: Topology) -> Report:
             Column(f"{link}_bytes_per_s", title, of=of_gpu(bandwidth))
             for link, (title, bandwidth) in links.items()
         ),
+        Column("network_bytes_per_s", "to network", of=of_network),
         shown=MOST_DEVICES,
     )
     sources = table_of(

@@ -69,6 +69,8 @@ class Drive:
 class Host:
     """A host: memory that its GPUs share, and CPUs that can pool rows.
 
+    Without GPUs it is a server: its CPUs pool its rows, and send the sums over the network.
+
     Attributes
     ----------
     memory_bytes : int

@@ -1,4 +1,4 @@
-"""Machines by name: ``8xh100``, ``2x8xa100-80``, ``1xt4``, ``big-basin``, ``zion``.
+"""Machines by name: ``8xh100``, ``2x8xa100-80``, ``1xt4``, ``big-basin``, ``zion+4xcpu``.
 
 Every constant is data with its source: what the vendor states, and the share of it that
 random reads and writes of embedding rows reach. Where no measurement is known the share is
@@ -12,6 +12,7 @@ from placer.errors import TopologyError, did_you_mean
 from placer.topology.devices import Gpu, Host, Link, TopologyFields
 from placer.topology.kinds import (
     BETWEEN_RACKS,
+    CPU_SERVER,
     GPU_KINDS,
     HOST_KINDS,
     NAMED,
@@ -35,6 +36,7 @@ RESERVED_DRAM_SHARE = 0.10
 _GPUS_PER_HOST = 8
 _MOST_HOSTS = 1024
 _GRAMMAR = re.compile(r"(?:(?P<nodes>\d+)x)?(?P<count>\d+)x(?P<kind>[a-z][a-z0-9-]*)")
+_CPU_SERVERS = re.compile(r"(?:(?P<count>\d+)x)?cpu")
 _RACK = "gb200-nvl72"
 """A rack of 36 Grace with 2 GPUs each, all on NVLink."""
 _RACK_HOSTS, _RACK_HOST = 36, "2xgb200"
@@ -63,7 +65,8 @@ def preset_help() -> str:
     """Return what `preset` takes, in one line for error messages and ``--help``."""
     return (
         f"[NODESx]COUNTxKIND, such as 8xh100 or 16x8xh100, with KIND one of "
-        f"{', '.join(GPU_KINDS)}; or {', '.join([_RACK, *NAMED])} (also 2x{_RACK}, 4xbig-basin)"
+        f"{', '.join(GPU_KINDS)}; or {', '.join([_RACK, *NAMED])} (also 2x{_RACK}, 4xbig-basin); "
+        "each with servers without GPUs if you like, such as 8xh100+4xcpu"
     )
 
 
@@ -72,7 +75,8 @@ def preset(text: str) -> TopologyFields | None:
 
     ``[NODESx]COUNTxKIND``: COUNT GPUs in each of NODES hosts. A host with fewer than 8 GPUs
     has that share of the memory, memory bandwidth and network of the 8-GPU server that
-    HOST_KINDS names. GPUs keep 85% of their memory for embeddings and hosts 90%.
+    HOST_KINDS names. GPUs keep 85% of their memory for embeddings and hosts 90%. A name may end in
+    ``+Nxcpu``: N servers without GPUs, each as `CPU_SERVER` says.
 
     Raises
     ------
@@ -81,7 +85,11 @@ def preset(text: str) -> TopologyFields | None:
         message lists the kinds.
     """
     name = text.strip().lower()
-    spelled, racks = _spelled(name)
+    with_gpus, plus, cpus = name.partition("+")
+    servers = _CPU_SERVERS.fullmatch(cpus) if plus else None
+    if plus and not servers:
+        raise TopologyError(f"{text!r}: write servers without GPUs as +4xcpu, not +{cpus}")
+    spelled, racks = _spelled(with_gpus)
     match = _SERVERS.fullmatch(spelled) or _GRAMMAR.fullmatch(spelled)
     if match is None:
         return None
@@ -97,7 +105,8 @@ def preset(text: str) -> TopologyFields | None:
             f"{text!r} puts {count} GPUs in a host, which holds 1 to {_GPUS_PER_HOST}; "
             f"for more write NODESxCOUNTxKIND, such as 2x8x{match['kind']}"
         )
-    return _build(name, int(match["nodes"] or 1), count, gpu, host, racks)
+    cpu_hosts = int(servers["count"] or 1) if servers else 0
+    return _build(name, int(match["nodes"] or 1), count, gpu, host, racks, cpu_hosts)
 
 
 def _spelled(name: str) -> tuple[str, int]:
@@ -110,7 +119,7 @@ def _spelled(name: str) -> tuple[str, int]:
 
 def kinds(text: str) -> tuple[GpuKind, HostKind, int] | None:
     """Return the GPU, the whole server and the GPUs per host of a preset, or None if it is none."""
-    name, _ = _spelled(text.strip().lower())
+    name, _ = _spelled(text.strip().lower().partition("+")[0])
     servers = _SERVERS.fullmatch(name)
     if servers is not None:
         return *NAMED[servers["name"]], _GPUS_PER_HOST
@@ -124,11 +133,19 @@ def _whole_mib(size_bytes: float) -> int:
     return int(size_bytes // _MIB) * _MIB
 
 
+def cpu_server(id_: str = "cpu:0") -> Host:
+    """Return a server without GPUs, with what its system leaves of its memory."""
+    memory_bytes = int(CPU_SERVER.memory_bytes * (1 - RESERVED_DRAM_SHARE))
+    return Host(id_, memory_bytes, CPU_SERVER.dram.bytes_per_s)
+
+
 def _build(
-    name: str, nodes: int, count: int, gpu: GpuKind, host: HostKind, racks: int
+    name: str, nodes: int, count: int, gpu: GpuKind, host: HostKind, racks: int, servers: int
 ) -> TopologyFields:
-    if not 1 <= nodes <= _MOST_HOSTS:
-        raise TopologyError(f"{name!r} has {nodes} hosts; there can be 1 to {_MOST_HOSTS}")
+    if nodes < 1 or nodes + servers > _MOST_HOSTS:
+        raise TopologyError(
+            f"{name!r} has {nodes + servers} hosts; there can be 1 to {_MOST_HOSTS}"
+        )
     if host.most_gpus is not None and nodes * count > racks * host.most_gpus:
         raise TopologyError(
             f"{name!r} has {nodes * count} GPUs; a rack of {gpu.name} joins up to "
@@ -161,7 +178,8 @@ def _build(
             for one in gpus
         )
         sources["nvlink bandwidth"] = gpu.nvlink.describe()
-    if racks > 1:  # What joins the hosts of one rack then joins those of each.
+    in_racks = racks > 1 or (servers and host.most_gpus)
+    if in_racks:  # What joins the hosts of one rack then joins those of each.
         links.extend(
             Link(
                 one.id,
@@ -176,9 +194,23 @@ def _build(
         network, latency_s = BETWEEN_RACKS.scaled(part), NETWORK_LATENCY_S
     else:
         latency_s = host.network_latency_s
-    if nodes > 1:
+    if nodes + servers > 1:
         links.extend(
             Link(one.id, "network", "network", network.bytes_per_s, latency_s) for one in hosts
         )
         sources["network bandwidth"] = network.describe()
+    if servers:
+        cpu_hosts = tuple(cpu_server(f"host:{nodes + n}") for n in range(servers))
+        port = CPU_SERVER.network
+        links.extend(
+            Link(one.id, "network", "network", port.bytes_per_s, NETWORK_LATENCY_S)
+            for one in cpu_hosts
+        )
+        hosts += cpu_hosts
+        sources |= {
+            "server memory": f"{CPU_SERVER.memory_bytes / _GIB:.4g} GiB of a {CPU_SERVER.name}, "
+            f"less {RESERVED_DRAM_SHARE:.0%} for the system",
+            "server dram bandwidth": CPU_SERVER.dram.describe(),
+            "server network bandwidth": port.describe(),
+        }
     return TopologyFields(name, gpus, hosts, tuple(links), sources=sources)

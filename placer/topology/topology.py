@@ -2,13 +2,13 @@
 
 import os
 from collections import Counter
-from collections.abc import Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from placer.errors import TopologyError, did_you_mean
+from placer.topology.checks import check_devices, check_links
 from placer.topology.devices import Drive, Gpu, Host, Link, LinkKind, TopologyFields
 from placer.topology.kinds import GPU_KINDS, NAMED
 from placer.topology.presets import kinds, preset, preset_help
@@ -29,7 +29,7 @@ class Topology(TopologyFields):
     ------
     TopologyError
         If a link or GPU names a device that does not exist, a GPU has no way to its
-        host's memory, or a capacity is not positive.
+        host's memory, a host no way to hosts without GPUs, or a capacity is not positive.
 
     Examples
     --------
@@ -45,66 +45,19 @@ class Topology(TopologyFields):
             raise TopologyError(f"topology {self.name!r} names devices more than once: {twice}")
         if not self.gpus:
             raise TopologyError(f"topology {self.name!r} has no GPU to serve lookups")
-        self._check_devices()
-        self._check_links({*ids, "network"})
+        check_devices(self)
+        check_links(self, {*ids, "network"})
         for gpu in self.gpus:
             if self.link_of(gpu.id, "pcie") is None:
                 raise TopologyError(
                     f"{gpu.id} has no pcie link to {gpu.host}; without one it cannot read DRAM"
                 )
-
-    def _check_devices(self) -> None:
-        hosts = {host.id for host in self.hosts}
-        for gpu in self.gpus:
-            if gpu.host not in hosts:
+        for host in self.hosts if self.servers else ():
+            if self.link_of(host.id, "network") is None:
                 raise TopologyError(
-                    f"{gpu.id} is attached to {gpu.host!r}, which is none of {sorted(hosts)[:12]}"
+                    f"{host.id} has no network link, but {self.servers[0].id}, without GPU, serves "
+                    "rows over the network: add {a: " + host.id + ", b: network, kind: network}"
                 )
-            if gpu.memory_bytes < 0 or gpu.hbm_bytes_per_s <= 0:
-                raise TopologyError(f"{gpu.id} needs memory and a positive HBM bandwidth")
-        for host in self.hosts:
-            if host.memory_bytes < 0 or host.dram_bytes_per_s <= 0:
-                raise TopologyError(f"{host.id} needs memory and a positive DRAM bandwidth")
-            drive = host.drive
-            if drive and (
-                drive.memory_bytes < 0 or min(drive.reads_per_s, drive.writes_per_s) <= 0
-            ):
-                raise TopologyError(f"the drive of {host.id} needs bytes and positive rates")
-
-    def _check_links(self, known: Set[str]) -> None:
-        for link in self.links:
-            ends = (link.a,) if link.kind == "rack" else (link.a, link.b)
-            for end in ends:
-                if end not in known:
-                    raise TopologyError(
-                        f"link {link.a} – {link.b} ({link.kind}): no device is called {end!r}; "
-                        f"there are {', '.join(sorted(known)[:12])}"
-                    )
-            if link.bytes_per_s <= 0:
-                raise TopologyError(
-                    f"link {link.a} – {link.b} needs a positive bandwidth, not {link.bytes_per_s}"
-                )
-        self._check_link_ends()
-
-    def _check_link_ends(self) -> None:
-        homes = {gpu.id: gpu.host for gpu in self.gpus}
-        joined: set[tuple[str, str]] = set()
-        for link in self.links:
-            if link.kind == "socket":
-                continue
-            if link.kind == "rack":
-                joins, is_right = "a host to a rack such as rack:0", link.b.startswith("rack:")
-            elif link.kind == "network":
-                joins, is_right = "a host to network", link.b == "network"
-            else:
-                joins, is_right = "a GPU to its own host", link.b == homes.get(link.a)
-            if not is_right or (link.kind in ("rack", "network") and link.a in homes):
-                raise TopologyError(f"link {link.a} – {link.b}: a {link.kind} link joins {joins}")
-            if (link.a, link.kind) in joined:
-                raise TopologyError(
-                    f"{link.a} has two {link.kind} links; add their bandwidths up in one"
-                )
-            joined.add((link.a, link.kind))
 
     @cached_property
     def graph(self) -> "nx.Graph":
@@ -151,6 +104,27 @@ class Topology(TopologyFields):
     def hosts_by_id(self) -> dict[str, Host]:
         """Hosts by their id."""
         return {host.id: host for host in self.hosts}
+
+    @cached_property
+    def servers(self) -> tuple[Host, ...]:
+        """Hosts without GPUs: their CPUs pool the rows in their memory, and send the sums.
+
+        Examples
+        --------
+        >>> [host.id for host in Topology.parse("2x8xh100+2xcpu").servers]
+        ['host:2', 'host:3']
+        """
+        return tuple(host for host in self.hosts if host.id not in self._gpus_by_host)
+
+    @cached_property
+    def serving(self) -> tuple[Gpu | Host, ...]:
+        """All who may serve shards: GPUs, and then hosts without GPUs."""
+        return (*self.gpus, *self.servers)
+
+    @cached_property
+    def serving_numbers(self) -> dict[str, int]:
+        """The place of each device in `serving`, by its id."""
+        return {device.id: number for number, device in enumerate(self.serving)}
 
     def gpus_of(self, host: str) -> tuple[Gpu, ...]:
         """Return the GPUs attached to a host."""
@@ -229,6 +203,19 @@ class Topology(TopologyFields):
         """Return a GPU's share of its host's way to other hosts, each way; 0 if there is none."""
         return self._host_share(gpu, "network")
 
+    def server_bytes_per_s(self, server: str) -> float:
+        """Return what a host without GPUs sends to GPUs, or gets from them, each way.
+
+        Their hosts' links, or the GPUs' own, may be slower than those of all servers: each server
+        then has an even part of them.
+        """
+        ports = [self.link_of(host.id, "network") for host in self.hosts]
+        own = self.link_of(server, "network")
+        assert own is not None, "checked when the topology was made"
+        of_hosts = sum(port.bytes_per_s for port in ports if port and self.gpus_of(port.a))
+        of_gpus = sum(self.host_link_bytes_per_s(gpu.id) for gpu in self.gpus)
+        return min(own.bytes_per_s, min(of_hosts, of_gpus) / len(self.servers))
+
     def _host_share(self, gpu: str, kind: LinkKind) -> float:
         host = self.gpus_by_id[gpu].host
         link = self.link_of(host, kind)
@@ -300,7 +287,9 @@ class Topology(TopologyFields):
         dram: str | int | None = None,
         ssd: str | int | None = None,
     ) -> "Topology":
-        """Return the same machine with other budgets: `hbm` for each GPU, others for each host.
+        """Return the same machine with other budgets: `hbm` for each GPU, others for its host.
+
+        `dram` and `ssd` are of each host with GPUs; hosts without keep what they have.
 
         Raises
         ------
@@ -311,11 +300,17 @@ class Topology(TopologyFields):
         if hbm is not None:
             gpus = tuple(replace(gpu, memory_bytes=parse_bytes(hbm)) for gpu in gpus)
         if dram is not None:
-            hosts = tuple(replace(host, memory_bytes=parse_bytes(dram)) for host in hosts)
+            size = parse_bytes(dram)
+            hosts = tuple(
+                replace(host, memory_bytes=size) if self.gpus_of(host.id) else host
+                for host in hosts
+            )
         if ssd is not None:
             size = parse_bytes(ssd)
             hosts = tuple(
                 replace(host, drive=replace(host.drive or Drive(0), memory_bytes=size))
+                if self.gpus_of(host.id)
+                else host
                 for host in hosts
             )
         return replace(self, gpus=gpus, hosts=hosts)._checked()
@@ -329,11 +324,11 @@ class Topology(TopologyFields):
         dram: str | int | None = None,
         ssd: str | int | None = None,
     ) -> "Topology":
-        """Make the machine of a preset (``8xh100``, ``big-basin``), a YAML/TOML file, or ``auto``.
+        """Make the machine of a preset (``8xh100+4xcpu``), a YAML/TOML file, or ``auto``.
 
-        `hbm` and `dram` override the budget of each GPU and of each host; without them presets
+        `hbm` and `dram` override the budget of each GPU and of its host; without them presets
         keep a part of the memory for the rest of the model (see `placer.topology.presets`). `ssd`
-        gives each host a drive of so many bytes, or overrides its size.
+        gives the host of each GPU a drive of so many bytes, or overrides its size.
 
         Raises
         ------
@@ -369,7 +364,7 @@ class Topology(TopologyFields):
                 if gpu.memory_bytes > _ROUND_NUMBERS * most:
                     raise self._too_much(gpu.id, gpu.memory_bytes, f"its card, {gpu.chip!r},", most)
         for host in self.hosts:
-            if host.memory_bytes > host_bytes:
+            if host.memory_bytes > host_bytes and self.gpus_of(host.id):
                 raise self._too_much(host.id, host.memory_bytes, "such a host", host_bytes)
         return self
 

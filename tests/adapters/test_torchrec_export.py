@@ -48,7 +48,8 @@ def env_of(ranks: int) -> ShardingEnv:
 
 
 def plan_for(own: Table, *shards: Shard, gpus: int = 2, hosts: int = 1) -> Plan:
-    return Plan((own,), machine(gpus, hosts), shards)
+    servers = sum("host:1" in shard.devices for shard in shards)
+    return Plan((own,), machine(gpus, hosts, servers=servers), shards)
 
 
 def exported(plan: Plan, **more: Any) -> Any:
@@ -156,8 +157,8 @@ REFUSED = {
     ),
     "staged rows": ([shard("t", (0, 10), (0, 8), lookup="staged")], "say staged_as='uva'"),
     "rows that the host pools": (
-        [shard("t", (0, 10), (0, 8), "host:0", lookup="host")],
-        "served by host:0",
+        [shard("t", (0, 10), (0, 8), "host:1", lookup="host")],
+        "served by host:1",
     ),
     "three kinds of rows": (
         [

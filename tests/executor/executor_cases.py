@@ -35,15 +35,14 @@ class _OutputsOnCpu(PlacedEmbeddings):
         return {name: output.cpu() for name, output in super().forward(batch).items()}
 
 
-def machine(gpus: int = 4, hbm_bytes: int = 2**30, hosts: int = 1) -> Topology:
-    """GPUs spread over hosts."""
+def machine(gpus: int = 4, hbm_bytes: int = 2**30, hosts: int = 1, servers: int = 0) -> Topology:
+    """GPUs spread over hosts, and hosts without GPUs."""
     devices = tuple(Gpu(f"gpu:{i}", f"host:{i % hosts}", hbm_bytes, 1e12) for i in range(gpus))
-    return Topology(
-        "test",
-        devices,
-        tuple(Host(f"host:{i}", 2**32, 1e11) for i in range(hosts)),
-        tuple(Link(gpu.id, gpu.host, "pcie", 1e10) for gpu in devices),
-    )
+    all_hosts = tuple(Host(f"host:{i}", 2**32, 1e11) for i in range(hosts + servers))
+    links = [Link(gpu.id, gpu.host, "pcie", 1e10) for gpu in devices]
+    if servers:
+        links += [Link(host.id, "network", "network", 1e10) for host in all_hosts]
+    return Topology("test", devices, all_hosts, tuple(links))
 
 
 def shard(
@@ -110,7 +109,7 @@ def placements(table: Table) -> dict[str, Plan]:
     plans = {
         "hbm": plan_of([table]),
         "dram": plan_of([table], [shard(table, memory="dram")]),
-        "host": plan_of([table], [shard(table, on="host:0", memory="dram", lookup="host")]),
+        "host": plan_of([table], [shard(table, memory="dram", lookup="host")]),
         "split 0%": plan_of([table], split(0)),
         "split 1%": plan_of([table], split(max(1, rows // 100)), order),
         "split 50%": plan_of([table], split(half), order),

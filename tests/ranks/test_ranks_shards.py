@@ -76,7 +76,7 @@ def test_every_rank_gets_its_rows(outcomes: Outcomes, name: str) -> None:
 
 def test_files_of_other_ranks_are_not_read(outcomes: Outcomes) -> None:
     first, second = (read for *_, read in outcomes.of("own"))
-    assert first == {"gpu%3A0.hbm", "gpu%3A1.hbm", "gpu%3A1.dram", "host%3A0.dram"}
+    assert first == {"gpu%3A0.hbm", "gpu%3A1.hbm", "gpu%3A0.dram", "gpu%3A1.dram"}
     assert second == {"gpu%3A2.hbm", "gpu%3A3.hbm"}
 
 
