@@ -19,7 +19,8 @@ Cold = Literal["staged", "uva", "host", "cached"]
 """How rows in DRAM are read; see docs/plan-format.md."""
 
 ANY_SHARE = -1.0
-"""`ShardingOption.share` where shards may have any number of their rows in HBM."""
+"""`ShardingOption.share` and `ColdHome.drive_share` where shards may have any number of their rows
+in HBM, or on a drive."""
 
 _REPLICA = -1
 """`TableShard.column_slice` of the replicated rows."""
@@ -34,8 +35,8 @@ class ColdHome(NamedTuple):
     Attributes
     ----------
     drive_share : float
-        Share of each shard's rows that are on the host's drive: the coldest ones. 1: all that are
-        not in HBM.
+        Share of each shard's rows that are on the host's drive: the coldest ones, but for those in
+        HBM. `ANY_SHARE`: each shard has a share of its own, which solvers choose.
     dtype : str
         Type of cold rows; empty if their table's.
 
@@ -50,7 +51,7 @@ class ColdHome(NamedTuple):
 
     def first_on_drive(self, rows: int) -> int:
         """Return the first row on the drive, of `rows` rows with the hottest first."""
-        return rows - int(rows * self.drive_share)
+        return rows - round(rows * self.drive_share)
 
 
 IN_DRAM = ColdHome()
@@ -206,8 +207,7 @@ class CostCurve:
     Attributes
     ----------
     hot_rows : int64
-        Rows of the shard in HBM: from 0 to all, strictly increasing; without those that its option
-        has on a drive, if it has others in DRAM. Of replicas: all.
+        Rows of the shard in HBM: from 0 to all, strictly increasing. Of replicas: all.
     gpu_s : float64
         Time of the GPU, all phases together; without `split_s`.
     dram_s : float64
@@ -220,6 +220,10 @@ class CostCurve:
         `gpu_s` by the phases of the model's schedule; by default there is one phase.
     split_s_of_phases : float64, shape (phases,), optional
         `split_s` by phase.
+    drive_s : float64, optional
+        Of options with any share of rows on a drive, whose other arrays say what they cost with
+        none there: what `gpu_s` grows by if all rows from each of `hot_rows` on are there.
+    drive_s_of_phases : float64, shape (phases, m), optional
     only_points : bool
         Whether solvers may have no other numbers of rows in HBM than `hot_rows`, because times
         in between are not linear.
@@ -234,6 +238,8 @@ class CostCurve:
     split_hbm_bytes: float
     gpu_s_of_phases: Float | None = None
     split_s_of_phases: Float | None = None
+    drive_s: Float | None = None
+    drive_s_of_phases: Float | None = None
     only_points: bool = False
 
     @property

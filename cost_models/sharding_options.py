@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Literal
 
-from cost_models.base import IN_DRAM, Cold, ColdHome, ShardingOption
+from cost_models.base import ANY_SHARE, IN_DRAM, Cold, ColdHome, ShardingOption
 from placer.problem import Problem
 from placer.tables import ColdDType, Table
 
@@ -24,9 +24,6 @@ _GRID_COLUMN_SLICES = (2, 4)
 
 _REPLICATED_SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 """Shares of a table's lookups that replicated rows take, where they are not all rows."""
-
-_DRIVE_SHARES = (1.0, *(1 - 2.0**-n for n in range(1, 9)))
-"""Shares of a table's rows on the drive. Each leaves half as many rows in DRAM as the last."""
 
 _LEAST_SHARED_BYTES = 1 << 20
 """Of smaller tables, all cold rows or none are on the drive: shares of them free little memory."""
@@ -76,11 +73,11 @@ def standard_options(
 def cold_homes(problem: Problem, table: Table) -> tuple[ColdHome, ...]:
     """Where cold rows may lie besides DRAM in their table's type.
 
-    On the drives that hosts have, all of them or the coldest shares; in each of the problem's
-    widths, on the drive and in DRAM.
+    On the drives that hosts have, all of them or any share of the coldest; in each of the
+    problem's widths, on the drive and in DRAM.
     """
     has_drives = all(host.drive is not None for host in problem.topology.hosts)
-    some = _DRIVE_SHARES if table.total_bytes >= _LEAST_SHARED_BYTES else _DRIVE_SHARES[:1]
+    some = (1.0, ANY_SHARE) if table.total_bytes >= _LEAST_SHARED_BYTES else (1.0,)
     shares = (0.0, *some) if has_drives else (0.0,)
     dtypes: tuple[ColdDType | Literal[""], ...] = ("",)
     if table.dtype == "float32":  # The executor keeps rows of narrow tables as they are.

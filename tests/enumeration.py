@@ -15,6 +15,7 @@ from placer.constraints.unmet import unmet
 from placer.plan.memory import row_map_bytes
 from placer.tables import Table
 from solvers.model.build_plan import build_plan
+from solvers.model.drive_rows import at_drive_share, is_open
 from solvers.model.instance import Instance, Placement
 
 
@@ -151,21 +152,23 @@ class Enumeration:
         replicas = (replica,) if replica else ()
         base, base_map = self.part(replica, 0, option.replicated_rows) if replica else (0.0, False)
         spec = self.problem.profile.tables[table].table
-        hots = [self._hot_rows(shard, spec) for shard in shards]
+        ways = [self._ways(shard, spec) for shard in shards]
         for homes in permutations(self.gpus, len(shards)):
             served = np.zeros(self.first_byte + gpus + hosts)
             at = [self.first_byte + gpu for gpu in (self.gpus if replica else homes)]
             served[at] = row_map_bytes(spec)
-            allowed: dict[tuple[tuple[bool, bool], ...], bool] = {}
-            for hot_rows in product(*hots):
-                placed = tuple(map(Placement, shards, homes, hot_rows))
-                # Constraints tell none, some and all rows apart, and not how many are some.
-                kinds = tuple((h == 0, h == hot[-1]) for h, hot in zip(hot_rows, hots, strict=True))
+            allowed: dict[tuple[tuple[bool, ...], ...], bool] = {}
+            for way in product(*ways):
+                placed = tuple(
+                    Placement(shard, gpu, hot)
+                    for (shard, hot, _), gpu in zip(way, homes, strict=True)
+                )
+                kinds = tuple(kind for _, _, kind in way)
                 if kinds not in allowed:
                     allowed[kinds] = self._is_allowed(Choice(replicas, placed))
                 if not allowed[kinds]:
                     continue
-                parts = [self.part(*p) for p in zip(shards, homes, hot_rows, strict=True)]
+                parts = [self.part(p.shard, p.gpu, p.hot_rows) for p in placed]
                 costs = base + sum(cost for cost, _ in parts)
                 if base_map or any(mapped for _, mapped in parts):
                     costs = costs + served
@@ -174,6 +177,22 @@ class Enumeration:
     def _is_allowed(self, choice: Choice) -> bool:
         constraints = self.problem.constraints
         return not (constraints and unmet(self.plan([choice]), constraints))
+
+    def _ways(
+        self, shard: TableShard, spec: Table
+    ) -> list[tuple[TableShard, int, tuple[bool, ...]]]:
+        """Shards with hot rows, and what constraints tell apart: none, some and all rows.
+
+        With every number of rows on the drive where that is open.
+        """
+        rows, hots = len(range(*shard.rows(spec.rows))), self._hot_rows(shard, spec)
+        if not is_open(shard):
+            return [(shard, hot, (hot == 0, hot == hots[-1])) for hot in hots]
+        return [
+            (at_drive_share(shard, rows - first, rows), hot, (hot == 0, False))
+            for first in (range(1, rows) if len(hots) == rows + 1 else ())
+            for hot in range(first)
+        ]
 
     def _hot_rows(self, shard: TableShard, spec: Table) -> Sequence[int]:
         """Every number of hot rows that is not forbidden."""

@@ -34,7 +34,6 @@ from solvers.model.read_plan import placements_of
 def few_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables of few rows may be on drives, in three shares: all plans can be tried."""
     monkeypatch.setattr(sharding_options, "_LEAST_SHARED_BYTES", 0)
-    monkeypatch.setattr(sharding_options, "_DRIVE_SHARES", (1.0, 0.5, 0.75))
 
 
 def driven(seed: int) -> Problem:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from cost_models.base import CostCurve, Float, TableShard
+from cost_models.base import ANY_SHARE, CostCurve, Float, TableShard
 from cost_models.step_equation.phases import (
     COPIES,
     HOST,
@@ -47,15 +47,14 @@ def shard_curve(
     rows, (first, last) = int(load.hot_rows[-1]), shard.columns(spec.dim)
     width, row_bytes = last - first, spec.bytes_per_row(last - first)
     home_bytes = spec.bytes_per_row(width, option.home.dtype or None)
-    # Rows of the drive can only be in HBM where all cold rows are on it.
-    edge, on_drive = option.home.first_on_drive(rows), np.zeros(1)
-    in_three = 0 < edge < rows
+    share = option.home.drive_share
+    in_three, any_share = share not in (0, 1), share == ANY_SHARE
+    edge = rows if any_share else option.home.first_on_drive(rows)
     if in_three:
-        load = load.until(edge)
-        on_drive = load.counts[3, -1:]
-    elif option.home.drive_share == 1:
-        on_drive = load.counts[3]
+        load = load.with_points([edge])
     hot = load.hot_rows
+    # Where the rows of the drive begin, for each number of rows in HBM.
+    driven = np.maximum(np.arange(hot.size), np.searchsorted(hot, edge))
     exchange = exchange_of(
         problem,
         shard.table,
@@ -75,9 +74,11 @@ def shard_curve(
         sliced_row_bytes=is_slice * all_unique * row_bytes,
     )
     seconds = _seconds(problem, shard, costs, shares, extras, load)
-    if on_drive.any():
+    drive_s = np.zeros_like(seconds)
+    if share:
         row_s = drive_row_s(problem.topology, problem.topology.gpus[gpu].id, home_bytes)
-        seconds[COPIES] += row_s * on_drive
+        drive_s[COPIES] = row_s * load.counts[3]
+        seconds += drive_s[:, driven]
     split = Extras()
     if cold != "cached":  # A cache and the rows behind it are one shard, and know them by id.
         splits_map = not is_mapped and (in_three or profile.counts is not None)
@@ -87,10 +88,8 @@ def shard_curve(
     # replicated rows every GPU has that map anyway.
     has_map = profile.counts is not None and not option.replicated_rows
     map_bytes = row_map_bytes(spec) if has_map else 0
-    buffers = _buffer_bytes(problem, shard, load)
-    in_dram = ((int(hot[-1]) - hot) * home_bytes).astype(np.float64)
-    if option.home.drive_share == 1:
-        in_dram = np.zeros(hot.size)
+    buffers = _buffer_bytes(problem, shard, load, load.cold_in_flight[driven])
+    in_dram = ((hot[driven] - hot) * home_bytes).astype(np.float64)
     if cold == "cached":
         in_dram = np.where(hot < rows, float(rows * row_bytes), 0.0)
     phase_s, gpu_s = with_lanes(seconds[:HOST], problem.pipeline), seconds[: len(NAMES)]
@@ -104,6 +103,8 @@ def shard_curve(
         split_hbm_bytes=0.0 if by_rank or in_three or cold == "cached" else float(map_bytes),
         gpu_s_of_phases=phase_s,
         split_s_of_phases=with_lanes(split_phase_s, problem.pipeline),
+        drive_s=drive_s[: len(NAMES)].sum(axis=0) if any_share else None,
+        drive_s_of_phases=with_lanes(drive_s[:HOST], problem.pipeline) if any_share else None,
     )
 
 
@@ -194,8 +195,8 @@ def _host_vectors(problem: Problem, shard: TableShard, cold_lookups: Float) -> F
     return bags + by_row * (cold_lookups / total if total else np.zeros_like(cold_lookups))
 
 
-def _buffer_bytes(problem: Problem, shard: TableShard, load: Load) -> Float:
-    """Buffers of a shard in HBM, shape (m,)."""
+def _buffer_bytes(problem: Problem, shard: TableShard, load: Load, on_drive: Float) -> Float:
+    """Buffers of a shard in HBM, shape (m,); `on_drive` of its rows in flight lie there."""
     spec, cold = problem.profile.tables[shard.table].table, shard.option.cold
     first, last = shard.columns(spec.dim)
     hot, (all_lookups, _) = load.hot_rows, load.all_counts
@@ -204,7 +205,6 @@ def _buffer_bytes(problem: Problem, shard: TableShard, load: Load) -> Float:
     if cold not in ("staged", "cached"):
         return np.full(hot.size, fixed)
     # Rows in DRAM and on the drive are shards with buffers of their own.
-    on_drive = load.cold_in_flight[-1]
     buffers = fixed + staging_buffer_bytes(spec, load.cold_in_flight - on_drive, last - first)
     buffers += staging_buffer_bytes(spec, on_drive, last - first)
     if cold == "cached":

@@ -1,5 +1,6 @@
 """Lookups and distinct rows of a step that fall in slices of ranks, from a table's access CDF."""
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -48,12 +49,12 @@ class Load(NamedTuple):
     counts: Float
     cold_in_flight: Float
 
-    def until(self, rows: int) -> "Load":
-        """Return the load with at most `rows` rows in HBM."""
-        kept = np.append(self.hot_rows[self.hot_rows < rows], rows)
+    def with_points(self, rows: Sequence[int]) -> "Load":
+        """Return the load with points at some more numbers of rows in HBM."""
+        more = np.union1d(self.hot_rows, rows)
         values = np.vstack((self.counts, self.cold_in_flight))
-        of_rows = np.stack([np.interp(kept, self.hot_rows, row) for row in values])
-        return Load(kept, of_rows[:-1], of_rows[-1])
+        of_rows = np.stack([np.interp(more, self.hot_rows, row) for row in values])
+        return Load(more, of_rows[:-1], of_rows[-1])
 
     @property
     def all_counts(self) -> tuple[float, float]:
@@ -75,11 +76,9 @@ def load_of(
     have the same. Not to be written to.
     """
     if steps_at_ends:
-        hot_rows, *values = load_of(profile, rows, step_lookups)
-        last = int(hot_rows[-1])
-        more = np.unique(np.concatenate((hot_rows, [min(1, last), max(0, last - 1)])))
-        of_rows = np.stack([np.interp(more, hot_rows, row) for row in np.vstack(values)])
-        return Load(more, of_rows[:-1], of_rows[-1])
+        load = load_of(profile, rows, step_lookups)
+        last = int(load.hot_rows[-1])
+        return load.with_points([min(1, last), max(0, last - 1)])
     members = slice_members(profile.cdf.ranks, rows)
     loads = _row_loads(profile, step_lookups)
     if not members.all():  # A thin slice has no member in some segments.

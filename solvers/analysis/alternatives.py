@@ -279,5 +279,5 @@ def _option_name(option: ShardingOption, rows: int) -> str:
     if option.cold != "staged":
         name += f", {_COLD_NAMES[option.cold]}"
     if option.home.drive_share:
-        name += f", {option.home.drive_share:.3g} of the rows on SSD"
+        name += f", cold rows {'on SSD' if option.home.drive_share == 1 else 'in DRAM and on SSD'}"
     return f"{name}, cold rows as {option.home.dtype}" if option.home.dtype else name

@@ -49,12 +49,17 @@ _ALL_OPTIONS = 500
 than all of them."""
 
 _DRAM_PRICES = (
-    (8.0 ** np.arange(-1, 8), (0.7, 1.0, 1.5, 2.5, 6.0)),
-    (2.0 ** np.arange(-2, 3), (0.9, 1.1, 1.5, 2.5)),
-    (1.2 ** np.arange(-4, 5), (0.9, 1.1, 1.3, 1.8)),
+    (math.inf, 8.0 ** np.arange(-1, 8), (0.2, 0.5, 1.0, 2.0, 6.0)),
+    (math.inf, 2.0 ** np.arange(-2, 3), (0.6, 0.8, 1.0, 1.25, 1.6)),
+    (1.1, 1.2 ** np.arange(-2, 3), (0.85, 1.0, 1.2)),
+    (1.02, 1.06 ** np.arange(-2, 3), (0.95, 1.0, 1.05)),
 )
-"""Prices of DRAM that are looked at round by round, times the best so far, and prices of HBM, times
-that of DRAM. The first price may be off by 8⁷: rows on a drive take so much longer."""
+"""Prices of DRAM that are looked at round by round, and the price of HBM beside it, both times the
+best so far. The first price may be off by 8⁷: rows on a drive take so much longer. Before them, the
+step times, times the best bound so far, that they are for: bounds of plans that take no longer."""
+
+_MOST_ROUNDS = 5
+"""Times that a round is repeated whose bound is the step time that it is for."""
 
 _EXACT = 1e-6
 """Share of itself to which a bound is known."""
@@ -150,33 +155,39 @@ def lagrangian_bound(instance: Instance, known: LagrangianBound | None = None) -
         prices, dram_s = prices_around(known.price_s_per_byte), known.dram_s
     dram_price = 0.0 if known is None else known.dram_price
     bound = _bound_at(instance, prices, np.full(prices.size, dram_price), dram_s)
-    if not instance.lacks_dram or known is not None:
+    is_priced = instance.lacks_dram and known is None
+    if not (is_priced and 0 < bound.step_time_s < math.inf):
         return bound
-    # A row that leaves HBM takes DRAM: the price of HBM is at least about that of DRAM.
+    # A row that leaves HBM takes DRAM: the price of HBM is about that of DRAM, of narrow rows less.
     best = bound.step_time_s * instance.gpus / max(1.0, float(instance.dram_bytes.sum()))
-    for steps, ratios in _DRAM_PRICES:
+    ratio = 1.0
+    for share, steps, ratios in _DRAM_PRICES:
         dram_prices = np.repeat(best * np.array(steps), len(ratios))
-        prices = dram_prices * np.tile(ratios, len(steps))
-        found = _bound_at(instance, prices, dram_prices, dram_s)
-        bound = max(bound, found, key=lambda one: one.step_time_s)
-        best = found.dram_price
+        prices = dram_prices * ratio * np.tile(ratios, len(steps))
+        for _ in range(_MOST_ROUNDS):
+            limit_s = share * bound.step_time_s
+            found = _bound_at(instance, prices, dram_prices, dram_s, limit_s)
+            bound = max(bound, found, key=lambda one: one.step_time_s)
+            if found.step_time_s < limit_s:
+                break
+        if found.dram_price:
+            best, ratio = found.dram_price, found.price_s_per_byte / found.dram_price
     return bound
 
 
-def with_dearer_memory(
-    instance: Instance, bound: LagrangianBound, factor: float
-) -> LagrangianBound:
-    """The bound at prices of HBM and DRAM that are so many times as high."""
-    prices = np.array([bound.price_s_per_byte]), np.array([bound.dram_price])
-    return _bound_at(instance, prices[0] * factor, prices[1] * factor, bound.dram_s)
-
-
 def _bound_at(
-    instance: Instance, prices: Float, dram_prices: Float, dram_s: float
+    instance: Instance,
+    prices: Float,
+    dram_prices: Float,
+    dram_s: float,
+    limit_s: float = math.inf,
 ) -> LagrangianBound:
-    """The best bound of some pairs of prices of HBM and DRAM."""
+    """The best bound of some pairs of prices of HBM and DRAM; at most `limit_s`.
+
+    It is of plans within `limit_s`, on which no shard waits longer for its drive.
+    """
     few = instance.tables * instance.gpus <= _ALL_OPTIONS
-    pricer, tables = OptionPricer(instance, prices, dram_prices), range(instance.tables)
+    pricer, tables = OptionPricer(instance, prices, dram_prices, limit_s), range(instance.tables)
     worth_s = prices * float(instance.hbm_bytes.sum())
     worth_s += dram_prices * float(instance.all_dram_bytes.sum())
     extra_s = instance.sharding_overhead_s
@@ -202,7 +213,7 @@ def _bound_at(
             costs[table] = pricer.every(table)
     cheapest = tuple(_at_price(of, best, may_be_cut=not few) for of in costs)
     return LagrangianBound(
-        bound_s,
+        min(bound_s, limit_s),
         float(prices[best]),
         float(dram_prices[best]),
         float(worth_s[best]),

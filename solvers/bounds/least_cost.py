@@ -14,7 +14,7 @@ _SLICES = 4
 
 
 def least(
-    curve: CostCurve, hbm_bytes: float, prices: Float, dram_prices: Float
+    curve: CostCurve, hbm_bytes: float, prices: Float, dram_prices: Float, limit_s: float = np.inf
 ) -> tuple[float, Float]:
     """Least time, and least time + price × bytes, of a shard within `hbm_bytes`, in seconds.
 
@@ -27,17 +27,37 @@ def least(
         Of a byte of HBM.
     dram_prices : float64, shape (m,)
         Of a byte of DRAM, at each of them.
+    limit_s : float
+        What a drive may take.
 
     Returns
     -------
     float, and float64 of shape (m,)
     """
-    seconds = np.stack((curve.gpu_s, curve.dram_bytes))
-    bytes_, (times, dram) = points_within(curve, seconds, np.array([curve.split_s, 0.0]), hbm_bytes)
+    split_s = np.append(curve.split_s, np.zeros(prices.size))
+    seconds = np.vstack((curve.gpu_s, cold_costs(curve, dram_prices, limit_s)))
+    bytes_, (times, *cold) = points_within(curve, seconds, split_s, hbm_bytes)
     if not bytes_.size:
         return float("inf"), np.full(prices.shape, np.inf)
-    priced_s = times + prices[:, None] * bytes_ + dram_prices[:, None] * dram
+    priced_s = times + prices[:, None] * bytes_ + np.array(cold)
     return float(times.min()), priced_s.min(axis=1)
+
+
+def cold_costs(curve: CostCurve, dram_prices: Float, limit_s: float = np.inf) -> Float:
+    """Least cost of rows that are not in HBM: their DRAM at each price, and perhaps the drive.
+
+    Of shape (prices, m). Where any share of rows may be on the drive, the coldest ones are there
+    whose time is worth less than their bytes in DRAM, if they are not in HBM; no more than the
+    drive reads within `limit_s`, and a little.
+    """
+    dram_s = dram_prices[:, None] * curve.dram_bytes
+    if curve.drive_s is None:
+        return dram_s
+    from_here = curve.drive_s - dram_s
+    # The point before the first within the limit: rows between the two may be within it.
+    from_here[:, : max(0, int((curve.drive_s > limit_s).sum()) - 1)] = np.inf
+    cheapest: Float = np.minimum.accumulate(from_here[:, ::-1], axis=1)[:, ::-1]
+    return dram_s + cheapest
 
 
 def points_within(

@@ -12,7 +12,8 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from solvers.bounds.least_cost import distinct_shards, least
+from cost_models import ANY_SHARE
+from solvers.bounds.least_cost import cold_costs, distinct_shards, least
 from solvers.model.instance import Instance, ShardingOption, TableShard
 
 Float = npt.NDArray[np.float64]
@@ -70,13 +71,19 @@ class OptionPricer:
         Seconds that a byte of HBM is worth.
     dram_prices : float64, shape (m,)
         The same of a byte of DRAM, at each of `prices`.
+    limit_s : float
+        What rows of a shard that are on a drive may take.
     """
 
-    def __init__(self, instance: Instance, prices: Float, dram_prices: Float) -> None:
+    def __init__(
+        self, instance: Instance, prices: Float, dram_prices: Float, limit_s: float
+    ) -> None:
         self.instance = instance
         self.prices, self.dram_prices = prices, dram_prices
         # Column slices of one width, in however many of a table's options, have one curve.
-        self._least = lru_cache(256)(lambda curve, most: least(curve, most, prices, dram_prices))
+        self._least = lru_cache(256)(
+            lambda curve, most: least(curve, most, prices, dram_prices, limit_s)
+        )
         self.most_of_kind = [
             max(
                 float(h)
@@ -136,9 +143,12 @@ class OptionPricer:
 
     def _best(self, shard: TableShard) -> tuple[float, Float]:
         """Least time, and least time + price × bytes at each price, on the best kind of GPU."""
+        instance = self.instance
+        any_share = shard.option.home.drive_share == ANY_SHARE
+        curve_of = instance.free_curve if any_share else instance.curve
         least_of_kinds = [
-            self._least(self.instance.curve(shard, gpu), most)
-            for gpu, most in zip(self.instance.kinds, self.most_of_kind, strict=True)
+            self._least(curve_of(shard, gpu), most)
+            for gpu, most in zip(instance.kinds, self.most_of_kind, strict=True)
         ]
         return min(time_s for time_s, _ in least_of_kinds), np.min(
             [p for _, p in least_of_kinds], axis=0
@@ -150,8 +160,8 @@ class OptionPricer:
         for gpu in self.instance.kinds:
             curve = self.instance.free_curve(shard, gpu)
             hbm_s = self.prices[:, None] * curve.hbm_bytes
-            dram_s = self.dram_prices[:, None] * curve.dram_bytes
-            priced_s.append((curve.gpu_s + hbm_s + dram_s).min(axis=1))
+            cold_s = cold_costs(curve, self.dram_prices)
+            priced_s.append((curve.gpu_s + hbm_s + cold_s).min(axis=1))
         lowest: Float = np.min(priced_s, axis=0)
         return lowest
 

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cost_models import CostCurve
+from solvers.model.drive_rows import is_open, opened
 from solvers.model.instance import Instance, Placement, ShardingOption, TableShard
 from solvers.model.knapsack import (
     BYTES,
@@ -72,9 +73,12 @@ class Assignment:
         shards: list[list[TableShard]] = [[] for _ in range(instance.gpus)]
         for shard, gpu in pairs:
             shards[gpu].append(shard)
+        everywhere = tuple(sorted(replicas))
+        if not fixed and any(is_open(shard) for mine in shards for shard in mine):
+            bare = cls(instance, shards, everywhere, [], np.zeros(0))
+            shards = instance.drives.filled(shards, bare.knapsack)
         for mine in shards:
             mine.sort()
-        everywhere = tuple(sorted(replicas))
         base = instance.replicated(everywhere).totals
         sums = np.stack(
             [
@@ -193,8 +197,8 @@ class Assignment:
 
     @property
     def option_of(self) -> dict[int, ShardingOption]:
-        """The sharding option of each table."""
-        served = {shard.table: shard.option for held in self.shards for shard in held}
+        """The sharding option of each table; shares of rows on drives are left open."""
+        served = {shard.table: opened(shard).option for held in self.shards for shard in held}
         return served | {shard.table: shard.option for shard in self.replicas}
 
     def placements(self) -> list[Placement]:
@@ -249,7 +253,7 @@ class Assignment:
         return Knapsack(
             filled.hot_rows,
             filled.gpu_s
-            - dram_price * filled.dram_bytes
+            - (dram_price + instance.dram_price) * filled.dram_bytes
             + float(base[GPU_S] + weights @ launches_s),
             filled.phase_s + base[PHASES] + launches_s,
             filled.dram_s,

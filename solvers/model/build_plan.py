@@ -87,7 +87,7 @@ def _warm_ids(hottest: npt.NDArray[np.int64], cached: Sequence[Shard]) -> npt.ND
 
 def _parts(instance: Instance, placed: Placement) -> list[Shard]:
     """The shards of a shard: its rows in HBM and those in DRAM, or a cache over all of them."""
-    shard, problem = placed.shard, instance.problem
+    shard, problem = instance.drives.settled(placed.shard, placed.gpu), instance.problem
     table = problem.profile.tables[shard.table].table
     start, stop, step = shard.rows(table.rows)
     cols, devices = instance.columns(shard), (problem.topology.gpus[placed.gpu].id,)

@@ -70,7 +70,7 @@ class ConstraintRules:
             "row-wise": lambda option: option.row_slices > 1,
             "column-wise": lambda option: len(option.column_widths) > 1,
             "replicated": lambda option: option.replicated_rows > 0,
-            "ssd": lambda option: option.home.drive_share > 0,
+            "ssd": lambda option: option.home.drive_share != 0,
             "narrow": lambda option: bool(option.home.dtype),
         }
         refused = [test for kind, test in tests.items() if kind in forbidden]
@@ -88,9 +88,9 @@ class ConstraintRules:
         if tier == "ssd":
             refused.append(lambda option: option.home.drive_share < 1 or option.replicated_rows > 0)
         elif tier is not None:
-            refused.append(lambda option: option.home.drive_share > 0)
+            refused.append(lambda option: option.home.drive_share != 0)
         if "split" in forbidden:
-            refused.append(lambda option: 0 < option.home.drive_share < 1)
+            refused.append(lambda option: option.home.drive_share not in (0, 1))
         if "staged" in forbidden:
             refused.append(lambda option: option.home != IN_DRAM)
         if tier == "dram":

@@ -1,24 +1,44 @@
 """Keep the latest cost curves of shards, and take one point of a curve."""
 
 from collections import OrderedDict
+from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 
 from cost_models import CostCurve
 from solvers.model.knapsack import Float
 
+T = TypeVar("T")
+
 _CURVES = 4096
 """Curves kept at a time; priced costs, which are far smaller, are kept for good."""
 
 
-class LatestCurves(OrderedDict[tuple[object, ...], CostCurve]):
-    """The latest curves by key."""
+class Latest(OrderedDict[tuple[object, ...], T]):
+    """The latest curves, or costs, by key."""
 
-    def keep(self, key: tuple[object, ...], curve: CostCurve) -> None:
+    def __setitem__(self, key: tuple[object, ...], value: T) -> None:
         """Keep one more, and let the oldest go where there are too many."""
-        self[key] = curve
+        super().__setitem__(key, value)
         if len(self) > _CURVES:
             self.popitem(last=False)
+
+
+def weighed(
+    curve: CostCurve, weights: Float, host_share: float, peers: int, dram_price: float
+) -> CostCurve:
+    """A curve whose `gpu_s` weighs phases, the time of a host of so many GPUs, and bytes there."""
+    gpu_s, split_s = weights @ curve.phase_s, float(weights @ curve.split_phase_s)
+    drive_s = curve.drive_s_of_phases
+    if drive_s is not None:  # Of the delay, which nothing on a drive is part of, it has none.
+        drive_s = (1 - host_share) * (weights[: len(drive_s)] @ drive_s)
+    if host_share:
+        gpu_s = (1 - host_share) * gpu_s + host_share * peers * curve.dram_s
+        split_s *= 1 - host_share
+    if dram_price:
+        gpu_s += dram_price * curve.dram_bytes
+    return replace(curve, gpu_s=gpu_s, split_s=split_s, drive_s=drive_s)
 
 
 def at_share(curve: CostCurve, share: float) -> CostCurve:

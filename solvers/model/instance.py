@@ -8,7 +8,7 @@ and the rest in the DRAM of the GPU's host. What the user forbids is left out.
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -28,8 +28,9 @@ from placer.plan.memory import key_map_bytes
 from placer.problem import Problem
 from solvers.model.arena_times import ArenaTimes
 from solvers.model.constraint_rules import ConstraintRules
-from solvers.model.curves import LatestCurves, at_share
+from solvers.model.curves import Latest, at_share, weighed
 from solvers.model.delays import Delay
+from solvers.model.drive_rows import DriveRows, is_open, lacks_dram
 from solvers.model.knapsack import Float, costs_at_price, priced_costs
 from solvers.model.objective import Objective
 from solvers.model.option_words import search_space
@@ -39,12 +40,9 @@ from solvers.model.replicas import Replicas
 Block = tuple[TableShard, ...]
 """Shards that one GPU has to serve: mostly one."""
 
-_SPARE_DRAM = 0.005
+_SPARE_DRAM = 0.001
 """Share of DRAM that searches leave free where DRAM is short. A plan needs it for rows that did not
 fit in HBM after all."""
-
-_FILLED = 0.5
-"""Share of HBM that is taken to hold rows, not buffers, where it is asked if DRAM may be short."""
 
 _REPLICAS = 16
 """Sets of replicas whose sums are kept at a time."""
@@ -82,6 +80,8 @@ class Instance:
         What arenas take besides.
     delay : Delay or None
         Where the schedule has a phase for it beyond the cost model's.
+    drives : DriveRows
+        Shares of rows on drives that sharding options leave open.
 
     Parameters
     ----------
@@ -92,6 +92,8 @@ class Instance:
         their HBM: 0 to 1.
     with_replicas : bool
         Whether options that replicate rows are searched.
+    dram_price : float
+        Seconds that a byte of DRAM counts where GPUs choose the rows in their HBM, and on drives.
     """
 
     def __init__(
@@ -103,15 +105,17 @@ class Instance:
         like: "Instance | None" = None,
         host_share: float = 0.0,
         with_replicas: bool = True,
+        dram_price: float = 0.0,
     ) -> None:
         self.problem = problem
         self.cost_model = cost_model
         self.delay, self.host_share, self.with_replicas = delay, host_share, with_replicas
+        self.dram_price, self.drives = dram_price, DriveRows(self)
         topology = problem.topology
         schedule = cost_model.schedule(problem)
         if delay is not None:
             schedule = delay.schedule(schedule)
-        self.objective = Objective(schedule, chain_weights)
+        self.chain_weights, self.objective = chain_weights, Objective(schedule, chain_weights)
         self.gpus = len(topology.gpus)
         self.tables = len(problem.profile)
         self.kind_of_gpu = list(topology.kind_of_gpu)
@@ -135,8 +139,9 @@ class Instance:
             self.dram_bytes = self.all_dram_bytes * (1 - _SPARE_DRAM)
         self._rules = ConstraintRules(problem)
         # As the cost model has them, and as the objective weighs them.
-        self._model_curves: LatestCurves = LatestCurves() if like is None else like._model_curves
-        self._curves = LatestCurves()
+        self._model_curves: Latest[CostCurve] = Latest() if like is None else like._model_curves
+        self._curves: Latest[CostCurve] = Latest()
+        self._settled_costs: Latest[Float] = Latest()
         self._priced_costs: dict[tuple[object, ...], Float] = {}
         self._options: dict[int, tuple[ShardingOption, ...]] = {}
         if like is not None and like.with_replicas == with_replicas:
@@ -148,10 +153,7 @@ class Instance:
     @cached_property
     def lacks_dram(self) -> bool:
         """Whether tables may be larger than HBM and DRAM, and drives take the rest."""
-        if any(host.drive is None for host in self.problem.topology.hosts):
-            return False
-        tables = sum(one.table.total_bytes for one in self.problem.profile)
-        return tables > float(self.hbm_bytes.sum() * _FILLED + self.all_dram_bytes.sum())
+        return lacks_dram(self.problem, self.hbm_bytes, self.all_dram_bytes)
 
     @cached_property
     def prices(self) -> Float:
@@ -233,46 +235,44 @@ class Instance:
 
     def curve(self, shard: TableShard, gpu: int) -> CostCurve:
         """Cost of a shard on a GPU."""
+        shard = self.drives.settled(shard, gpu)
         key = self._key(shard, gpu)
-        curve = self._curves.get(key)
-        if curve is None:
+        if key not in self._curves:
             if shard.option.share >= 0 and not shard.is_replica:
-                free = self.curve(
-                    shard._replace(option=shard.option._replace(share=ANY_SHARE)), gpu
-                )
-                curve = at_share(free, shard.option.share)
+                open_share = shard._replace(option=shard.option._replace(share=ANY_SHARE))
+                curve = at_share(self.curve(open_share, gpu), shard.option.share)
             else:
                 curve = self._rules.within_tier(shard, self._weighed(shard, gpu, key))
-            self._curves.keep(key, curve)
-        return curve
+            self._curves[key] = curve
+        return self._curves[key]
 
     def free_curve(self, shard: TableShard, gpu: int) -> CostCurve:
-        """Cost of a shard on a GPU if no constraint limited its rows in HBM."""
+        """Cost of a shard on a GPU if no constraint limited its rows in HBM.
+
+        With any share of its rows on the drive, it is that with none there.
+        """
+        if shard.option.home.drive_share == ANY_SHARE:
+            key = self._key(shard, gpu)
+            if key not in self._curves:
+                self._curves[key] = self._weighed(shard, gpu, key)
+            return self._curves[key]
         if not self._rules.limits_tiers(shard):
             return self.curve(shard, gpu)
         return self._weighed(shard, gpu, self._key(shard, gpu))
 
     def _weighed(self, shard: TableShard, gpu: int, key: tuple[object, ...]) -> CostCurve:
-        """The cost model's curve, but that its `gpu_s` weighs phases as the objective does.
-
-        And its host's memory, which all GPUs of the host share.
-        """
+        """The cost model's curve, its `gpu_s` weighed: see `solvers.model.curves.weighed`."""
         weights = self.objective.weights
-        curve = self._model_curves.get(key)
-        if curve is None:
+        if key not in self._model_curves:
             number = self.kinds[self.kind_of_gpu[gpu]]
-            curve = self.cost_model.cost_curve(self.problem, shard, number)
-            self._model_curves.keep(key, curve)
+            self._model_curves[key] = self.cost_model.cost_curve(self.problem, shard, number)
+        curve = self._model_curves[key]
         if self.delay is not None:
             curve = self.delay.with_phase(curve)
-        if self.objective.is_plain_sum and not self.host_share:
+        if self.objective.is_plain_sum and not (self.host_share or self.dram_price):
             return curve
-        gpu_s, split_s = weights @ curve.phase_s, float(weights @ curve.split_phase_s)
-        if self.host_share:
-            peers = self.host_of_gpu.count(self.host_of_gpu[gpu])
-            gpu_s = (1 - self.host_share) * gpu_s + self.host_share * peers * curve.dram_s
-            split_s *= 1 - self.host_share
-        return replace(curve, gpu_s=gpu_s, split_s=split_s)
+        peers = self.host_of_gpu.count(self.host_of_gpu[gpu])
+        return weighed(curve, weights, self.host_share, peers, self.dram_price)
 
     @cached_property
     def sharding_overhead_s(self) -> float | None:
@@ -314,10 +314,12 @@ class Instance:
 
     def priced_costs(self, shard: TableShard, gpu: int) -> Float:
         """Cost of a shard on a GPU at each of `prices`."""
+        shard = self.drives.settled(shard, gpu)
         key = self._key(shard, gpu)
-        costs = self._priced_costs.get(key)
+        kept = self._settled_costs if is_open(shard) else self._priced_costs
+        costs = kept.get(key)
         if costs is None:
-            costs = self._priced_costs[key] = priced_costs(self.curve(shard, gpu), self.prices)
+            costs = kept[key] = priced_costs(self.curve(shard, gpu), self.prices)
         return costs
 
     def costs_at(self, shard: TableShard, gpu: int, index: int) -> Float:
@@ -325,16 +327,16 @@ class Instance:
 
         Ten times as fast, where that is all that is asked of a shard.
         """
+        shard = self.drives.settled(shard, gpu)
         key = self._key(shard, gpu)
         priced = self._priced_costs.get(key)
         if priced is not None:
             return priced[:, index]
         key = (*key, index % self.prices.size)
-        costs = self._costs_at.get(key)
-        if costs is None:
-            costs = costs_at_price(self.curve(shard, gpu), float(self.prices[index]))
-            self._costs_at[key] = costs
-        return costs
+        if key not in self._costs_at:
+            price = float(self.prices[index])
+            self._costs_at[key] = costs_at_price(self.curve(shard, gpu), price)
+        return self._costs_at[key]
 
     def price_index(self, price: float) -> int:
         """The number of the last of `prices` that is at least `price`."""
@@ -364,12 +366,11 @@ class Instance:
     def option_costs_at(self, table: int, option: ShardingOption, index: int) -> Float:
         """The column of `option_costs` for price number `index`, shape (2,); see `costs_at`."""
         key = table, option, index % self.prices.size
-        costs = self._option_costs.get(key)
-        if costs is None:
-            costs = self._option_costs[key] = self._of_option(
+        if key not in self._option_costs:
+            self._option_costs[key] = self._of_option(
                 table, option, lambda shard, gpu: self.costs_at(shard, gpu, index)
             )
-        return costs
+        return self._option_costs[key]
 
     def _of_option(
         self, table: int, option: ShardingOption, costs_of: Callable[[TableShard, int], Float]

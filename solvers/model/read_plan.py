@@ -10,6 +10,7 @@ from placer.plan.plan import Plan
 from placer.plan.shard import Shard
 from placer.tables import Table
 from solvers.model.assignment import Assignment
+from solvers.model.drive_rows import at_drive_share, opened
 from solvers.model.instance import Instance, Placement
 
 _COLDS: tuple[Cold, ...] = ("staged", "uva", "host", "cached")
@@ -110,7 +111,7 @@ def _sorted(option: ShardingOption) -> ShardingOption:
 
 def _with_share(placed: Placement, options: Iterable[ShardingOption], rows: int) -> TableShard:
     """A shard whose option fixes its share of rows in HBM, if those searched do."""
-    shard = placed.shard
+    shard = opened(placed.shard)
     share = placed.hot_rows / rows if rows else 0.0
     alike = [option for option in options if _sorted(option) == _sorted(shard.option)]
     nearest = min(alike, key=lambda option: abs(option.share - share), default=shard.option)
@@ -202,8 +203,8 @@ def _options_of(
         shape._replace(replicated_rows=replicated_rows, cold=cold, home=home)
         for cold in colds
         for shape in shapes
-        for home in sorted(homes)
-        if {home.dtype} == dtypes and (home.drive_share > 0) == on_drive
+        for home in sorted(homes, reverse=True)  # Any share on the drive comes last.
+        if {home.dtype} == dtypes and (home.drive_share != 0) == on_drive
     ]
 
 
@@ -241,6 +242,9 @@ def _matched(
         )
         if filled_shard is None or hot is None:
             return None
+        on_drive = sum(shard.row_count for shard in filled if shard.memory == "ssd")
+        members = len(range(*filled_shard.rows(table.rows)))
+        filled_shard = at_drive_share(filled_shard, on_drive, members)
         placements.append(Placement(filled_shard, gpu, hot))
     return sorted(placements, key=lambda placed: placed.shard)
 
@@ -250,7 +254,9 @@ def _hot_rows(rows: range, shards: Sequence[Shard], option: ShardingOption) -> i
     cold = option.cold
     hot, in_dram, driven = ([s for s in shards if s.memory == m] for m in ("hbm", "dram", "ssd"))
     rest, count = in_dram + driven, sum(shard.row_count for shard in hot)
-    edge = max(count, option.home.first_on_drive(len(rows))) if driven else len(rows)
+    edge = len(rows) - sum(shard.row_count for shard in driven)
+    if option.home.drive_share == 1 and edge > count:
+        return None
     parts = [part for part in (rows[:count], rows[count:edge], rows[edge:]) if part]
     if [range(*shard.rows) for shard in (*hot, *rest)] != parts:
         return None

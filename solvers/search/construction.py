@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cost_models.arenas import Arena
-from solvers.bounds.lagrangian import LagrangianBound, with_dearer_memory
+from solvers.bounds.lagrangian import LagrangianBound
 from solvers.model.assignment import Assignment
 from solvers.model.instance import Block, Instance, ShardingOption, TableShard
 from solvers.model.knapsack import BYTES, DRAM_BYTES, GPU_S, PHASES, Float
@@ -31,9 +31,6 @@ _ATTEMPTS: tuple[tuple[float, _Balanced, bool], ...] = (
 are read in the way that needs the fewest buffers."""
 
 
-_DEARER = (1.0, 1.02, 1.05, 1.1, 1.2, 1.5, 2.0, 4.0, 16.0, 256.0)
-"""Factors of the bound's prices of memory, until the rows that are left in DRAM fit there."""
-
 _NORM = 5
 """Packing adds to the sum of such powers of phase times as little as possible."""
 
@@ -45,19 +42,9 @@ _LEAST_WEIGHT = 1e-4
 
 
 def construct(instance: Instance, bound: LagrangianBound, target_s: float) -> Assignment | None:
-    """Shard tables for a step time of `target_s` and assign them; None if no GPU has room.
-
-    Where drives take what DRAM has no room for, more rows go there until the others fit.
-    """
-    for factor in _DEARER if instance.lacks_dram else _DEARER[:1]:
-        priced = bound if factor == 1 else with_dearer_memory(instance, bound, factor)
-        options = options_for(instance, priced, target_s)
-        if options is None:
-            continue
-        assignment = packed(instance, options, priced.price_s_per_byte)
-        if assignment is not None:
-            return assignment
-    return None
+    """Shard tables for a step time of `target_s` and assign them; None if no GPU has room."""
+    options = options_for(instance, bound, target_s)
+    return None if options is None else packed(instance, options, bound.price_s_per_byte)
 
 
 def options_for(
@@ -106,6 +93,8 @@ def short_options(
     def cost_s(table: int, option: ShardingOption) -> tuple[float, ShardingOption]:
         longest_s, total_s = _phases_of(instance, table, option, index)
         work_s = weights @ total_s + price * instance.option_costs_at(table, option, index)[BYTES]
+        if instance.dram_price:
+            work_s = instance.option_costs_at(table, option, index) @ (price, 1.0)
         over_s = weights @ np.maximum(0.0, longest_s - limit_s)
         return float(work_s / instance.gpus + over_s), option
 
@@ -257,7 +246,8 @@ class _Loads:
         allowed = self.instance.open_gpus(block) & (
             self.least + self.buffers[block] <= self.capacity
         )
-        if self.balanced != "rows":  # Else cold rows are counted when HBM has been filled.
+        # Else cold rows are counted when HBM has been filled.
+        if self.balanced != "rows" and not self.instance.lacks_dram:
             allowed &= cost[:, DRAM_BYTES] <= self.dram[self.hosts]
         for shard in block:
             allowed[self.holders.get(shard.table, [])] = False

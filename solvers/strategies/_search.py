@@ -75,6 +75,17 @@ class Search:
         """A search with nothing but its Lagrangian bound: see `lagrangian_bound` for `known`."""
         before_s = clock.left_s
         lagrangian = lagrangian_bound(instance, known)
+        if lagrangian.dram_price:
+            instance = Instance(
+                instance.problem,
+                instance.cost_model,
+                instance.chain_weights,
+                instance.delay,
+                instance,
+                instance.host_share,
+                instance.with_replicas,
+                lagrangian.dram_price,
+            )
         bound_s = lagrangian.step_time_s + instance.fixed_s
         return cls(instance, clock, lagrangian, bound_s, bounded_in_s=before_s - clock.left_s)
 

@@ -12,9 +12,7 @@ from solvers.model.delays import Delay
 from solvers.model.instance import Instance, ShardingOption
 from solvers.search.arena_construction import assignments_by_arena
 from solvers.search.branching import BranchingParams, branch_and_bound, points_of
-from solvers.search.construction import construct as construct_for
 from solvers.search.construction import options_for, packed, short_options
-from solvers.search.drive_shares import anneal_drive_shares, with_rows_back
 from solvers.search.moves import improve
 from solvers.strategies._search import Search
 
@@ -72,8 +70,6 @@ def construct(search: Search, share: float = 1.0, *, resharded: bool = True) -> 
         if made and assignment.key_s > _PROMISING * min(one.key_s for one in made):
             break
         improve(assignment, clock, reshard_tables=False)
-        if search.instance.lacks_dram:
-            assignment = with_rows_back(assignment, clock)
         made.append(assignment)
         if clock.spent or assignment.step_time_s <= enough_s:
             break
@@ -114,8 +110,6 @@ def _packed(search: Search) -> Iterator[Assignment | None]:
         seen.add(tuple(options))
         known = search.first if is_first and target == TARGETS[0] else None
         assignment = packed(instance, options, price) if known is None else known.copy()
-        if assignment is None and instance.lacks_dram:
-            assignment = construct_for(instance, bound, target * bound.step_time_s)
         fits |= assignment is not None
         yield assignment
         if is_first and instance.gpus > 1:
@@ -140,9 +134,6 @@ def anneal(search: Search, share: float) -> Assignment | None:
 
     if search.best is None:
         return None
-    if search.instance.lacks_dram:  # Annealing does not count bytes of DRAM.
-        clock = search.clock.part(share)
-        return anneal_drive_shares(search.best, search.another_seed(), clock)
     return annealing.anneal(
         search.best,
         target_s=search.target_s,

@@ -10,6 +10,7 @@ import numpy as np
 from cost_models.arenas import Arena
 from solvers.model.assignment import Assignment
 from solvers.model.clock import Clock
+from solvers.model.drive_rows import opened
 from solvers.model.instance import Block, Instance, ShardingOption, TableShard
 from solvers.model.knapsack import BYTES, GPU_S, PHASES, phases_at
 from solvers.search.annealing.rating import rate, replace_items, weigh_phases
@@ -91,14 +92,19 @@ class AnnealingProblem:
         instance = self.instance
         rows = [BYTES, *range(instance.rows_of_costs)[PHASES]]
         kinds, prices = len(instance.kinds), instance.prices.size
-        self._costs = np.zeros((len(self.items), kinds, prices, len(rows)))
+        shared = bool(instance.dram_price)
+        self._costs = np.zeros((len(self.items), kinds, prices, len(rows) + 2 * shared))
         numbers: dict[Arena, int] = {}
         first_arena, arena = [0], []
         for number, item in enumerate(self.items):
             for shard in item:
                 arena.append(numbers.setdefault(instance.arena_of(shard), len(numbers)))
                 for kind, gpu in enumerate(instance.kinds):
-                    self._costs[number, kind] += instance.priced_costs(shard, gpu)[rows].T
+                    costs = instance.priced_costs(shard, gpu)
+                    if shared:
+                        costs, apart_s = instance.drives.apart(shard, gpu, costs)
+                        self._costs[number, kind, :, -2:] += apart_s.T
+                    self._costs[number, kind, :, : len(rows)] += costs[rows].T
             first_arena.append(len(arena))
         self._first_arena, self._arena = np.array(first_arena), np.array(arena)
         self._arenas = len(numbers)
@@ -120,22 +126,34 @@ class AnnealingProblem:
         launches = np.array(instance.launches_s)
         state = self._state(assignment)
         arena_s = assignment.arena_s(range(instance.gpus))
-        state.sums[:, :, 1:] += arena_s[:, None]
-        phase_s = phases_at(assignment.sums, instance.hbm_bytes) + arena_s
+        phases = arena_s.shape[1]
+        sums = np.insert(state.sums.swapaxes(1, 2), GPU_S, 0.0, axis=1)
+        state.sums[:, :, 1 : 1 + phases] += arena_s[:, None]
+        every_s = phases_at(sums, instance.hbm_bytes)
+        phase_s = every_s[:, :phases] + arena_s
         phase_s = phase_s + state.arenas[:, None] * launches
         # What shared lanes add depends on what others are waited for, which hardly changes.
         waits_s = objective.scale_s(phase_s)
         prolonged_s = objective.prolonged(phase_s)
         step_s = float(objective.longest_s(prolonged_s.max(axis=0)))
+        drive_chain, dram_s = instance.drives.chain()
+        more = every_s.shape[1] - phases
+        done_s = assignment.step_time_s
+        if more:
+            chain_s = phase_s @ drive_chain + every_s[:, -2]
+            chain_s += every_s[:, -1] + (chain_s - done_s) ** 2 / done_s
+            step_s = max(step_s, float(chain_s.mean()) - dram_s)
         # Chains that are shorter than the step may grow to its length.
         longer = step_s / np.maximum(schedule.chain_times_s(phase_s.T), 1e-3 * step_s)
         scale_s = waits_s * (longer @ objective.members).clip(1.0)
         lanes = [(lane.phase, lane.part, lane.beside) for lane in schedule.shared]
+        # What is part of no chain delays nobody by itself.
+        counted_s = np.where(objective.members.any(axis=0), scale_s, 0.0)
         model = Model(
             costs=self._costs,
             kind=np.array(instance.kind_of_gpu),
             room=instance.hbm_bytes,
-            launches=launches,
+            launches=np.pad(launches, ((0, 0), (0, more))),
             first_arena=self._first_arena,
             arena=self._arena,
             home=self._home,
@@ -144,14 +162,16 @@ class AnnealingProblem:
             item_count=self._count,
             replica=self._replica,
             may_serve=self._may_serve,
-            members=objective.members,
+            members=np.pad(objective.members, ((0, 0), (0, more))),
             fixed_s=objective.fixed,
             lanes=np.array(lanes, dtype=np.int64).reshape(-1, 3),
             lane_begins=np.array([lane.begin_s for lane in schedule.shared], dtype=np.float64),
             lane_waits=np.array([waits_s[list(lane.before)].sum() for lane in schedule.shared]),
-            scale_s=scale_s,
-            # What is part of no chain delays nobody by itself.
-            counted_s=np.where(objective.members.any(axis=0), scale_s, 0.0),
+            scale_s=np.pad(scale_s, (0, more), constant_values=1.0),
+            counted_s=np.pad(counted_s, (0, more)),
+            drive_chain=drive_chain,
+            dram_s=dram_s,
+            done_s=done_s,
         )
         rules = Rules(0.0, 0.0, 0, 0.0, power, step_s, 0.0, 0.0)
         for gpu in range(instance.gpus):
@@ -163,7 +183,7 @@ class AnnealingProblem:
     def _state(self, assignment: Assignment) -> State:
         instance, gpus = self.instance, self.instance.gpus
         rows = [BYTES, *range(GPU_S + 1, assignment.sums.shape[1])]
-        units, phases = len(self.options), len(rows) - 1
+        units, phases = len(self.options), self._costs.shape[3] - 1
         gpu_of: Int = np.full((units, int(self._count.max(initial=1))), NOBODY)
         option, at = np.zeros(units, dtype=np.int64), np.zeros_like(gpu_of)
         on, held = np.full((gpus, units), NOBODY, dtype=np.int32), np.zeros(gpus, dtype=np.int64)
@@ -175,6 +195,7 @@ class AnnealingProblem:
             counts[:, self._arena[self._first_arena[item]]] += 1
         for gpu, shards in enumerate(assignment.shards):
             for block in instance.blocks(shards):
+                block = tuple(map(opened, block))
                 unit, number, _ = self._place[block]
                 option[unit] = self._first_option[unit] + number
                 shard_number = self.options[unit][number].items.index(block)
@@ -185,10 +206,17 @@ class AnnealingProblem:
                 for place in range(self._first_arena[item], self._first_arena[item + 1]):
                     counts[gpu, self._arena[place]] += 1
         replicated = np.flatnonzero(self._replica[option] >= 0)
+        sums = np.ascontiguousarray(assignment.sums[:, rows].swapaxes(1, 2))
+        if instance.dram_price:  # Shards have shares of rows on drives that items have not.
+            kinds = instance.kind_of_gpu
+            sums = self._costs[self._replica[option[replicated]]].sum(axis=0)[kinds]
+            for unit, of_unit in enumerate(gpu_of):
+                for number, gpu in enumerate(of_unit[of_unit >= 0].tolist()):
+                    sums[gpu] += self._costs[self._first_item[option[unit]] + number, kinds[gpu]]
         return State(
             option=option,
             gpu=gpu_of,
-            sums=np.ascontiguousarray(assignment.sums[:, rows].swapaxes(1, 2)),
+            sums=sums,
             phase_s=np.zeros((gpus, phases)),
             energy=np.zeros(gpus),
             on=on,
@@ -229,7 +257,8 @@ def _units(start: Assignment) -> tuple[list[list[_Option]], list[int]]:
     for shards in start.shards:
         for block in instance.blocks(shards):
             if len(block) > 1 or instance.in_group(block[0].table):
-                groups.setdefault(frozenset(shard.table for shard in block), []).append(block)
+                tables = frozenset(shard.table for shard in block)
+                groups.setdefault(tables, []).append(tuple(map(opened, block)))
     together = set().union(*groups)
     free = [table for table in range(instance.tables) if table not in together]
     return [[_Option(sorted(blocks))] for blocks in groups.values()], free

@@ -135,7 +135,23 @@ def energy_of(model: Model, state: State, rules: Rules, phase_s: Float) -> float
     for phase in range(scale_s.size):
         share = phase_s[phase] / scale_s[phase]
         energy += power_of(share, rules.power) * weight_s[phase]
-    return energy / (rules.step_s * rules.power)
+    energy /= rules.step_s * rules.power
+    if model.drive_chain.size:
+        energy += drive_s(model, phase_s) / (rules.step_s * state.held.size)
+    return energy
+
+
+@compiled
+def drive_s(model: Model, phase_s: Float) -> float:
+    """What a GPU adds to the time of all drives of a host: its own, and its DRAM's worth of it.
+
+    And more the further it is from `done_s`, when all GPUs are done: DRAM that it takes from others
+    to get there saves it less than them, and the other way round.
+    """
+    worth_s, seconds = phase_s[phase_s.size - 1], phase_s[phase_s.size - 2]
+    for phase in range(model.drive_chain.size):
+        seconds += model.drive_chain[phase] * phase_s[phase]
+    return float(seconds + worth_s + (seconds - model.done_s) ** 2 / model.done_s)
 
 
 @compiled
@@ -250,7 +266,7 @@ def slowest_s(state: State, phase: int) -> float:
 
 @compiled
 def step_time_s(model: Model, state: State) -> float:
-    """The longest chain of phases."""
+    """The longest chain of phases, or the mean time of the one with drives."""
     longest = 0.0
     for chain in range(model.members.shape[0]):
         seconds = model.fixed_s[chain]
@@ -258,6 +274,11 @@ def step_time_s(model: Model, state: State) -> float:
             if model.members[chain, phase] > 0:
                 seconds += slowest_s(state, phase)
         longest = max(longest, seconds)
+    if model.drive_chain.size:
+        mean_s, gpus = 0.0, state.phase_s.shape[0]
+        for gpu in range(gpus):
+            mean_s += drive_s(model, state.phase_s[gpu]) / gpus
+        longest = max(longest, mean_s - model.dram_s)
     return longest
 
 

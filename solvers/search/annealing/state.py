@@ -57,6 +57,14 @@ class Model(NamedTuple):
         What phases are measured by in the energy.
     counted_s : float64, shape (phases,)
         `scale_s` of phases in chains, else 0.
+    drive_chain : float64, shape (phases,)
+        1 for phases of the chain in which rows come from drives, if GPUs share hosts' DRAM so that
+        all drives are done at once; else empty. The last two phases are then in no chain: seconds
+        of the drive, and what the DRAM is worth.
+    dram_s : float
+        What the mean GPU's DRAM is worth, less what the chain takes always.
+    done_s : float
+        When all drives are done, about.
     """
 
     costs: Float
@@ -78,6 +86,9 @@ class Model(NamedTuple):
     lane_waits: Float
     scale_s: Float
     counted_s: Float
+    drive_chain: Float
+    dram_s: float
+    done_s: float
 
 
 class State(NamedTuple):
