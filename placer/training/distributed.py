@@ -200,10 +200,8 @@ def batch_size_per_process(plan: Plan) -> int:
 
 
 @contextlib.contextmanager
-def joined_ranks(config: TrainConfig, plan: Plan | None = None) -> Iterator[Ranks]:
+def joined_ranks(plan: Plan, config: TrainConfig) -> Iterator[Ranks]:
     """The ranks that train: those of torchrun, of a process group that is there, or just one.
-
-    The last ranks do not if the plan has hosts without a GPU that serve tables: they are these.
 
     Raises
     ------
@@ -217,10 +215,8 @@ def joined_ranks(config: TrainConfig, plan: Plan | None = None) -> Iterator[Rank
     if world == 1:
         yield Ranks()
         return
-    servers = () if plan is None else servers_of(plan)
-    if plan is not None:
-        check_world(plan, world)
-    trainers = world - len(servers)
+    check_world(plan, world)
+    has_servers, trainers = bool(servers_of(plan)), world - len(servers_of(plan))
     trains = (rank_of_launcher() if ours else dist.get_rank()) < trainers
     timeout = None if config.timeout_s is None else timedelta(seconds=config.timeout_s)
     # Without a GPU here the trainer says what is wrong.
@@ -230,7 +226,7 @@ def joined_ranks(config: TrainConfig, plan: Plan | None = None) -> Iterator[Rank
     if ours:
         try:
             dist.init_process_group(
-                "nccl" if on_gpu and not servers else "gloo",
+                "nccl" if on_gpu and not has_servers else "gloo",
                 timeout=timeout,
                 **_own_store(timeout),
             )
@@ -246,7 +242,7 @@ def joined_ranks(config: TrainConfig, plan: Plan | None = None) -> Iterator[Rank
         parent = dist.new_group(backend="gloo", timeout=timeout)
     cpu = torch.device("cpu")
     ranks = Ranks(Communicator(parent, cpu))
-    if servers:
+    if has_servers:
         only = Communicator(parent, cpu, first=trainers)
         backend = "nccl" if on_gpu else "gloo"
         dense_group = dist.new_group(list(range(trainers)), timeout, backend)
