@@ -52,7 +52,7 @@ def standard_options(
     slices; reading in place with whole tables and one row slice for each GPU. So do the other
     homes of cold rows; see `cold_homes`.
     """
-    spec, gpus = problem.profile.tables[table].table, len(problem.topology.gpus)
+    spec, gpus = problem.profile.tables[table].table, len(problem.topology.serving)
     usual = colds[0]
     homes = cold_homes(problem, spec) if "staged" in colds else ()
     options = [
@@ -79,7 +79,8 @@ def cold_homes(problem: Problem, table: Table) -> tuple[ColdHome, ...]:
     On the drives that hosts have, all of them or the coldest shares; in each of the problem's
     widths, on the drive and in DRAM.
     """
-    has_drives = all(host.drive is not None for host in problem.topology.hosts)
+    topology = problem.topology
+    has_drives = all(host.drive is not None for host in topology.hosts if topology.gpus_of(host.id))
     some = _DRIVE_SHARES if table.total_bytes >= _LEAST_SHARED_BYTES else _DRIVE_SHARES[:1]
     shares = (0.0, *some) if has_drives else (0.0,)
     dtypes: tuple[ColdDType | Literal[""], ...] = ("",)

@@ -70,13 +70,21 @@ class OptionPricer:
         Seconds that a byte of HBM is worth.
     dram_prices : float64, shape (m,)
         The same of a byte of DRAM, at each of `prices`.
+    server_shares : float64, shape (m,)
+        What a server's second is worth, in seconds of a GPU. Its memory is worth nothing.
     """
 
-    def __init__(self, instance: Instance, prices: Float, dram_prices: Float) -> None:
+    def __init__(
+        self, instance: Instance, prices: Float, dram_prices: Float, server_shares: Float
+    ) -> None:
         self.instance = instance
         self.prices, self.dram_prices = prices, dram_prices
+        self.server_shares = server_shares
         # Column slices of one width, in however many of a table's options, have one curve.
         self._least = lru_cache(256)(lambda curve, most: least(curve, most, prices, dram_prices))
+        self._of_server = lru_cache(256)(
+            lambda curve, most: least(curve, most, np.zeros(1), np.zeros(1))
+        )
         self.most_of_kind = [
             max(
                 float(h)
@@ -136,10 +144,14 @@ class OptionPricer:
 
     def _best(self, shard: TableShard) -> tuple[float, Float]:
         """Least time, and least time + price × bytes at each price, on the best kind of GPU."""
-        least_of_kinds = [
-            self._least(self.instance.curve(shard, gpu), most)
-            for gpu, most in zip(self.instance.kinds, self.most_of_kind, strict=True)
-        ]
+        least_of_kinds = []
+        for gpu, most in zip(self.instance.kinds, self.most_of_kind, strict=True):
+            curve = self.instance.curve(shard, gpu)
+            if self.instance.is_gpu(gpu):
+                least_of_kinds.append(self._least(curve, most))
+            else:
+                time_s, priced_s = self._of_server(curve, most)
+                least_of_kinds.append((time_s, priced_s * self.server_shares))
         return min(time_s for time_s, _ in least_of_kinds), np.min(
             [p for _, p in least_of_kinds], axis=0
         )

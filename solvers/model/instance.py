@@ -4,6 +4,9 @@ The search space is the cost model's: every table takes one of the sharding
 options of `Instance.options_of(table)`, its replicated rows are on every GPU, and every shard is
 served by one GPU, shards of one table by different GPUs; the hottest rows of a shard are in HBM
 and the rest in the DRAM of the GPU's host. What the user forbids is left out.
+
+A host without GPUs is one more GPU here, after all others: its HBM is the host's memory, in which
+all rows of its shards are, and it holds no replicas.
 """
 
 from collections import OrderedDict
@@ -67,7 +70,11 @@ class Instance:
     Attributes
     ----------
     gpus, tables : int
-        Numbers of them.
+        Numbers of them; servers are counted with GPUs.
+    servers : int
+        How many of the last GPUs are hosts without GPUs.
+    all_hbm_bytes : float
+        Memory of all GPUs, without servers.
     kinds : list of int
         One GPU of each kind.
     kind_of_gpu, host_of_gpu : list of int
@@ -112,23 +119,33 @@ class Instance:
         if delay is not None:
             schedule = delay.schedule(schedule)
         self.objective = Objective(schedule, chain_weights)
-        self.gpus = len(topology.gpus)
+        self.gpus, self.servers = len(topology.serving), len(topology.servers)
         self.tables = len(problem.profile)
         self.kind_of_gpu = list(topology.kind_of_gpu)
         self.kinds = [self.kind_of_gpu.index(kind) for kind in range(max(self.kind_of_gpu) + 1)]
-        self.hbm_bytes = np.array([gpu.memory_bytes for gpu in topology.gpus], dtype=np.float64)
-        of_kind = [cost_model.launches(problem, gpu) for gpu in self.kinds]
+        self.hbm_bytes = np.array([gpu.memory_bytes for gpu in topology.serving], dtype=np.float64)
+        self.all_hbm_bytes = float(self.hbm_bytes[: self.gpus - self.servers].sum())
+        of_kind = [
+            cost_model.launches(problem, gpu if self.is_gpu(gpu) else 0) * self.is_gpu(gpu)
+            for gpu in self.kinds
+        ]
         if delay is not None:
             of_kind = [delay.with_row(launches_s) for launches_s in of_kind]
         self.launches_s = [of_kind[kind] for kind in self.kind_of_gpu]
-        costs = [cost_model.arena_costs(problem, gpu) for gpu in self.kinds]
+        costs = [
+            cost_model.arena_costs(problem, gpu) if self.is_gpu(gpu) else None for gpu in self.kinds
+        ]
         if delay is not None:
             costs = [c and ArenaCosts(*map(delay.with_row, c)) for c in costs]
         self.arena_times = ArenaTimes(problem, [costs[kind] for kind in self.kind_of_gpu])
         hosts = {host.id: number for number, host in enumerate(topology.hosts)}
         self.host_of_gpu = [hosts[gpu.host] for gpu in topology.gpus]
+        self.host_of_gpu += [hosts[server.id] for server in topology.servers]
         keys = key_map_bytes(topology, problem.growing)
-        left = [host.memory_bytes - keys[host.id] for host in topology.hosts]
+        left = [
+            host.memory_bytes - keys[host.id] if topology.gpus_of(host.id) else 0
+            for host in topology.hosts
+        ]
         self.all_dram_bytes: Float = np.maximum(np.array(left, dtype=np.float64), 0.0)
         self.dram_bytes = self.all_dram_bytes
         if self.lacks_dram:
@@ -148,10 +165,18 @@ class Instance:
     @cached_property
     def lacks_dram(self) -> bool:
         """Whether tables may be larger than HBM and DRAM, and drives take the rest."""
-        if any(host.drive is None for host in self.problem.topology.hosts):
+        topology = self.problem.topology
+        if any(host.drive is None for host in topology.hosts if topology.gpus_of(host.id)):
             return False
         tables = sum(one.table.total_bytes for one in self.problem.profile)
         return tables > float(self.hbm_bytes.sum() * _FILLED + self.all_dram_bytes.sum())
+
+    @cached_property
+    def needs_servers(self) -> bool:
+        """Whether tables may be larger than HBM and its hosts' DRAM, and servers take the rest."""
+        tables = sum(one.table.total_bytes for one in self.problem.profile)
+        room = self.all_hbm_bytes * _FILLED + float(self.all_dram_bytes.sum())
+        return self.servers > 0 and tables > room
 
     @cached_property
     def prices(self) -> Float:
@@ -160,6 +185,10 @@ class Instance:
         Dense around the price at which all tables, whole, would fill all HBM together.
         """
         return prices_of(self)
+
+    def is_gpu(self, gpu: int) -> bool:
+        """Whether this is a GPU, and not a server."""
+        return gpu < self.gpus - self.servers
 
     def options_of(self, table: int) -> tuple[ShardingOption, ...]:
         """The sharding options of a table that are searched: those that are not forbidden."""
@@ -381,7 +410,7 @@ class Instance:
             total = len(shards) * (first + last) / 2
         replica = self.replica(table, option)
         if replica is not None:
-            total = total + self.gpus * costs_of(replica, gpu)[:2]
+            total = total + (self.gpus - self.servers) * costs_of(replica, gpu)[:2]
         return np.asarray(total)
 
     def _key(self, shard: TableShard, gpu: int) -> tuple[object, ...]:

@@ -50,7 +50,7 @@ def _old_table(instance: Instance, old: Plan, number: int) -> OldTable | None:
         number,
         before,
         old.shards_by_table[table.name],
-        old.topology.gpu_numbers,
+        old.topology,
         instance.options_of(number),
     )
     if placement is None:
