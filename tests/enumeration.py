@@ -97,7 +97,9 @@ class Enumeration:
         # Constraints are not taken from what solvers make of them, but asked of plans.
         self.free = replace(problem, constraints=Constraints())
         self.instance = Instance(self.free, model)
-        self.gpus = range(len(problem.topology.gpus))
+        # Servers after GPUs, all rows of whose shards are in their memory.
+        self.gpus = range(len(problem.topology.serving))
+        self.holding_replicas = range(len(problem.topology.gpus))
         self.part = cache(self._part)
         shards = [
             shard
@@ -128,8 +130,8 @@ class Enumeration:
         )
         report, topology = self.model.evaluate(self.free, plan), self.problem.topology
         used = report.memory
-        without_map = [used[g.id].total_bytes - used[g.id].row_map_bytes for g in topology.gpus]
-        serving = self.gpus if replica else [gpu]
+        without_map = [used[g.id].total_bytes - used[g.id].row_map_bytes for g in topology.serving]
+        serving = self.holding_replicas if replica else [gpu]
         arenas = np.zeros((len(self.gpus), len(self.arenas)))
         arenas[serving, self.arenas[self.instance.arena_of(shard)]] = 1
         phase_s = np.array(report.phase_s).T
@@ -154,10 +156,14 @@ class Enumeration:
         hots = [self._hot_rows(shard, spec) for shard in shards]
         for homes in permutations(self.gpus, len(shards)):
             served = np.zeros(self.first_byte + gpus + hosts)
-            at = [self.first_byte + gpu for gpu in (self.gpus if replica else homes)]
+            holders = {*homes, *(self.holding_replicas if replica else ())}
+            at = [self.first_byte + gpu for gpu in holders]
             served[at] = row_map_bytes(spec)
             allowed: dict[tuple[tuple[bool, bool], ...], bool] = {}
-            for hot_rows in product(*hots):
+            of_homes = [
+                hot if instance.is_gpu(gpu) else [0] for hot, gpu in zip(hots, homes, strict=True)
+            ]
+            for hot_rows in product(*of_homes):
                 placed = tuple(map(Placement, shards, homes, hot_rows))
                 # Constraints tell none, some and all rows apart, and not how many are some.
                 kinds = tuple((h == 0, h == hot[-1]) for h, hot in zip(hot_rows, hots, strict=True))
@@ -201,7 +207,7 @@ class Enumeration:
     def best(self) -> tuple[float, Plan | None]:
         """The step time and the plan of the best placement that fits; infinite if none does."""
         topology, names = self.problem.topology, self.problem.profile.table_names
-        hbm = np.array([gpu.memory_bytes for gpu in topology.gpus])
+        hbm = np.array([gpu.memory_bytes for gpu in topology.serving])
         dram = np.array([host.memory_bytes for host in topology.hosts])
         groups = [[names.index(n) for n in g] for g in self.problem.constraints.together]
         tables = [self.choices_of(table) for table in range(len(names))]

@@ -207,9 +207,7 @@ class StepEquation(CostModel, ABC):
             # All of them have the arena in common.
             arena_s = by_arena[gpu][arena][: len(NAMES)].sum()
             table_s[list(tables)] += arena_s / len(tables)
-        # Servers launch no kernels.
-        arenas_s = np.zeros((len(schedule.phases), serving))
-        arenas_s[:, : len(topology.gpus)] = added_up(by_arena, len(schedule.phases))
+        arenas_s = added_up(by_arena, len(schedule.phases))
         rows_s = with_lanes(phase_s, problem.pipeline) + arenas_s
         parts_s = parts_of(phase_s, pooling_s, gpu_s[:, 3], drive_s)
         parts_s = with_lanes(parts_s, problem.pipeline)

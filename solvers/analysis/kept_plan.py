@@ -99,7 +99,7 @@ def _with_buffers(problem: Problem, cost_model: CostModel, plan: Plan) -> Plan:
     returned: set[tuple[str, tuple[str, ...], tuple[int, int]]] = set()
     shards: list[Shard] = []
     for shard in plan.shards:
-        if shard.devices[0] not in plan.topology.gpus_by_id:
+        if shard.devices[0] not in plan.topology.serving_numbers:
             shards.append(shard)
             continue
         bags = (shard.table, shard.devices, shard.cols)

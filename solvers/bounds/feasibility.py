@@ -131,8 +131,8 @@ def nothing_fits(instance: Instance, short_bytes: Mapping[tuple[str, int], int])
     topology = instance.problem.topology
     shortages = tuple(
         Shortage(
-            topology.gpus[number].id if kind == "hbm" else topology.hosts[number].id,
-            "hbm" if kind == "hbm" else "dram",
+            topology.serving[number].id if kind == "hbm" else topology.hosts[number].id,
+            "hbm" if kind == "hbm" and number < len(topology.gpus) else "dram",
             short,
             "what the best assignment of shards to GPUs that was found lacks",
         )

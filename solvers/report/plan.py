@@ -231,9 +231,11 @@ def _memory_section(memory: dict[str, MemoryUse]) -> Section:
 
 def _time_section(cost: CostReport) -> Section:
     """Return work of GPUs, with the seconds that each is busy, and of hosts."""
+    dram_s = {host.device: host.dram_s for host in cost.hosts}
+    serving = {gpu.device for gpu in cost.gpus}
     timed: list[tuple[GpuCost | HostCost, float]] = [
         *zip(cost.gpus, cost.gpu_s.tolist(), strict=True),
-        *((host, host.dram_s) for host in cost.hosts),
+        *((host, host.dram_s) for host in cost.hosts if host.device not in serving),
     ]
     slowest_s = max(busy_s for _, busy_s in timed)
     if len(timed) > MOST_DEVICES:
@@ -252,7 +254,7 @@ def _time_section(cost: CostReport) -> Section:
         Column("link_s", "link", of=part("link_s")),
         Column("communication_s", "comm.", of=part("communication_s")),
         Column("launch_s", "launches", of=part("launch_s")),
-        Column("dram_s", "DRAM", of=part("dram_s")),
+        Column("dram_s", "DRAM", of=lambda one: dram_s.get(one[0].device)),
         Column("total_s", "total", of=lambda one: getattr(one[0], "total_s", one[1])),
         Column(
             "of_slowest",
