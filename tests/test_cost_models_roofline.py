@@ -243,7 +243,7 @@ def with_servers(servers: int, dram_bytes_per_s: float = 1e11) -> Problem:
 
 
 def test_rows_pooled_by_a_server_by_hand() -> None:
-    problem = with_servers(1)
+    problem = replace(with_servers(1), pipeline="serial")
     report = roofline(problem, whole(problem, "host", "host:1"))
     gpu, server = report.gpus
     assert (server.device, gpu.total_s) == ("host:1", 0.0)

@@ -143,6 +143,10 @@ def anneal(search: Search, share: float) -> Assignment | None:
     if search.instance.lacks_dram:  # Annealing does not count bytes of DRAM.
         clock = search.clock.part(share)
         return anneal_drive_shares(search.best, search.another_seed(), clock)
+    if search.instance.needs_servers:  # Nor does it here, where GPUs' hosts are mostly full.
+        moved = search.best.copy()
+        improve(moved, search.clock.part(share))
+        return moved
     return annealing.anneal(
         search.best,
         target_s=search.target_s,
