@@ -25,6 +25,6 @@ if TYPE_CHECKING:
     from placer.tables import Table as Table
     from placer.topology.topology import Topology as Topology
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __getattr__, __all__ = lazy_exports(__name__)

@@ -26,6 +26,7 @@ NEEDS = {
     "ray_train": "ray",
     "rechub": "torch_rechub",
     "serving": "torch",
+    "serving_growing": "numba",
     "torchrec_dmp": "torchrec",
 }
 """Each example, and the package that it cannot do without."""
@@ -76,6 +77,9 @@ def test_an_example_runs(
     printed = capsys.readouterr().out
     if name in RESUMED:
         assert "the resumed run is equal to the bit" in printed
+    if name == "serving_growing":
+        assert "answers as one that loaded the last checkpoint whole" in printed
+        return
     if name == "serving":
         share = float(re.findall(r"([\d.]+)% of lookups were served from HBM", printed)[0])
         assert share == pytest.approx(90, abs=5)  # What the example asks for.

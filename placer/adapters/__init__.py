@@ -1,12 +1,11 @@
-"""Plans for trainers that people have: plain PyTorch, TorchRec, HugeCTR."""
+"""Plans for trainers that people have: plain PyTorch, TorchRec, HugeCTR, dynamicemb."""
 
 from typing import Any, Literal
 
 from placer.errors import PlacerError
 from placer.plan.plan import Plan
-from placer.plan.verify import refuse_growing
 
-TRAINERS = ("torchrec", "hugectr")
+TRAINERS = ("torchrec", "hugectr", "dynamicemb")
 
 
 def document_for(
@@ -16,25 +15,12 @@ def document_for(
     module: str = "",
     staged_as: Literal["uva", "cached"] | None = None,
 ) -> Any:
-    """A plan in the form that a trainer reads from JSON.
+    """A plan in the form that one of `TRAINERS` reads from JSON.
 
-    Parameters
-    ----------
-    trainer : str
-        One of `TRAINERS`.
-    plan : Plan
-    module : str
-        Path of TorchRec's embedding module in the model.
-    staged_as : {"uva", "cached"}, optional
-        How TorchRec reads staged rows, which it cannot stage.
+    `module` is the path of TorchRec's embedding module in the model, and `staged_as` says how
+    TorchRec reads staged rows, which it cannot stage. Raises PlacerError if the plan has what the
+    trainer cannot run; the message names it.
 
-    Raises
-    ------
-    PlacerError
-        If there is no such trainer, or the plan has what it cannot run; the message names it.
-
-    Examples
-    --------
     >>> from placer import Problem, Topology
     >>> from placer.workloads import named_workload
     >>> from solvers import solve
@@ -42,7 +28,6 @@ def document_for(
     >>> document_for("hugectr", solve(problem, "greedy-size").plan)["shard_matrix"]
     [['t1', 't2']]
     """
-    refuse_growing(plan, trainer)
     if trainer == "torchrec":
         from placer.adapters import torchrec
 
@@ -51,4 +36,8 @@ def document_for(
         from placer.adapters.hugectr import to_hugectr
 
         return to_hugectr(plan)
+    if trainer == "dynamicemb":
+        from placer.adapters.dynamicemb import table_options
+
+        return table_options(plan, module=module, staged_as=staged_as)
     raise PlacerError(f"no trainer is called {trainer!r}; choose from {', '.join(TRAINERS)}")

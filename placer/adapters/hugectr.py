@@ -13,7 +13,7 @@ from typing import Any, TypedDict
 from placer.errors import PlanMismatchError
 from placer.plan.plan import Plan
 from placer.plan.shard import Shard
-from placer.plan.verify import verify
+from placer.plan.verify import refuse_growing, verify
 from placer.tables import Table
 
 
@@ -38,6 +38,7 @@ def to_hugectr(plan: Plan) -> ShardingArguments:
         If HugeCTR has no such placement; the message names the table and says why.
     """
     verify(plan)
+    refuse_growing(plan, "HugeCTR")
     numbers = plan.topology.gpu_numbers
     matrix: list[list[str]] = [[] for _ in numbers]
     parallel: list[str | list[Any]] = []

@@ -129,6 +129,20 @@ def _release(slots, rows, state, row):
 
 
 @numba.njit(cache=True, nogil=True)
+def assign(keys, numbers, slots, rows, state):
+    """Give each key the row of its number, or none for row 0, whoever had that row before."""
+    for j in range(keys.size):
+        for row in (np.int64(slots[_slot_of(slots, rows, keys[j])]), numbers[j]):
+            if row != 0 and rows[row].step >= 0:
+                _release(slots, rows, state, row)
+    for j in range(keys.size):
+        if numbers[j] != 0:
+            rows[numbers[j]].key = keys[j]
+            rows[numbers[j]].step = 0
+            slots[_slot_of(slots, rows, keys[j])] = numbers[j]
+
+
+@numba.njit(cache=True, nogil=True)
 def _expire(slots, rows, state, before, most):
     """Look at so many more rows, and take back those that were read last before a step."""
     for _ in range(min(most, state[USED])):

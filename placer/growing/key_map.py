@@ -244,6 +244,47 @@ class KeyMap:
         self._kernels.find(np.ascontiguousarray(keys), rows, self._slots, self._rows)
         return self._numbered(rows)
 
+    @classmethod
+    def of(cls, growing: Growing, keys: Int, rows: Int) -> "KeyMap":
+        """Make a map that finds these keys in these rows; it gives no rows to others.
+
+        Examples
+        --------
+        >>> found = KeyMap.of(Growing(capacity=9), keys=np.array([-5, 8]), rows=np.array([4, 2]))
+        >>> found.find(np.array([8, 7, -5]))
+        array([2, 0, 4])
+        """
+        made = cls(growing)
+        made._rows["step"] = -1
+        made._state[made._kernels.USED] = growing.capacity
+        made.check(keys, rows)
+        made.assign(keys, rows)
+        return made
+
+    def assign(self, keys: Int, rows: Int) -> None:
+        """Give each key its row, and take that from the key that had it; row 0 is none.
+
+        Call `check` before.
+        """
+        self._kernels.assign(keys, rows, self._slots, self._rows, self._state)
+
+    def check(self, keys: Int, rows: Int) -> None:
+        """Refuse what `assign` cannot do.
+
+        Raises
+        ------
+        CheckpointError
+            If a key or a row is listed twice, or there is no such row.
+        """
+        given = np.sort(rows[rows != 0])
+        is_row = given.size == 0 or (given[0] > 0 and given[-1] < self.growing.rows)
+        twice = np.unique(keys).size < keys.size or not np.diff(given).all()
+        if keys.dtype != np.int64 or keys.shape != rows.shape or twice or not is_row:
+            raise CheckpointError(
+                f"keys of a table with capacity {self.growing.capacity:,} are damaged: a key or a "
+                "row is there twice, or there is no such row"
+            )
+
     @property
     def counts(self) -> KeyCounts:
         """Return the counters since the beginning."""
@@ -259,11 +300,13 @@ class KeyMap:
     def state(self) -> dict[str, Int]:
         """Return all that the next steps depend on, to be saved: int64 arrays by `STATE`.
 
-        Those of all maps of a table, one after the other, are what `load_state` takes.
+        Those of all maps of a table, one after the other, are what `load_state` takes. Their shapes
+        do not depend on the keys, so that `torch.distributed.checkpoint` reads into them.
         """
         used = int(self._state[self._kernels.USED])
-        records = self._rows[1 : used + 1].view(np.int64).reshape(used, 2)
-        rows = np.column_stack((records, self._numbered(np.arange(1, used + 1))))
+        rows = np.zeros((self._own.capacity, 3), np.int64)  # Zeros for rows that had no key yet.
+        rows[:used, :2] = self._rows[1 : used + 1].view(np.int64).reshape(used, 2)
+        rows[:used, 2] = self._numbered(np.arange(1, used + 1))
         sketch = np.pad(self._sketch.reshape(-1), (0, -self._sketch.size % 8))
         values = rows, self._state[None].copy(), sketch.view(np.int64)[None]
         return dict(zip(self.STATE, values, strict=True))
@@ -283,7 +326,10 @@ class KeyMap:
         """
         kernels = self._kernels
         rows, counts, sketch = (np.ascontiguousarray(state[name], np.int64) for name in self.STATE)
-        if not self._fits(rows, counts, sketch):
+        size = len(rows)
+        if rows.ndim == 2 and rows.shape[1] == 3:
+            rows = rows[rows[:, 2] != 0]
+        if size not in (len(rows), self.growing.capacity) or not self._fits(rows, counts, sketch):
             raise CheckpointError(
                 f"saved keys are not of a table with capacity {self.growing.capacity:,} and "
                 f"admission {self.growing.admission}, or are damaged"

@@ -7,8 +7,9 @@ arithmetic, and rows are read and written as bytes, whatever their type.
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 ELEMENT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "U8": 1, "BOOL": 1}
 """Bytes of an element of each type, as safetensors calls it."""
@@ -16,22 +17,12 @@ ELEMENT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "U
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor of a safetensors file.
-
-    Attributes
-    ----------
-    name : str
-    dtype : str
-        A key of `ELEMENT_BYTES`.
-    shape : tuple of int
-    offset : int
-        Where its bytes begin in the file.
-    """
+    """A tensor of a safetensors file."""
 
     name: str
-    dtype: str
+    dtype: str  # A key of `ELEMENT_BYTES`.
     shape: tuple[int, ...]
-    offset: int = 0
+    offset: int = 0  # Where its bytes begin in the file.
 
     @property
     def element_bytes(self) -> int:
@@ -62,23 +53,23 @@ class StoredTensor:
 
 def lay_out(
     tensors: Iterable[tuple[str, str, tuple[int, ...]]],
+    metadata: Mapping[str, str] | None = None,
 ) -> tuple[bytes, tuple[StoredTensor, ...]]:
     """A file's first bytes, and its tensors in their order there.
 
     Parameters
     ----------
     tensors : iterable of (name, dtype, shape)
-
-    >>> first_bytes, (first, second) = lay_out([("sum", "F32", (3,)), ("weight", "F32", (3, 2))])
-    >>> second.name, second.offset - first.offset
-    ('weight', 12)
+    metadata : mapping of str to str, optional
+        What the file says of itself.
     """
     # As safetensors' own writer does: by falling size of the elements, which aligns all.
     ordered = sorted(
         (StoredTensor(*tensor) for tensor in tensors),
         key=lambda tensor: (-tensor.element_bytes, tensor.name),
     )
-    entries, starts, end = {}, [], 0
+    entries: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    starts, end = [], 0
     for tensor in ordered:
         start, end = end, end + tensor.size_bytes
         starts.append(start)

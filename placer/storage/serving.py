@@ -1,23 +1,30 @@
-"""Tables for inference: loaded by a plan, read, and never changed."""
+"""Tables for inference: loaded by a plan, read, and changed by increments alone."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from placer.errors import CheckpointError
 from placer.executor import BagBatch, HitRates, PlacedEmbeddings
+from placer.executor.id_order import TableTensor
+from placer.executor.tensor_names import check_shapes
+from placer.files import StrPath
+from placer.growing import KeyMap
 from placer.plan.plan import Plan
 from placer.plan.verify import refuse_growing
 from placer.storage.checkpoint.applied_tables import GROUP
 from placer.storage.checkpoint.dcp_reader import read_tensors
 from placer.storage.checkpoint.table_blocks import NamedTables, load_stored
+from placer.storage.row_blocks import chunk_rows
 from placer.storage.run_state import WEIGHTS
 from placer.storage.shards.shard_folder import MANIFEST, open_shards
 from placer.storage.shards.shard_rows import checkpoint_of_shards
-from placer.storage.tensor_rows import AnyTensor, TensorRows
+from placer.storage.tensor_rows import AnyTensor, TensorRows, open_safetensors
 
 
 class ReadOnlyTables(nn.Module):
@@ -29,11 +36,16 @@ class ReadOnlyTables(nn.Module):
     Parameters
     ----------
     embeddings : PlacedEmbeddings
+    origin : mapping of str to str
+        ``checkpoint`` and ``step`` of the tables, which the first increment has to follow.
     """
 
-    def __init__(self, embeddings: PlacedEmbeddings) -> None:
+    def __init__(
+        self, embeddings: PlacedEmbeddings, origin: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         super().__init__()
         self._embeddings = (embeddings,)  # In a tuple, so that no state dict gathers them.
+        self._origin = origin
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -56,6 +68,92 @@ class ReadOnlyTables(nn.Module):
         """How many lookups were served from HBM; None for backends without tiers."""
         return self._embeddings[0].hit_rates()
 
+    def apply_increment(self, path: StrPath) -> None:
+        """Change the rows and keys that `placer export --since` lists; call it between requests.
+
+        Afterwards answers are, to the bit, those of tables that were loaded from the whole export
+        of the increment's checkpoint.
+
+        Raises
+        ------
+        CheckpointError
+            If the file is missing, damaged, of other tables or no increment, or does not begin at
+            the checkpoint that the tables have; nothing is changed then.
+        """
+        tensors, says = open_safetensors(Path(path))
+        self._check_begin(path, says)
+        plan, keys = self._embeddings[0].plan, self._embeddings[0].keys
+        order = self._embeddings[0].id_order()
+        rows = _checked_rows(path, list(order.weights()), plan, tensors)
+        moved = {}
+        for table in plan.growing:
+            named = rows[table] > 0
+            gone = tensors[f"{table}.deleted"].whole()
+            with_row = tensors[f"{table}.keys"].whole()[named]
+            numbers = torch.cat([rows[table][named], torch.zeros_like(gone)])
+            moved[table] = torch.cat([with_row, gone]).numpy(), numbers.numpy()
+            keys.maps[table].check(*moved[table])
+        self._origin = {}  # Until all is written.
+        order.synchronize()
+        for table, changes in moved.items():
+            keys.maps[table].assign(*changes)
+        for weight in order.weights():
+            changed, ids = tensors[f"{weight.table.name}.weight"], rows[weight.table.name]
+            for start, values in changed.blocks(chunk_rows(changed.row_bytes)):
+                order.write_rows(weight.table, "weight", ids[start : start + len(values)], values)
+        self._origin = says
+
+    def _check_begin(self, path: StrPath, says: Mapping[str, str]) -> None:
+        if "since_checkpoint" not in says:
+            raise CheckpointError(f"{path} is no increment; `placer export --since` writes them")
+        if not self._origin.get("checkpoint"):
+            raise CheckpointError(
+                f"{path} follows an export, and the tables were not loaded from one: load them "
+                "from the file of `placer export --to safetensors`"
+            )
+        if says["since_checkpoint"] != self._origin["checkpoint"]:
+            raise CheckpointError(
+                f"{path} leads from the checkpoint of step {says['since_step']} to that of step "
+                f"{says['step']}, and the tables are of another one, of step "
+                f"{self._origin['step']}: apply increments one after the other, as they were "
+                "written, or load a whole export"
+            )
+
+
+def _checked_rows(
+    path: StrPath, weights: Sequence[TableTensor], plan: Plan, tensors: Mapping[str, TensorRows]
+) -> dict[str, Tensor]:
+    """The rows that an increment changes, by table, after a look at all that it has."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    dtypes: dict[str, torch.dtype] = {}
+
+    def expect(name: str, *shape: int, dtype: torch.dtype = torch.int64) -> None:
+        shapes[name], dtypes[name] = shape, dtype
+
+    for weight in weights:
+        name = weight.table.name
+        count, deleted = (
+            tensors[each].rows if each in tensors else 0
+            for each in (f"{name}.rows", f"{name}.deleted")
+        )
+        expect(f"{name}.rows", count)
+        expect(f"{name}.weight", count, *weight.shape[1:], dtype=weight.dtype)
+        if name in plan.growing:
+            expect(f"{name}.keys", count)
+            expect(f"{name}.deleted", deleted)
+    check_shapes(f"{path} does not fit the tables", tensors, shapes, dtypes)
+    rows = {weight.table.name: tensors[f"{weight.table.name}.rows"].whole() for weight in weights}
+    for weight in weights:
+        own = rows[weight.table.name]
+        if own.numel() and (
+            own[0] < 0 or own[-1] >= weight.table.rows or not (own.diff() > 0).all()
+        ):
+            raise CheckpointError(
+                f"{path} is damaged: rows of table {weight.table.name!r} do not ascend, or it has "
+                f"only {weight.table.rows:,}"
+            )
+    return rows
+
 
 def load_read_only(plan: Plan, folder: str | os.PathLike[str], **options: Any) -> ReadOnlyTables:
     """Tables that are laid out by a plan, with the weights of a folder and no optimizer state.
@@ -68,7 +166,8 @@ def load_read_only(plan: Plan, folder: str | os.PathLike[str], **options: Any) -
         As `placer.plan.serving.serving_plan` makes it, or any other of one process.
     folder : path
         What `placer.storage.checkpoint.save_tables` wrote, or `placer export --to shards`; under
-        any plan of these tables.
+        any plan of these tables. Or the file of `placer export --to safetensors`, which tables
+        that grow need, and which `ReadOnlyTables.apply_increment` can change.
     **options
         ``device``, ``backend`` and ``cache_policy`` of `PlacedEmbeddings`.
 
@@ -94,17 +193,27 @@ def load_read_only(plan: Plan, folder: str | os.PathLike[str], **options: Any) -
     >>> torch.equal(pooled, model[0](torch.tensor([[3, 7]])))
     True
     """
-    refuse_growing(plan, "a table that is only read")
-    embeddings = PlacedEmbeddings(plan, optimizer="sgd", lr=0.0, **options)
-    order = embeddings.id_order()
-    named = NamedTables(order, {(GROUP, f"{t.table.name}.{t.name}"): t for t in order.tensors()})
     stored: Mapping[str, AnyTensor]
-    if (Path(folder) / MANIFEST).exists():
-        held = checkpoint_of_shards(open_shards(folder)).tensors[WEIGHTS]
+    origin: Mapping[str, str] = {}
+    if Path(folder).is_file():
+        held, origin = open_safetensors(Path(folder))
         stored = {f"{GROUP}.{name}": rows for name, rows in held.items()}
     else:
-        stored = read_tensors(Path(folder))
+        refuse_growing(plan, "a folder of tables")
+        if (Path(folder) / MANIFEST).exists():
+            of_shards = checkpoint_of_shards(open_shards(folder)).tensors[WEIGHTS]
+            stored = {f"{GROUP}.{name}": rows for name, rows in of_shards.items()}
+        else:
+            stored = read_tensors(Path(folder))
+    embeddings = PlacedEmbeddings(plan, optimizer="sgd", lr=0.0, seed=None, **options)
+    order = embeddings.id_order()
+    named = NamedTables(order, {(GROUP, f"{t.table.name}.{t.name}"): t for t in order.tensors()})
+    for table, how in plan.growing.items():
+        keys, rows = (held.get(f"{table}.{name}") for name in ("keys", "rows"))
+        if keys is None or rows is None:
+            raise CheckpointError(f"{folder} lacks the keys of table {table!r}, which grows")
+        embeddings.keys.maps[table] = KeyMap.of(how, keys.whole().numpy(), rows.whole().numpy())
     known = {".".join(name) for name in named.tensors} & stored.keys()
     weights = {name: TensorRows.of(stored[name]) for name in known}
     load_stored(f"{folder} does not fit the plan", [named], weights)
-    return ReadOnlyTables(embeddings)
+    return ReadOnlyTables(embeddings, origin)

@@ -3,11 +3,15 @@
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from placer.errors import CheckpointError
 from placer.files import FileRecord, HashedFile
 from placer.storage.row_blocks import READ_ROWS, row_blocks
 from placer.storage.safetensors_layout import lay_out
@@ -26,18 +30,11 @@ _NAMES = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorRows:
-    """A tensor that is somewhere else, and read a number of rows at a time.
-
-    Attributes
-    ----------
-    shape : tuple of int
-    dtype : torch.dtype
-    read : callable
-        Rows ``start..stop`` on the host; with no dimension, the whole.
-    """
+    """A tensor that is somewhere else, and read a number of rows at a time."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
+    # Rows ``start..stop`` on the host; with no dimension, the whole.
     read: Callable[[int, int], Tensor]
 
     @classmethod
@@ -85,16 +82,45 @@ def bytes_of(tensor: Tensor) -> Tensor:
     return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
-def write_safetensors(path: Path, tensors: Mapping[str, AnyTensor]) -> FileRecord:
-    """Write tensors to a safetensors file; none of them is in memory whole.
+def open_safetensors(path: Path) -> tuple[dict[str, TensorRows], dict[str, str]]:
+    """Open a safetensors file: its tensors, of which rows are read when asked for; what it says.
 
     Raises
     ------
-    OSError
-        If the file cannot be written.
+    CheckpointError
+        If it is not there, is cut short, or is no such file.
+    """
+    types = {name: dtype for dtype, name in _NAMES.items()}
+    try:
+        file: Any = safe_open(path, "pt")
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        tensors = {
+            name: TensorRows(tuple(each.get_shape()), types[each.get_dtype()], partial(_read, each))
+            for name, each in slices.items()
+        }
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
+    except (SafetensorError, KeyError) as error:
+        raise CheckpointError(f"{path} is cut short, or no file of tables: {error}") from error
+    return tensors, file.metadata() or {}
+
+
+def _read(tensor: Any, start: int, stop: int) -> Tensor:
+    rows: Tensor = tensor[start:stop]
+    return rows
+
+
+def write_safetensors(
+    path: Path, tensors: Mapping[str, AnyTensor], metadata: Mapping[str, str] | None = None
+) -> FileRecord:
+    """Write tensors to a safetensors file; none of them is in memory whole.
+
+    Raises OSError if the file cannot be written.
     """
     rows = {name: TensorRows.of(tensor) for name, tensor in tensors.items()}
-    header, stored = lay_out((name, _NAMES[each.dtype], each.shape) for name, each in rows.items())
+    header, stored = lay_out(
+        ((name, _NAMES[each.dtype], each.shape) for name, each in rows.items()), metadata
+    )
     file = HashedFile(path)
     try:
         file.write(header)

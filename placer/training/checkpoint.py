@@ -18,7 +18,7 @@ import re
 import shutil
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -222,7 +222,7 @@ def _loaded(path: Path) -> Checkpoint:
         raise CheckpointError(
             f"cannot read checkpoint {path}: {error.strerror or error}"
         ) from error
-    return Checkpoint(opened.position, opened.settings, tensors, opened.data)
+    return replace(opened, tensors=tensors)
 
 
 def open_checkpoint(path: Path, ranks: Ranks = ALONE) -> Checkpoint:
@@ -262,7 +262,7 @@ def _open(path: Path, verifies: bool) -> Checkpoint:
         tensors[group][key] = tensor
     position = Position(manifest.step, manifest.epoch, manifest.samples)
     data = manifest.data.model_dump(exclude_defaults=True)
-    return Checkpoint(position, manifest.settings, dict(tensors), data)
+    return Checkpoint(position, manifest.settings, dict(tensors), data, manifest.sha256)
 
 
 def check_settings(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:

@@ -9,71 +9,23 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 from cli_cases import invoke
+from growing_cases import CONFIG, HOW, click_samples, growing_log, growing_plan
 from safetensors.torch import load_file
-from training_cases import QUICK, plan_for
 
 from cost_models import Roofline, log_stream, simulate
 from placer import Plan
-from placer.data import open_log
-from placer.data.encoded import EncodedLog
-from placer.data.mapping import RawKeys
 from placer.errors import CheckpointError, PlanMismatchError
-from placer.growing import Growing, KeyMap
+from placer.growing import KeyMap
 from placer.storage.shards import write_shards, write_tables
 from placer.training.batches import batches
 from placer.training.checkpoint import load
 from placer.training.config import CheckpointPolicy
 from placer.training.loop import train
 from placer.training.parity import compare_training
-
-HOW = Growing(60, admission=2, ttl=3)
-CONFIG = replace(QUICK, report_every=1, epochs=2)
-
-
-def _samples(samples: int = 640) -> pa.Table:
-    """Clicks on items that come into fashion and go, whose ids are texts or any int64."""
-    random = np.random.default_rng(0)
-    newest = np.arange(samples) // 4
-    item = (newest + 40 - random.geometric(0.1, samples)).clip(0)
-    tag = (newest[:, None] + 30 - random.geometric(0.1, (samples, 2))).clip(0)
-    return pa.table(
-        {
-            "label": (item + random.integers(0, 3, samples)) % 2,
-            "I1": random.lognormal(1, 1, samples).astype(np.float32),
-            "item": item * 2**40 - 2**45,
-            "last": np.roll(item, 1) * 2**40 - 2**45,
-            "tag": [[f"tag-{one}" for one in several] for several in tag],
-            "city": random.integers(0, 30, samples),
-        }
-    )
-
-
-def _log(samples: pa.Table | None = None, how: Growing = HOW) -> EncodedLog:
-    mappings = {"item": RawKeys(how.rows), "tag": RawKeys(how.rows)}
-    found = open_log(
-        _samples() if samples is None else samples,
-        label="label",
-        sparse=["item", "last", "tag", "city"],
-        dense=["I1"],
-        feature_tables={"last": "item"},
-        id_mapping={"item": "hash", "tag": "hash", "city": "identity"},
-        rows={"item": how.rows, "tag": how.rows},
-    )
-    encoding = replace(found.encoding, mappings={**found.encoding.mappings, **mappings})
-    return EncodedLog(found.source, encoding)
-
-
-def _plan(log: EncodedLog, placement: str = "cached", how: Growing = HOW) -> Plan:
-    plan = plan_for(log, placement)  # type: ignore[arg-type]
-    orders = {name: order for name, order in plan.row_order.items() if name == "city"}
-    ids = {name: own for name, own in plan.hot_ids.items() if name == "city"}
-    growing = {"item": how, "tag": how}
-    return replace(plan, row_order=orders, hot_ids=ids, growing=growing)
 
 
 def _assert_same_run(one: Path, other: Path) -> None:
@@ -89,8 +41,8 @@ def _assert_same_run(one: Path, other: Path) -> None:
 @pytest.mark.parametrize("placement", ["hbm", "cached"])
 @pytest.mark.parametrize("stop_after", [5, 18, 25])
 def test_a_resumed_run_is_bit_equal(placement: str, stop_after: int, tmp_path: Path) -> None:
-    log = _log()
-    plan = _plan(log, placement)
+    log = growing_log()
+    plan = growing_plan(log, placement)
     policy = CheckpointPolicy(tmp_path / "whole", keep=1)
     whole = train(plan, log, CONFIG, checkpoints=policy)
     assert whole.keys["item"].evicted
@@ -103,7 +55,7 @@ def test_a_resumed_run_is_bit_equal(placement: str, stop_after: int, tmp_path: P
 
     first = train(plan, log, CONFIG, checkpoints=policy, on_progress=interrupt)
     assert first.steps == stop_after
-    other = _plan(log, "dram")  # Under another plan, too.
+    other = growing_plan(log, "dram")  # Under another plan, too.
     rest = train(other, log, CONFIG, checkpoints=policy, resume=tmp_path / "parts")
     assert first.losses + rest.losses == whole.losses
     assert rest.keys == whole.keys
@@ -112,8 +64,8 @@ def test_a_resumed_run_is_bit_equal(placement: str, stop_after: int, tmp_path: P
 
 
 def test_a_file_of_tables_has_the_keys_and_their_rows(tmp_path: Path) -> None:
-    log = _log()
-    plan = _plan(log)
+    log = growing_log()
+    plan = growing_plan(log)
     result = train(plan, log, CONFIG, checkpoints=CheckpointPolicy(tmp_path))
     saved = load(tmp_path)
     write_tables(plan, saved, tmp_path / "tables.safetensors")
@@ -133,19 +85,19 @@ def test_a_file_of_tables_has_the_keys_and_their_rows(tmp_path: Path) -> None:
 
 
 def test_checkpoints_of_other_tables_are_refused(tmp_path: Path) -> None:
-    log = _log()
+    log = growing_log()
     policy = CheckpointPolicy(tmp_path)
-    train(_plan(log), log, replace(CONFIG, max_steps=2), checkpoints=policy)
+    train(growing_plan(log), log, replace(CONFIG, max_steps=2), checkpoints=policy)
     for how in (replace(HOW, admission=1), None):
-        plan = _plan(log)
+        plan = growing_plan(log)
         plan = replace(plan, growing={} if how is None else {"item": how, "tag": how})
         with pytest.raises(CheckpointError, match="growing"):
             train(plan, log, CONFIG, resume=tmp_path)
 
 
 def test_keys_are_read_step_by_step_and_not_in_the_evaluation() -> None:
-    log = _log()
-    result = train(_plan(log), log, replace(CONFIG, epochs=1))
+    log = growing_log()
+    result = train(growing_plan(log), log, replace(CONFIG, epochs=1))
     maps = {"item": KeyMap(HOW), "tag": KeyMap(HOW)}
     features = {"item": ("item", "last"), "tag": ("tag",)}
     for number, chunk in enumerate(batches(log, CONFIG.batch_size)):
@@ -159,8 +111,8 @@ def test_keys_are_read_step_by_step_and_not_in_the_evaluation() -> None:
 
 @pytest.mark.parametrize("placement", ["hbm", "staged", "cached"])
 def test_the_simulator_counts_what_training_does(placement: str) -> None:
-    log = _log()
-    plan = _plan(log, placement, replace(HOW, ttl=0))
+    log = growing_log()
+    plan = growing_plan(log, placement, replace(HOW, ttl=0))
     config = replace(CONFIG, epochs=1, holdout_every=0)
     trained = train(plan, log, config)
     found = simulate(plan, [log_stream(plan, log, config.batch_size)], Roofline())
@@ -183,18 +135,18 @@ def test_the_simulator_counts_what_training_does(placement: str) -> None:
 
 
 def test_the_unplaced_model_has_no_key_map() -> None:
-    log = _log()
+    log = growing_log()
     with pytest.raises(
         PlanMismatchError, match=r"grows: .* which the unplaced model does not have"
     ):
-        compare_training(_plan(log), log)
+        compare_training(growing_plan(log), log)
 
 
 @pytest.fixture(scope="module")
 def planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A log of two days as files, a profile of the first, and a plan of the command."""
     folder = tmp_path_factory.mktemp("growing")
-    samples = _samples(1280)
+    samples = click_samples(1280)
     pq.write_table(samples[:640], folder / "monday.parquet")
     pq.write_table(samples[640:], folder / "tuesday.parquet")
     for command in (

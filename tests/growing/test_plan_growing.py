@@ -111,5 +111,5 @@ def test_the_executor_gives_rows_as_the_plan_says() -> None:
 
 
 def test_who_has_no_key_map_refuses() -> None:
-    with pytest.raises(PlanMismatchError, match=r"'item' grows: .* which hugectr does not have"):
+    with pytest.raises(PlanMismatchError, match=r"'item' grows: .* which HugeCTR does not have"):
         document_for("hugectr", growing_plan())

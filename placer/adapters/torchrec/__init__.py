@@ -17,7 +17,7 @@ from placer.adapters.torchrec.state import (
     merge_state_dict,
     split_state_dict,
 )
-from placer.adapters.torchrec.tables import split_tables
+from placer.adapters.torchrec.tables import managed_collisions, split_tables
 
 __all__ = [
     "Part",
@@ -25,6 +25,7 @@ __all__ = [
     "from_sharding_plan",
     "load_optimizer_state_dict",
     "load_state_dict",
+    "managed_collisions",
     "merge_optimizer_state_dict",
     "merge_state_dict",
     "parts_of",

@@ -3,10 +3,11 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from placer.adapters.torchrec.growing import mpzch_options, with_fixed_rows
 from placer.adapters.torchrec.parts import Part, Staged, parts_of
 from placer.errors import BackendError, PlanMismatchError
 from placer.plan.plan import Plan
-from placer.plan.verify import verify
+from placer.plan.verify import refuse_growing, verify
 
 if TYPE_CHECKING:
     from placer.adapters.torchrec.models import TableOfModel
@@ -63,6 +64,7 @@ def to_sharding_plan(
     from placer.adapters.torchrec.models import tables_of
 
     verify(plan)
+    refuse_growing(plan, "`to_sharding_plan`")
     parts = [part for table in plan.tables for part in parts_of(plan, table, staged_as=staged_as)]
     _require_ranks(plan, env, parts)
     tables = tables_of(module)
@@ -89,7 +91,8 @@ def document(
     """The `ShardingPlan` of a plan as JSON, in the layout of `ShardingPlan._serialize`.
 
     It has the caches' load factors too. Under ``remapped`` it lists the tables that hold only
-    some row ranks of a table of the plan, and which. It needs no torchrec.
+    some row ranks of a table of the plan, and which; under ``managed_collisions`` the arguments of
+    the key maps of tables that grow, which `managed_collisions` takes. It needs no torchrec.
 
     Parameters
     ----------
@@ -104,6 +107,7 @@ def document(
         If TorchRec has no such placement.
     """
     verify(plan)
+    growing, plan = plan.growing, with_fixed_rows(plan)
     tables: dict[str, Any] = {}
     remapped: dict[str, Any] = {}
     parts = [part for table in plan.tables for part in parts_of(plan, table, staged_as=staged_as)]
@@ -111,9 +115,17 @@ def document(
     for part in parts:
         _require_exact(part, state_by_column_slice=state_by_column_slice)
         tables[part.name] = _written(plan, part, device)
+        if part.source in growing:
+            tables[part.name]["sharding_type"] = "row_wise"  # On one GPU it is table-wise, too.
         if part.remapped:
             remapped[part.name] = {"table": part.source, "ranks": [part.start, part.stop]}
-    return {"plan": {module: tables}, "remapped": remapped}
+    made = {"plan": {module: tables}, "remapped": remapped}
+    if growing:
+        gpus = len(plan.topology.gpus)
+        made["managed_collisions"] = {
+            name: mpzch_options(plan.tables_by_name[name], gpus) for name in growing
+        }
+    return made
 
 
 def require_torchrec() -> None:

@@ -1,6 +1,6 @@
-"""Models whose tables TorchRec has to hold in two parts, or in another order."""
+"""Models whose tables TorchRec has to hold in two parts, in another order, or with a key map."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from placer.adapters.torchrec.export import require_torchrec
@@ -72,6 +72,45 @@ def split_tables(module: Any, plan: Plan, *, staged_as: Staged | None = None) ->
         parent, _, name = path.rpartition(".")
         setattr(module.get_submodule(parent), name, new)
     return module
+
+
+def managed_collisions(
+    options: Mapping[str, Mapping[str, Any]], configs: Sequence[Any], device: Any
+) -> Any:
+    """TorchRec's `ManagedCollisionCollection` of tables that grow.
+
+    Parameters
+    ----------
+    options : mapping of table name to arguments
+        ``managed_collisions`` of `document`, or of the file of `placer export --to torchrec`.
+    configs : sequence of EmbeddingBagConfig or EmbeddingConfig
+        Of the same tables, with as many ``num_embeddings`` as the options have ``zch_size``.
+    device : torch.device
+
+    Raises
+    ------
+    BackendError
+        If torchrec is not installed.
+    """
+    require_torchrec()
+    from torchrec.modules import hash_mc_evictions as evictions
+    from torchrec.modules.hash_mc_modules import HashZchManagedCollisionModule
+    from torchrec.modules.mc_modules import ManagedCollisionCollection
+
+    modules = {
+        name: HashZchManagedCollisionModule(
+            **{
+                **own,
+                "eviction_policy_name": evictions.HashZchEvictionPolicyName(
+                    own["eviction_policy_name"]
+                ),
+                "eviction_config": evictions.HashZchEvictionConfig(**own["eviction_config"]),
+            },
+            device=device,
+        )
+        for name, own in options.items()
+    }
+    return ManagedCollisionCollection(modules, configs)
 
 
 def _require_alike(table: Table, tables: "Mapping[str, TableOfModel]") -> None:

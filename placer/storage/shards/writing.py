@@ -29,7 +29,7 @@ from placer.storage.shards.shard_folder import (
     refuse_other_plan,
 )
 from placer.storage.shards.shard_rows import checkpoint_of_shards, held_rows, same_ids
-from placer.storage.tensor_rows import TensorRows, bytes_of, write_safetensors
+from placer.storage.tensor_rows import AnyTensor, TensorRows, bytes_of, write_safetensors
 
 _MOST_OPEN = 256
 """Files that are open at a time: systems allow some thousand."""
@@ -74,7 +74,7 @@ def write_shards(plan: Plan, checkpoint: Checkpoint, path: StrPath) -> ShardFold
     (3, ['gpu%3A0.hbm/00000-t.safetensors'])
     """
     verify(plan)
-    tensors = _tensors_by_table(plan, checkpoint)
+    tensors = tensors_by_table(plan, checkpoint)
     with new_shards(path, plan) as made:
         for name, files in files_by_table(plan).items():
             _write_table(made, files, tensors[name])
@@ -86,22 +86,14 @@ def write_shards(plan: Plan, checkpoint: Checkpoint, path: StrPath) -> ShardFold
 
 @dataclass(frozen=True, slots=True)
 class Resharded:
-    """What was done.
+    """What was done."""
 
-    Attributes
-    ----------
-    difference : PlanDiff
-        Rows by device.
-    kept_files, written_files : int
-        Files that are those of the older folder (or of a replica), and those with rows of several.
-    kept_file_bytes, written_file_bytes : int
-        Of these, what was not and what was written to disk; on a file system without hard links
-        kept files are written too.
-    """
-
-    difference: PlanDiff
+    difference: PlanDiff  # Rows by device.
+    # Files that are those of the older folder (or of a replica), and those with rows of several.
     kept_files: int
     written_files: int
+    # Of these, what was not and what was written to disk; on a file system without hard links kept
+    # files are written too.
     kept_file_bytes: int
     written_file_bytes: int
 
@@ -151,7 +143,7 @@ def reshard(
     verify(new)
     difference = diff(old or shards.plan, new)
     difference.check_rows()
-    tensors = _tensors_by_table(shards.plan, checkpoint_of_shards(shards))
+    tensors = tensors_by_table(shards.plan, checkpoint_of_shards(shards))
     with new_shards(path, new) as made:
         for name, files in files_by_table(new).items():
             order = Ranks.in_plan(new, name)
@@ -201,28 +193,32 @@ def write_tables(
 
     ``<table>.weight`` is [rows, dim] in id order, as in `PlacedEmbeddings.state_dict`; with the
     optimizer's state besides, as in its `optimizer_state_dict`. Of a table that grows,
-    ``<table>.keys`` are the keys that have rows, and ``<table>.rows`` these rows; int64.
+    ``<table>.keys`` are the keys that have rows, and ``<table>.rows`` these rows; int64. The file
+    says of which checkpoint it is, so that servers of it take the increments that follow.
 
-    Raises
-    ------
-    CheckpointError
-        If the checkpoint lacks a table of the plan, or has another shape or dtype.
-    PlacerError
-        If the file cannot be written; what was there before is there still.
+    Raises CheckpointError if the checkpoint lacks a table of the plan, or has another shape or
+    dtype. Raises PlacerError if the file cannot be written; what was there before is there still.
     """
-    named = {
+    named: dict[str, AnyTensor] = {
         f"{table}.{name}": rows
-        for table, tensors in _tensors_by_table(plan, checkpoint, with_optimizer).items()
+        for table, tensors in tensors_by_table(plan, checkpoint, with_optimizer).items()
         for name, rows in tensors.items()
     }
     for table, how in plan.growing.items():
-        for name, values in zip(("keys", "rows"), _live_keys(checkpoint, table, how), strict=True):
-            named[f"{table}.{name}"] = TensorRows.of(torch.from_numpy(values))
+        for name, values in zip(("keys", "rows"), live_keys(checkpoint, table, how), strict=True):
+            named[f"{table}.{name}"] = torch.from_numpy(values)
     with replacing(path) as temporary:
-        write_safetensors(temporary, named)
+        write_safetensors(temporary, named, origin_of(checkpoint))
 
 
-def _live_keys(checkpoint: Checkpoint, table: str, how: Growing) -> tuple[Int, Int]:
+def origin_of(checkpoint: Checkpoint) -> dict[str, str]:
+    """What a file says of its checkpoint, where that was read from files."""
+    if not checkpoint.sha256:
+        return {}
+    return {"checkpoint": checkpoint.sha256, "step": str(checkpoint.position.step)}
+
+
+def live_keys(checkpoint: Checkpoint, table: str, how: Growing) -> tuple[Int, Int]:
     """The keys of a table that grows, and their rows."""
     saved, keys = checkpoint.tensors.get(KEYS, {}), KeyMap(how)
     names = {name: f"{table}.keys.{name}" for name in KeyMap.STATE}
@@ -266,7 +262,7 @@ def _write_shards(
         made.add_written(copies)
 
 
-def _tensors_by_table(
+def tensors_by_table(
     plan: Plan, checkpoint: Checkpoint, with_optimizer: bool = True
 ) -> dict[str, dict[str, TensorRows]]:
     """A checkpoint's tensors by table and name, checked against a plan's tables."""
