@@ -52,12 +52,6 @@ class Topology(TopologyFields):
                 raise TopologyError(
                     f"{gpu.id} has no pcie link to {gpu.host}; without one it cannot read DRAM"
                 )
-        for host in self.hosts if self.servers else ():
-            if self.link_of(host.id, "network") is None:
-                raise TopologyError(
-                    f"{host.id} has no network link, but {self.servers[0].id}, without GPU, serves "
-                    "rows over the network: add {a: " + host.id + ", b: network, kind: network}"
-                )
 
     @cached_property
     def graph(self) -> "nx.Graph":

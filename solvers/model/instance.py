@@ -5,8 +5,8 @@ options of `Instance.options_of(table)`, its replicated rows are on every GPU, a
 served by one GPU, shards of one table by different GPUs; the hottest rows of a shard are in HBM
 and the rest in the DRAM of the GPU's host. What the user forbids is left out.
 
-A host without GPUs is one more GPU here, after all others: its HBM is the host's memory, in which
-all rows of its shards are, and it holds no replicas.
+A host without GPUs, a server, is one more GPU here, after all others: its HBM is the host's memory,
+in which all rows of its shards are, and it holds no replicas.
 """
 
 from collections import OrderedDict
@@ -27,7 +27,7 @@ from cost_models import (
     shards_of,
 )
 from cost_models.arenas import Arena, ArenaCosts
-from placer.plan.memory import key_map_bytes
+from placer.plan.memory import home_of, key_map_bytes
 from placer.problem import Problem
 from solvers.model.arena_times import ArenaTimes
 from solvers.model.constraint_rules import ConstraintRules
@@ -38,6 +38,7 @@ from solvers.model.objective import Objective
 from solvers.model.option_words import search_space
 from solvers.model.prices import prices_of
 from solvers.model.replicas import Replicas
+from solvers.model.scarce_memory import takes_drives, takes_servers
 
 Block = tuple[TableShard, ...]
 """Shards that one GPU has to serve: mostly one."""
@@ -45,9 +46,6 @@ Block = tuple[TableShard, ...]
 _SPARE_DRAM = 0.005
 """Share of DRAM that searches leave free where DRAM is short. A plan needs it for rows that did not
 fit in HBM after all."""
-
-_FILLED = 0.5
-"""Share of HBM that is taken to hold rows, not buffers, where it is asked if DRAM may be short."""
 
 _REPLICAS = 16
 """Sets of replicas whose sums are kept at a time."""
@@ -69,18 +67,14 @@ class Instance:
 
     Attributes
     ----------
-    gpus, tables : int
-        Numbers of them; servers are counted with GPUs.
-    servers : int
-        How many of the last GPUs are hosts without GPUs.
-    all_hbm_bytes : float
-        Memory of all GPUs, without servers.
+    gpus, tables, servers : int
+        Numbers of them; the last GPUs are servers.
     kinds : list of int
         One GPU of each kind.
     kind_of_gpu, host_of_gpu : list of int
-    hbm_bytes, dram_bytes : float64
-        Memory of each GPU and host; where drives hold what DRAM has no room for, a little less
-        than `all_dram_bytes`.
+    hbm_bytes, dram_bytes, all_hbm_bytes : float64
+        Memory of each GPU and host, and of all GPUs but servers. Where drives hold what DRAM has
+        no room for, of hosts a little less than `all_dram_bytes`.
     objective : Objective
         Step times of phase times.
     launches_s : list of float64, shape (phases,)
@@ -125,27 +119,19 @@ class Instance:
         self.kinds = [self.kind_of_gpu.index(kind) for kind in range(max(self.kind_of_gpu) + 1)]
         self.hbm_bytes = np.array([gpu.memory_bytes for gpu in topology.serving], dtype=np.float64)
         self.all_hbm_bytes = float(self.hbm_bytes[: self.gpus - self.servers].sum())
-        of_kind = [
-            cost_model.launches(problem, gpu if self.is_gpu(gpu) else 0) * self.is_gpu(gpu)
-            for gpu in self.kinds
-        ]
+        of_kind = [cost_model.launches(problem, gpu) for gpu in self.kinds]
         if delay is not None:
             of_kind = [delay.with_row(launches_s) for launches_s in of_kind]
         self.launches_s = [of_kind[kind] for kind in self.kind_of_gpu]
-        costs = [
-            cost_model.arena_costs(problem, gpu) if self.is_gpu(gpu) else None for gpu in self.kinds
-        ]
+        costs = [cost_model.arena_costs(problem, gpu) for gpu in self.kinds]
         if delay is not None:
             costs = [c and ArenaCosts(*map(delay.with_row, c)) for c in costs]
         self.arena_times = ArenaTimes(problem, [costs[kind] for kind in self.kind_of_gpu])
         hosts = {host.id: number for number, host in enumerate(topology.hosts)}
-        self.host_of_gpu = [hosts[gpu.host] for gpu in topology.gpus]
-        self.host_of_gpu += [hosts[server.id] for server in topology.servers]
+        self.host_of_gpu = [hosts[home_of(topology, gpu.id, "dram")] for gpu in topology.serving]
         keys = key_map_bytes(topology, problem.growing)
-        left = [
-            host.memory_bytes - keys[host.id] if topology.gpus_of(host.id) else 0
-            for host in topology.hosts
-        ]
+        of_gpus = self.host_of_gpu[: self.gpus - self.servers]
+        left = [(h.memory_bytes - keys[h.id]) * (hosts[h.id] in of_gpus) for h in topology.hosts]
         self.all_dram_bytes: Float = np.maximum(np.array(left, dtype=np.float64), 0.0)
         self.dram_bytes = self.all_dram_bytes
         if self.lacks_dram:
@@ -162,21 +148,8 @@ class Instance:
         self._option_costs: dict[tuple[int, ShardingOption, int], Float] = {}
         self._replicas: OrderedDict[int, Replicas] = OrderedDict()
 
-    @cached_property
-    def lacks_dram(self) -> bool:
-        """Whether tables may be larger than HBM and DRAM, and drives take the rest."""
-        topology = self.problem.topology
-        if any(host.drive is None for host in topology.hosts if topology.gpus_of(host.id)):
-            return False
-        tables = sum(one.table.total_bytes for one in self.problem.profile)
-        return tables > float(self.hbm_bytes.sum() * _FILLED + self.all_dram_bytes.sum())
-
-    @cached_property
-    def needs_servers(self) -> bool:
-        """Whether tables may be larger than HBM and its hosts' DRAM, and servers take the rest."""
-        tables = sum(one.table.total_bytes for one in self.problem.profile)
-        room = self.all_hbm_bytes * _FILLED + float(self.all_dram_bytes.sum())
-        return self.servers > 0 and tables > room
+    lacks_dram = cached_property(takes_drives)
+    needs_servers = cached_property(takes_servers)
 
     @cached_property
     def prices(self) -> Float:
