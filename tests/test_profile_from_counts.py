@@ -82,7 +82,7 @@ def test_what_cannot_be_used(tmp_path: Path) -> None:
         (good, {"sampling": 0.0}, "sampling must be a share"),
         (good, {"rows": {"x": 7}}, r"'x' has id 7, but rows 0\.\.6"),
         (good, {"rows": {"z": 7}}, "rows are given for table 'z'"),
-        (tmp_path / "none.parquet", {}, "no such file"),
+        (tmp_path / "none.parquet", {}, "No such file"),
         (
             write(tmp_path / "1.parquet", table=["x"], id=[0]),
             {},

@@ -202,7 +202,7 @@ def test_counts_that_do_not_fit(tmp_path: Path) -> None:
         (part.set_column(3, "count", pa.array([None] * len(part), pa.int64())), "missing values"),
         (part.set_column(0, "kind", pa.array(["r"] * len(part))), "of the kind 'r' are not known"),
         (part.set_column(2, "id", pa.array(["x"] * len(part))), "Failed to parse"),
-        (tmp_path / "none.parquet", "no such file"),
+        (tmp_path / "none.parquet", "No such file"),
         (__file__, "as Parquet"),
     ]
     for one, message in cases:

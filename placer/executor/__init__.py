@@ -7,6 +7,7 @@ from placer.lazy import lazy_exports
 if TYPE_CHECKING:
     from placer.executor.distributed import ShardedEmbeddings as ShardedEmbeddings
     from placer.executor.distributed import make_embeddings as make_embeddings
+    from placer.executor.distributed import serve_tables as serve_tables
     from placer.executor.embeddings import Embeddings as Embeddings
     from placer.executor.local.hit_rates import HitRates as HitRates
     from placer.executor.local.lookahead import look_ahead as look_ahead

@@ -9,7 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from placer.data.formats.base import UNREADABLE
+from placer.data.formats.base import reading
+from placer.data.formats.columns import check_column
 from placer.data.vocabulary import DistinctKeys, Run
 from placer.errors import DataError
 from placer.profile.count import TableOptions
@@ -161,24 +162,14 @@ def _read_features(
 
 def parquet_batches(file: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """The record batches of a Parquet file with some columns that have no missing value."""
-    try:
-        with pq.ParquetFile(file) as parquet:
-            names = parquet.schema_arrow.names
+    with reading(file, "Parquet"), pq.ParquetFile(file) as parquet:
+        for column in columns:
+            check_column(file, parquet.schema_arrow, column)
+        for batch in parquet.iter_batches(columns=list(columns)):
             for column in columns:
-                if names.count(column) != 1:
-                    count = "more than one" if column in names else "no"
-                    raise DataError(
-                        f"{file} has {count} column {column!r}; it has {', '.join(names)}"
-                    )
-            for batch in parquet.iter_batches(columns=list(columns)):
-                for column in columns:
-                    if batch.column(column).null_count:
-                        raise DataError(f"{file}: column {column!r} has missing values")
-                yield batch
-    except FileNotFoundError as error:
-        raise DataError(f"cannot open {file}: no such file") from error
-    except UNREADABLE as error:
-        raise DataError(f"cannot read {file} as Parquet: {str(error).splitlines()[0]}") from error
+                if batch.column(column).null_count:
+                    raise DataError(f"{file}: column {column!r} has missing values")
+            yield batch
 
 
 def _texts(batch: pa.RecordBatch, name: str, file: str) -> pa.Array:

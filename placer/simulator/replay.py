@@ -31,21 +31,12 @@ _THREADS = 2
 
 @dataclass(frozen=True, slots=True)
 class ReplayOptions:
-    """How batches are replayed.
+    """How batches are replayed."""
 
-    Attributes
-    ----------
-    processes : int or None
-        Processes that share the plan's GPUs, by default one for each.
-    cache_policy : {"lfu", "rank"}
-        Which rows cached shards keep; see `placer.executor.names.Policy`.
-    look_ahead : bool or None
-        Whether a batch's rows are copied to HBM while the batch before it trains; None: as the
-        plan's pipeline has it.
-    """
-
-    processes: int | None = None
-    cache_policy: Policy = "lfu"
+    processes: int | None = None  # That share the plan's GPUs, by default one for each.
+    cache_policy: Policy = "lfu"  # Which rows cached shards keep.
+    # Whether a batch's rows are copied to HBM while the batch before it trains; None: as the plan's
+    # pipeline has it.
     look_ahead: bool | None = None
 
     def of_plan(self, plan: Plan) -> "ReplayOptions":

@@ -18,6 +18,8 @@ from torch import Tensor
 from placer import errors
 from placer.errors import BackendError, DataError, PlacerError
 from placer.executor.distributed.collectives import Communicator
+from placer.executor.distributed.placement.division import servers_of
+from placer.executor.distributed.table_ranks import check_world
 from placer.plan.plan import Plan
 from placer.training.config import TrainConfig
 
@@ -38,13 +40,27 @@ class Ranks:
     ----------
     comm : Communicator, optional
         None for a process that trains alone.
+    everyone : Ranks, optional
+        These and the servers, which are hosts without a GPU and do not train: their rank is -1.
+    dense_group : torch.distributed.ProcessGroup, optional
+        Where gradients of dense layers are added up; all ranks by default.
     """
 
-    def __init__(self, comm: Communicator | None = None) -> None:
-        self._comm = comm
+    def __init__(
+        self,
+        comm: Communicator | None = None,
+        everyone: "Ranks | None" = None,
+        dense_group: "dist.ProcessGroup | None" = None,
+    ) -> None:
+        self._comm, self.everyone, self.dense_group = comm, everyone or self, dense_group
         self.rank = 0 if comm is None else comm.rank
         self.world = 1 if comm is None else comm.world
         self.stopping = False
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether this process shares nothing with others."""
+        return self._comm is None
 
     def part_of(self, samples: int) -> tuple[int, int]:
         """Which of a batch's samples are this rank's: (start, stop)."""
@@ -160,6 +176,8 @@ class Ranks:
         """Close the connections."""
         if self._comm is not None:
             self._comm.close()
+        if self.everyone is not self:
+            self.everyone.close()
 
 
 ALONE = Ranks()
@@ -177,31 +195,40 @@ def rank_of_launcher() -> int:
 
 def batch_size_per_process(plan: Plan) -> int:
     """Samples a step of this process: those of the plan's GPUs that it stands for."""
-    return max(plan.batch_size * len(plan.topology.gpus) // world_of_launcher(), 1)
+    trainers = max(world_of_launcher() - len(servers_of(plan)), 1)
+    return max(plan.batch_size * len(plan.topology.gpus) // trainers, 1)
 
 
 @contextlib.contextmanager
-def joined_ranks(config: TrainConfig) -> Iterator[Ranks]:
-    """The ranks of a run: those of torchrun, of a process group that is there, or just one.
+def joined_ranks(plan: Plan, config: TrainConfig) -> Iterator[Ranks]:
+    """The ranks that train: those of torchrun, of a process group that is there, or just one.
 
     Raises
     ------
     BackendError
         If the others cannot be reached.
+    PlanMismatchError
+        If there are more or fewer than hosts without a GPU ask for.
     """
     ours = not (dist.is_available() and dist.is_initialized())
-    if world_of_launcher() == 1 if ours else dist.get_world_size() == 1:
+    world = world_of_launcher() if ours else dist.get_world_size()
+    if world == 1:
         yield Ranks()
         return
+    check_world(plan, world)
+    has_servers, trainers = bool(servers_of(plan)), world - len(servers_of(plan))
+    trains = (rank_of_launcher() if ours else dist.get_rank()) < trainers
     timeout = None if config.timeout_s is None else timedelta(seconds=config.timeout_s)
     # Without a GPU here the trainer says what is wrong.
-    on_gpu = config.device.startswith("cuda") and torch.cuda.is_available()
+    on_gpu = trains and config.device.startswith("cuda") and torch.cuda.is_available()
     if on_gpu:
         torch.cuda.set_device(torch.device(device_of_rank(config.device)))
     if ours:
         try:
             dist.init_process_group(
-                "nccl" if on_gpu else "gloo", timeout=timeout, **_own_store(timeout)
+                "nccl" if on_gpu and not has_servers else "gloo",
+                timeout=timeout,
+                **_own_store(timeout),
             )
         except (RuntimeError, ValueError) as error:
             reason = str(error).splitlines()[0]
@@ -213,7 +240,13 @@ def joined_ranks(config: TrainConfig) -> Iterator[Ranks]:
     parent = None
     if dist.get_backend() != "gloo":
         parent = dist.new_group(backend="gloo", timeout=timeout)
-    ranks = Ranks(Communicator(parent, torch.device("cpu")))
+    cpu = torch.device("cpu")
+    ranks = Ranks(Communicator(parent, cpu))
+    if has_servers:
+        only = Communicator(parent, cpu, first=trainers)
+        backend = "nccl" if on_gpu else "gloo"
+        dense_group = dist.new_group(list(range(trainers)), timeout, backend)
+        ranks = Ranks(only, ranks, dense_group)
     together = True
     try:
         yield ranks

@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,9 @@ from placer.data.encoded import EncodedLog
 from placer.data.log import Chunk, Log
 from placer.errors import CheckpointError, DataError, PlanMismatchError
 from placer.executor.backends.threads import threads_for, using_threads
+from placer.executor.distributed import serve_tables
 from placer.executor.local.hit_rates import HitRates
+from placer.executor.local.lookahead import on_every_rank
 from placer.file_locks import one_run
 from placer.growing import KeyCounts
 from placer.interrupt import deferred_interrupt
@@ -125,7 +128,8 @@ def train(
     step is finished, a checkpoint is written if `checkpoints` are on, and the result so far is
     returned. Under torchrun, or where `torch.distributed` is initialised, all processes call it
     alike: each holds its shards of the plan and trains on its part of each batch, and each
-    returns the result that one process would have with the whole batch.
+    returns the result that one process would have with the whole batch. Ranks beyond those of
+    the GPUs serve what the plan has on hosts without one; their result has no losses.
 
     Parameters
     ----------
@@ -159,19 +163,24 @@ def train(
     config = config or TrainConfig()
     if eval_log is not None:
         config = replace(config, holdout_every=0)
-    with joined_ranks(config) as ranks, contextlib.ExitStack() as held:
+    with joined_ranks(plan, config) as ranks, contextlib.ExitStack() as held:
         first = ranks.rank == 0
         if ranks.world > 1:  # From here on a batch is that of all ranks.
             size, device = config.batch_size * ranks.world, device_of_rank(config.device)
             config = replace(config, batch_size=size, device=device)
         if checkpoints is not None:  # No other run may write there.
             folder = Path(checkpoints.folder)
-            ranks.together(lambda: _hold(folder, held) if first else None)
+            ranks.everyone.together(lambda: _hold(folder, held) if first else None)
         other = config.other_data
-        ranks.together(lambda: _check(plan, log, eval_log, checkpoints, resume, other))
+        ranks.everyone.together(lambda: _check(plan, log, eval_log, checkpoints, resume, other))
+        if ranks.rank < 0:
+            with deferred_interrupt() as interrupt:
+                serve_tables(plan)
+            return TrainResult((), None, None, 0, 0, 0, 0, 0.0, 0.0, interrupt.requested)
         metrics = metrics if first else ()
-        with _own_random_state(config):
+        with _own_random_state(config), contextlib.ExitStack() as at_error:
             run = Run(plan, log, config, checkpoints, ranks, metrics)
+            at_error.push(partial(_close_at_error, run))
             if resume is not None:
                 run.restore(resume)
             ranks.together(run.begin_metrics)
@@ -210,6 +219,14 @@ def train(
             if config.device != "cpu" or plan.topology.emulated
             else plan.topology.name,
         )
+
+
+def _close_at_error(
+    run: Run, kind: type[BaseException] | None, error: BaseException | None, where: object
+) -> None:
+    """Let servers end where all ranks that train do, with an error that they say themselves."""
+    if isinstance(error, Exception) and on_every_rank(error):
+        run.embeddings.close()
 
 
 def _hold(folder: Path, held: contextlib.ExitStack) -> None:

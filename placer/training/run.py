@@ -99,7 +99,7 @@ class Run:
     ) -> None:
         self._log, self._config, self._policy, self._ranks = log, config, policy, ranks
         self._metrics = metrics
-        kind = PlacedEmbeddings if ranks.world == 1 else ShardedEmbeddings
+        kind = PlacedEmbeddings if ranks.is_alone else ShardedEmbeddings
         options = config.embedding_options()
         if options["drive"] is None and policy is not None:
             options["drive"] = Path(policy.folder).parent
@@ -110,7 +110,12 @@ class Run:
         )
         self.embeddings.count_by_table()
         self.trainer = Trainer(
-            self.embeddings, plan, len(log.dense_names), config, world=ranks.world
+            self.embeddings,
+            plan,
+            len(log.dense_names),
+            config,
+            world=ranks.world,
+            process_group=ranks.dense_group,
         )
         self._settings = run_settings(plan, log, config)
         self._data = run_data(log)

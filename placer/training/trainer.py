@@ -45,6 +45,8 @@ class Trainer:
     world : int
         Ranks that train together: each takes steps and makes predictions with its own part of
         each batch, and all have the same MLPs.
+    process_group : torch.distributed.ProcessGroup, optional
+        That of these ranks; all ranks by default.
 
     Raises
     ------
@@ -62,6 +64,7 @@ class Trainer:
         config: TrainConfig,
         embedding_optimizers: Sequence[torch.optim.Optimizer] = (),
         world: int = 1,
+        process_group: "dist.ProcessGroup | None" = None,
     ) -> None:
         dims: dict[str, int] = {}
         for table in plan.tables:
@@ -85,7 +88,7 @@ class Trainer:
         ).to(self.device)
         self._world = world
         # The same weights: checkpoints hold those of `model`, compiled and distributed or not.
-        self._scores = _scores(self.model, config.compile, self.device, world)
+        self._scores = _scores(self.model, config.compile, self.device, world, process_group)
         self._amp = None if config.amp is None else getattr(torch, config.amp)
         self.optimizer = _make_optimizer(config, self.model)
         self._optimizers = [self.optimizer, *embedding_optimizers]
@@ -227,7 +230,11 @@ def _make_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimi
 
 
 def _scores(
-    model: Dlrm, compiler: str | None, device: torch.device, world: int
+    model: Dlrm,
+    compiler: str | None,
+    device: torch.device,
+    world: int,
+    process_group: "dist.ProcessGroup | None",
 ) -> Callable[[Tensor, Mapping[str, Tensor]], Tensor]:
     """The model as it is called: compiled if wanted, and under DDP if there are several ranks."""
     called: nn.Module = model
@@ -239,7 +246,9 @@ def _scores(
         with warnings.catch_warnings():  # The newest PyTorch has another name for it.
             warnings.simplefilter("ignore", FutureWarning)
             # The buffers are constants, which need not be sent at every step.
-            called = DistributedDataParallel(called, gpus, broadcast_buffers=False)
+            called = DistributedDataParallel(
+                called, gpus, broadcast_buffers=False, process_group=process_group
+            )
     if compiler is None:
         return called
 

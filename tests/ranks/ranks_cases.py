@@ -166,11 +166,18 @@ def train_step(
 
 
 def trains_alike(
-    rank: int, world: int, plan: Plan, steps: int, scale: float = 1, **options: object
+    rank: int,
+    world: int,
+    plan: Plan,
+    steps: int,
+    scale: float = 1,
+    group: "dist.ProcessGroup | None" = None,
+    **options: object,
 ) -> None:
     """Train by the plan and in float64 without one, and compare all that there is.
 
-    The first rank does so for all, so that the others need not train the float64 model too.
+    The first rank does so for all, so that the others need not train the float64 model too. The
+    group is that of the ranks that train.
     """
     model = sharded(plan, **options)
     state = model.state_dict()
@@ -182,7 +189,7 @@ def trains_alike(
         batches = batches_of(plan.tables, world, step)
         outputs, gradients = train_step(model, rank, batches, step)
         parts: list[dict[str, Tensor]] | None = [{} for _ in batches] if rank == 0 else None
-        dist.gather_object(outputs, parts)
+        dist.gather_object(outputs, parts, group=group)
         if parts is None:
             continue
         expected = reference.step(

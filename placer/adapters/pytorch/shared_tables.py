@@ -27,8 +27,9 @@ from placer.adapters.pytorch.calls import (
     present_device,
 )
 from placer.adapters.pytorch.open_calls import read_by_rows
-from placer.errors import BackendError, DataError
+from placer.errors import BackendError, DataError, PlanMismatchError
 from placer.executor import BagBatch, ShardedEmbeddings
+from placer.executor.distributed.placement.division import servers_of
 from placer.executor.uncompiled import uncompiled
 from placer.plan.plan import Plan
 
@@ -60,6 +61,11 @@ class SharedTables:
         self.tables: dict[str, PlacedTable] = {}
         several = dist.is_available() and dist.is_initialized()
         self.world = dist.get_world_size() if several else 1
+        if self.world > 1 and servers_of(plan):
+            raise PlanMismatchError(
+                f"apply_plan trains tables one by one, which {', '.join(servers_of(plan))} without "
+                "a GPU cannot serve; train them all at once, with placer.executor.make_embeddings"
+            )
         self._numbers = {table.name: number for number, table in enumerate(plan.tables)}
         self._parts: dict[tuple[str, ...], ShardedEmbeddings] = {}
         self._whole: ShardedEmbeddings | None = None

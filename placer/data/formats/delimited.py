@@ -175,8 +175,8 @@ class DelimitedSource(ColumnSource):
             fix = f"; if it stands for a missing value, say so: --null {value!r}"
             if name == self.columns.label:
                 fix = "; write 1 and 0, or true and false"
-            elif re.fullmatch(r"[-+]?[0-9.]*,[0-9]+", value):
-                fix = '; if it has a decimal comma, say so in a schema: decimal = ","'
+            elif re.fullmatch(r"[-+]?[0-9.,]+", value):
+                fix = '; say in a schema what begins decimals: decimal = "," or "."'
             raise DataError(f"{place}: {name} is {value!r}, which is not a number{fix}") from error
         raise wrong_id(place, name, value, kind) from error
 

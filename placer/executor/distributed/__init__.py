@@ -1,7 +1,8 @@
 """A plan over many ranks of `torch.distributed`: who holds what, and what they exchange."""
 
 from placer.executor.distributed.collectives import Volume
+from placer.executor.distributed.serve_tables import serve_tables
 from placer.executor.distributed.sharded_batch import ShardedBatch
 from placer.executor.distributed.sharded_embeddings import ShardedEmbeddings, make_embeddings
 
-__all__ = ["ShardedBatch", "ShardedEmbeddings", "Volume", "make_embeddings"]
+__all__ = ["ShardedBatch", "ShardedEmbeddings", "Volume", "make_embeddings", "serve_tables"]

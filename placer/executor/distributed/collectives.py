@@ -1,6 +1,6 @@
 """Collectives between the ranks, with counts of bytes and errors that name the cause."""
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -14,6 +14,7 @@ from placer.executor.distributed.lost_ranks import rank_lost
 
 Kind = Literal[
     "header",
+    "commands",
     "keys",
     "lengths",
     "ids",
@@ -25,18 +26,24 @@ Kind = Literal[
     "rows",
     "state",
 ]
-"""What is sent: batch sizes; keys of growing tables, and their rows; lengths of bags; ids of rows;
-their weights (and the gradients of these); pooled rows; their gradients; how many replicated rows
-were touched, and their summed gradients; Σ g² of column-sliced rows; checkpoints."""
+"""What is sent: batch sizes; what servers shall do; keys of growing tables, and their rows; lengths
+of bags; ids of rows; their weights (and the gradients of these); pooled rows; their gradients; how
+many replicated rows were touched, and their summed gradients; Σ g² of column-sliced rows;
+checkpoints."""
 
 
 _WORDS: dict[Kind, str] = {
     "header": "sizes and agreements",
+    "commands": "what servers shall do",
     "keys": "keys of growing tables",
     "outputs": "pooled rows",
     "state": "rows of a checkpoint",
 }
 """Phases as a message names them, where the kind alone would not say enough."""
+
+_MOST_TOLD = 16
+"""Messages to one rank that may be on their way."""
+_NO_LIMIT = timedelta(days=365)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +75,15 @@ class Communicator:
         Every rank of it must make the communicator, and call its methods in the same order.
     device : torch.device
         Where tensors are handed over and returned.
+    first : int, optional
+        Only so many ranks of the parent, the first, are in it; the others close it at once.
+    backend : {"nccl", "gloo"}, optional
+        The parent's by default.
 
     Attributes
     ----------
     rank, world : int
+        The rank is -1 where this process is not in it.
     group : torch.distributed.ProcessGroup
         For what `torch.distributed` itself does with these ranks.
     volumes : dict of Kind to Volume
@@ -83,11 +95,18 @@ class Communicator:
         From every method, if a collective fails: a rank has died, or is not in step.
     """
 
-    def __init__(self, parent: "dist.ProcessGroup | None", device: torch.device) -> None:
+    def __init__(
+        self,
+        parent: "dist.ProcessGroup | None",
+        device: torch.device,
+        *,
+        first: int | None = None,
+        backend: str | None = None,
+    ) -> None:
         group = parent if parent is not None else dist.group.WORLD
         assert group is not None, "checked by the caller"
-        members = dist.get_process_group_ranks(group)
-        backend = dist.get_backend(group)
+        members = dist.get_process_group_ranks(group)[:first]
+        backend = backend or dist.get_backend(group)
         # NCCL works on the GPU's memory, gloo on the host's.
         self._wire = device if backend == "nccl" else torch.device("cpu")
         self._device = device
@@ -99,14 +118,18 @@ class Communicator:
             # Ranks outside of the parent do not know of this.
             use_local_synchronization=group is not dist.group.WORLD,
         )
-        self.rank = dist.get_rank(self.group)
-        self._closed = False
+        own = dist.get_rank()
+        self.rank = members.index(own) if own in members else -1
+        self._closed = self.rank < 0
         self._members = members
+        self._told: deque[tuple[dist.Work, Tensor]] = deque()
         self.world = len(members)
         self.volumes: dict[Kind, Volume] = defaultdict(Volume)
 
     def close(self) -> None:
         """Close its connections; a second call does nothing."""
+        while self._told and not self._closed:
+            self._run("commands", self._told.popleft()[0].wait)
         if not self._closed:
             self._closed = True
             dist.destroy_process_group(self.group)
@@ -158,6 +181,38 @@ class Communicator:
             lambda: dist.broadcast(own.view(-1).view(torch.uint8), self._members[0], self.group),
         )
         return own.to(self._device)
+
+    def text_from_first(self, text: str) -> str:
+        """The text of the first rank; the others' is not read."""
+        own = torch.tensor(list(text.encode()), dtype=torch.uint8)
+        size = int(self.from_first("header", torch.tensor(own.numel())))
+        said = self.from_first("header", own if self.rank == 0 else own.new_empty(size))
+        return bytes(said.tolist()).decode()
+
+    def tell(self, rank: int, values: Tensor) -> None:
+        """Send one rank what its `hear` gets, and do not wait until it does."""
+        self._count("commands", values, 0, values.numel())
+        own = values.detach().cpu().clone(memory_format=torch.contiguous_format)
+
+        def send() -> None:
+            work = dist.isend(own, self._members[rank], self.group)
+            assert work is not None, "this process is in the group"
+            self._told.append((work, own))
+            if len(self._told) > _MOST_TOLD:
+                self._told.popleft()[0].wait()
+
+        self._run("commands", send)
+
+    def hear(self, rank: int, out: Tensor) -> Tensor:
+        """Wait, however long it takes, for what a rank tells; its shape and dtype are `out`'s."""
+
+        def receive() -> None:
+            work = dist.irecv(out, self._members[rank], self.group)
+            assert work is not None, "this process is in the group"
+            work.wait(_NO_LIMIT)
+
+        self._run("commands", receive)
+        return out
 
     def _count(self, kind: Kind, values: Tensor, kept: int, sent: int) -> None:
         size = values.element_size()

@@ -6,10 +6,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from placer.executor.distributed.collectives import Communicator
 from placer.executor.distributed.placement.division import Target
 from placer.executor.distributed.placement.table_routes import ids_of
 from placer.executor.distributed.survey import Survey
+from placer.executor.distributed.table_ranks import Command, TableRanks
 from placer.executor.id_order import (
     IdOrder,
     IdRange,
@@ -37,7 +37,9 @@ class DistributedIdOrder(IdOrder):
         See `IdOrder`.
     held : mapping of target name to LocalIdOrder
         What this process holds.
-    comm : Communicator
+    ranks : TableRanks
+        What servers hold is read and written by the trainers that they follow: `world` counts
+        these, and `group` has them.
     device : torch.device
         Of the routes.
     """
@@ -47,14 +49,19 @@ class DistributedIdOrder(IdOrder):
         survey: Survey,
         counts_updates: bool,
         held: _Held,
-        comm: Communicator,
+        ranks: TableRanks,
         device: torch.device,
     ) -> None:
         super().__init__(survey.plan, survey.optimizers, counts_updates)
-        self.rank, self.world, self.group = comm.rank, comm.world, comm.group
+        self._ranks, trainers = ranks, ranks.trainers
+        self.rank, self.world, self.group = ranks.comm.rank, trainers.world, trainers.group
         self._orders = tuple(dict.fromkeys(held.values()))
         self._routes, self._held, self._device = survey.routes, held, device
-        self.comm = self._comm = comm
+        self._comm, self._targets = ranks.comm, survey.targets
+        # How trainers and servers call a tensor and a target: by their numbers.
+        self.numbered = tuple(self.tensors())
+        self._numbers = {(t.table.name, t.name): n for n, t in enumerate(self.numbered)}
+        self._target_numbers = {target.name: n for n, target in enumerate(survey.targets)}
         self.counted: Callable[[int], None] | None = None  # Told of counts that are set.
 
     def overwrite_from_first(self, weight: TableTensor, values: Tensor | None) -> None:
@@ -69,6 +76,10 @@ class DistributedIdOrder(IdOrder):
             else:
                 part = values[block.start : block.stop].detach().to(weight.dtype)
             self.write(block, self._comm.from_first("state", part))
+
+    def read(self, tensor: TableTensor) -> Tensor:
+        self._ranks.tell(Command.READ, self._number_of(tensor))
+        return super().read(tensor)
 
     def _read_block(self, block: IdRange) -> Tensor:
         # Each process writes what it holds and zeros elsewhere, and the bits are added as integers,
@@ -90,23 +101,31 @@ class DistributedIdOrder(IdOrder):
             order.synchronize()
 
     def shares(self, table: Table) -> list[float]:
+        # What a server holds is written by the trainer that it follows.
         held = [0.0] * self.world
         for columns in self._routes[table.name].column_slices:
             for target in columns.targets:
                 for holder in target.holders:
-                    held[holder] += target.rows * target.width / len(target.holders)
+                    writer = self._ranks.leader_of(holder)
+                    held[writer] += target.rows * target.width / len(target.holders)
         return [cells / (table.rows * table.dim) for cells in held]
 
     def fetch(self, requests: Sequence[IdRange | None]) -> Tensor | None:
         # Only the requested bytes travel, as they are, by one all-to-all. Who sends what follows
         # from the plan, so that no process has to ask. What is here does not go through it.
+        said = [
+            (self._number_of(one.tensor), one.start, one.stop) if one else (-1, 0, 0)
+            for one in requests
+        ]
+        self._ranks.tell(Command.FETCH, then=[torch.tensor(said)])
+        requests = [*requests, *[None] * (self._comm.world - self.world)]  # Servers write nothing.
         own = requests[self.rank]
         sent = [
             self._packed(None if asker == self.rank else block, asker)
             for asker, block in enumerate(requests)
         ]
         parts = [] if own is None else list(self._sources(own, self.rank))
-        sizes = [0] * self.world
+        sizes = [0] * self._comm.world
         for target, places, _ in parts:
             source = target.holder_for(self.rank)
             if own is not None and source != self.rank:
@@ -117,7 +136,7 @@ class DistributedIdOrder(IdOrder):
             return None
         by_source = list(torch.split(received, sizes))
         by_source[self.rank] = self._packed(own, self.rank)
-        read = [0] * self.world
+        read = [0] * self._comm.world
         result = torch.empty(own.shape, dtype=own.tensor.dtype)
         for target, places, _ in parts:
             source = target.holder_for(self.rank)
@@ -131,35 +150,42 @@ class DistributedIdOrder(IdOrder):
         return result
 
     def holds(self, block: IdRange) -> bool:
-        return any(rows.numel() for *_, rows in self._here(block))
+        parts = self._parts(block.tensor.table, block.ids, self._is_written)
+        return any(rows.numel() for *_, rows in parts)
 
     def write(self, block: IdRange, values: Tensor) -> None:
-        self.write_rows(block.tensor.table, block.tensor.name, block.ids, values)
+        self._write(block.tensor.table, block.tensor.name, block.ids, values, self._is_written)
 
     def write_rows(self, table: Table, name: str, ids: Tensor, values: Tensor) -> None:
-        for target, places, rows in self._parts(table, ids, self._is_held):
-            own = values[places]
-            if values.dim() > 1:
-                own = own[:, slice(*target.cols)]
-            _write_rows(self._held, target, name, rows, own)
+        self._write(table, name, ids, values, self._is_held)
+
+    def receive(self, target_number: int, tensor_number: int, count: int) -> None:
+        """Overwrite rows of a target here by what the trainer sends that this server follows."""
+        target, tensor = self._targets[target_number], self.numbered[tensor_number]
+        rows = self._ranks.receive(torch.empty(count, dtype=torch.int64))
+        shape = (count,) if tensor.is_per_row else (count, target.width)
+        values = self._ranks.receive(torch.empty(shape, dtype=tensor.dtype))
+        self._write_target(target, tensor.name, rows, values)
 
     def local_shards(self) -> Iterator[LocalShard]:
         for routes in self._routes.values():
             targets = (target for columns in routes.column_slices for target in columns.targets)
             for target in targets:
-                if target.name not in self._held:
+                if not self._is_written(target):
                     continue
-                write = partial(_write_rows, self._held, target)
+                write = partial(self._write_target, target)
                 ids = partial(ids_of, self.plan, target)
                 for tensor in tensors_of(routes.table, self.optimizers[routes.table.name]):
                     cols = None if tensor.is_per_row else target.cols
                     yield LocalShard(tensor, cols, target.rows, ids, partial(write, tensor.name))
 
     def update_count(self) -> int:
+        self._ranks.tell(Command.COUNT_UPDATES)
         own = max((order.update_count() for order in self._orders), default=0)
         return int(self._comm.gather("state", torch.tensor([own])).max())
 
     def set_update_count(self, updates: int) -> None:
+        self._ranks.tell(Command.SET_UPDATES, updates)
         if self.counted is not None:
             self.counted(updates)
         for order in self._orders:
@@ -195,6 +221,40 @@ class DistributedIdOrder(IdOrder):
     def _is_held(self, target: Target) -> bool:
         return target.name in self._held
 
+    def _is_written(self, target: Target) -> bool:
+        """Whether what overwrites the target comes from this process."""
+        return self._is_held(target) or not set(target.holders).isdisjoint(self._ranks.followers)
+
+    def _number_of(self, tensor: TableTensor) -> int:
+        return self._numbers[tensor.table.name, tensor.name]
+
+    def _write(
+        self,
+        table: Table,
+        name: str,
+        ids: Tensor,
+        values: Tensor,
+        is_wanted: Callable[[Target], bool],
+    ) -> None:
+        for target, places, rows in self._parts(table, ids, is_wanted):
+            own = values[places]
+            if values.dim() > 1:
+                own = own[:, slice(*target.cols)]
+            self._write_target(target, name, rows, own)
+
+    def _write_target(self, target: Target, name: str, rows: Tensor, values: Tensor) -> None:
+        """Overwrite rows here, and on the servers that follow this trainer."""
+        if not rows.numel():
+            return
+        if self._is_held(target):
+            order = self._held[target.name]
+            order.write_rows(order.plan.tables_by_name[target.name], name, rows, values)
+        numbers = self._target_numbers[target.name], self._numbers[target.table.name, name]
+        then = rows, values.to(self.numbered[numbers[1]].dtype)
+        for server in self._ranks.followers:
+            if server in target.holders:
+                self._ranks.write(server, *numbers, rows.numel(), then=then)
+
     def _parts(
         self, table: Table, ids: Tensor, is_wanted: Callable[[Target], bool]
     ) -> Iterator[_Part]:
@@ -215,9 +275,3 @@ def read_rows(held: _Held, target: Target, tensor: str, rows: Tensor) -> Tensor:
     """Some rows of a target's weights or state, on the host."""
     order = held[target.name]
     return order.read_rows(order.plan.tables_by_name[target.name], tensor, rows)
-
-
-def _write_rows(held: _Held, target: Target, tensor: str, rows: Tensor, values: Tensor) -> None:
-    if rows.numel():
-        order = held[target.name]
-        order.write_rows(order.plan.tables_by_name[target.name], tensor, rows, values)

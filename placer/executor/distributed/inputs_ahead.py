@@ -9,6 +9,7 @@ import torch
 from placer.executor.distributed.collectives import Communicator
 from placer.executor.distributed.input_exchange import InputExchange
 from placer.executor.distributed.sharded_batch import ShardedBatch
+from placer.executor.distributed.table_ranks import NumberedBatch
 from placer.executor.local.lookahead import on_every_rank
 from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.lookups.batch_reads import keep_until_used
@@ -41,7 +42,9 @@ class InputsAhead:
         self._stream: torch.cuda.Stream | None = None
         self._lost: Exception | None = None
 
-    def send(self, batch: BagBatch, training: bool = True) -> SentBatch:
+    def send(
+        self, batch: BagBatch, number: NumberedBatch | None, training: bool = True
+    ) -> SentBatch:
         """Begin a batch's exchange; `arrived` waits for it."""
         if self._thread is None:
             self.comm = self.group()
@@ -55,7 +58,7 @@ class InputsAhead:
             with torch.cuda.device(self._inputs.device):
                 made = recorded()
         open_steps = self._inputs.keys.begin_step(training)
-        return self._thread.submit(self._exchange, batch, training, open_steps, made)
+        return self._thread.submit(self._exchange, batch, number, training, open_steps, made)
 
     def arrived(self, sent: SentBatch) -> ShardedBatch:
         """What the ranks ask of each other.
@@ -74,11 +77,12 @@ class InputsAhead:
             keep_until_used(step, stream)
         return step
 
-    def now(self, batch: BagBatch, training: bool) -> ShardedBatch:
+    def now(self, batch: BagBatch, number: NumberedBatch | None, training: bool) -> ShardedBatch:
         """Exchange a batch that was not sent ahead, after those that were."""
         if self._thread is None:
-            return self._inputs(batch, training, self._inputs.keys.begin_step(training))
-        return self.arrived(self.send(batch, training))
+            step = self._inputs(batch, training, self._inputs.keys.begin_step(training))
+            return replace(step, number=number)
+        return self.arrived(self.send(batch, number, training))
 
     def wait(self) -> None:
         """Wait until all that was sent has come."""
@@ -94,6 +98,7 @@ class InputsAhead:
     def _exchange(
         self,
         batch: BagBatch,
+        number: NumberedBatch | None,
         training: bool,
         open_steps: int,
         made: "torch.cuda.Event | None",
@@ -102,11 +107,12 @@ class InputsAhead:
             raise self._lost  # Nobody would answer: do not wait for the timeout again.
         try:
             if self._stream is None:
-                return self._inputs(batch, training, open_steps), None
+                return replace(self._inputs(batch, training, open_steps), number=number), None
             with torch.cuda.device(self._inputs.device), torch.cuda.stream(self._stream):
                 if made is not None:
                     self._stream.wait_event(made)
-                return self._inputs(batch, training, open_steps), recorded()
+                step = self._inputs(batch, training, open_steps)
+                return replace(step, number=number), recorded()
         except Exception as error:
             if not on_every_rank(error):
                 self._lost = error

@@ -42,14 +42,16 @@ def lost_ranks(rank: int, members: Sequence[int], wait_s: float = WAIT_S) -> lis
     [1]
     """
     others = [place for place in range(len(members)) if place != rank]
-    if len(others) < 2:
+    is_sure = len(others) < 2
+    # Ranks outside of the group may look for this one's word.
+    if is_sure and not (dist.is_initialized() and dist.get_world_size() > len(members)):
         return others
     found: list[int] = []
     # The store may have been in the lost process: what asks it might never come back.
     asking = threading.Thread(target=_ask, args=(rank, members, wait_s, found), daemon=True)
     asking.start()
     asking.join(wait_s + 1)
-    return list(found)
+    return others if is_sure else list(found)
 
 
 def rank_lost(

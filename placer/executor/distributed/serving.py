@@ -23,6 +23,7 @@ from placer.executor.distributed.row_sums import all_reduce_rows
 from placer.executor.distributed.sharded_batch import ShardedBatch, UnitStep
 from placer.executor.distributed.sharded_keys import ShardedKeys
 from placer.executor.distributed.survey import Survey
+from placer.executor.distributed.table_ranks import Command, TableRanks
 from placer.executor.distributed.whole_rows import RowTotals
 from placer.executor.local.placed_embeddings import PlacedEmbeddings
 from placer.executor.scaled_gradients import refuse_scaled
@@ -43,6 +44,8 @@ class Served:
         Builds what holds a part of the plan, from that part and what adds up Σ g².
     keys : ShardedKeys
         An update closes their oldest open step.
+    ranks : TableRanks, optional
+        Tells servers of backward passes.
 
     Attributes
     ----------
@@ -59,11 +62,12 @@ class Served:
         gradient_scale: float,
         build: Callable[[Plan, RowTotals | None], PlacedEmbeddings],
         keys: ShardedKeys,
+        ranks: TableRanks | None = None,
     ) -> None:
         targets, rank = survey.targets, comm.rank
         self.survey, self.comm, self.device = survey, comm, device
         self.exchange = partial(exchange_as, survey.plan.exchange_dtype, comm)
-        self.gradient_scale, self.keys = gradient_scale, keys
+        self.gradient_scale, self.keys, self.ranks = gradient_scale, keys, ranks
         self.channels = channels_of(rank, comm.world, targets, survey.channels)
         self._totals = RowTotals.of(targets, rank, device, comm)
         self._any_replicated = any(target.replicated for target in targets)
@@ -206,6 +210,8 @@ class Serve(torch.autograd.Function):
         refuse_scaled()
         step: ShardedBatch = ctx.step
         served: Served = ctx.served
+        if served.ranks is not None and step.number is not None:
+            served.ranks.tell(Command.BACKWARD, step.number.number)
         sent, received = served.sent_sizes(step), served.served_sizes(step)
         flat = served.exchange("gradients", gradient, sent, received)
         if served.gradient_scale != 1:

@@ -1,6 +1,7 @@
 """A batch on its way: what was sent, what came, and how to reassemble results."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +11,9 @@ from torch import Tensor
 from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.lookups.batch_reads import Bags
 from placer.executor.lookups.steps import PreparedBatch
+
+if TYPE_CHECKING:
+    from placer.executor.distributed.table_ranks import NumberedBatch
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,6 +68,8 @@ class ShardedBatch:
         Position in the batch of each lookup sent, in the order of sending. Empty unless
         gradients of weights are wanted.
     units : tuple of UnitStep
+    number : NumberedBatch or None
+        By which servers know it.
     """
 
     bags: Bags
@@ -75,6 +81,7 @@ class ShardedBatch:
     served_lookups: tuple[int, ...]
     lookups: Tensor
     units: tuple[UnitStep, ...]
+    number: "NumberedBatch | None" = None
 
 
 def spans(starts: npt.ArrayLike, sizes: npt.ArrayLike, device: torch.device) -> Tensor:

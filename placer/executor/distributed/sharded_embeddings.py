@@ -3,15 +3,14 @@
 import copy
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from placer.errors import BackendError, PlacerError
+from placer.errors import PlacerError
 from placer.executor.distributed.collectives import Communicator, Kind, Volume
 from placer.executor.distributed.combine import combine
 from placer.executor.distributed.distributed_id_order import DistributedIdOrder
@@ -21,6 +20,7 @@ from placer.executor.distributed.serving import Serve, Served
 from placer.executor.distributed.sharded_batch import ShardedBatch, UnitStep
 from placer.executor.distributed.sharded_keys import ShardedKeys
 from placer.executor.distributed.survey import Survey, check_all_built, check_same
+from placer.executor.distributed.table_ranks import Command, TableRanks
 from placer.executor.distributed.whole_rows import RowTotals
 from placer.executor.embeddings import Embeddings
 from placer.executor.local.hit_rates import HitRates
@@ -32,6 +32,9 @@ from placer.executor.uncompiled import uncompiled
 from placer.growing import Growing
 from placer.plan.plan import Plan
 from placer.tables import OptimizerName
+
+_UPDATES = ("lr", "eps", "betas", "rounding")
+"""Options that servers have from the first trainer."""
 
 
 class ShardedEmbeddings(Embeddings):
@@ -48,6 +51,8 @@ class ShardedEmbeddings(Embeddings):
 
     GPU i of the plan's N is rank ``i · world // N``, in the order of the topology; replicas that
     meet on one rank are one. Rows in DRAM are in the memory of the host that the rank runs on.
+    Where hosts without a GPU serve shards, there is one rank for each GPU, and then one for each of
+    these hosts, on which `serve_tables` runs instead.
 
     Parameters
     ----------
@@ -58,6 +63,8 @@ class ShardedEmbeddings(Embeddings):
     average_gradients : bool
         Whether the loss is the mean over each rank's samples, as under
         `DistributedDataParallel`, so that the ranks' gradients are averaged; else they are added.
+    ranks : TableRanks, optional
+        Made from `process_group` by default.
     optimizer, device, seed, weights, padding_idx, growing
         See `PlacedEmbeddings`. Of the first rank's `weights` each keeps what it holds, as
         `DistributedDataParallel` does with parameters; others need not pass any.
@@ -67,7 +74,8 @@ class ShardedEmbeddings(Embeddings):
     Raises
     ------
     PlanMismatchError
-        If the plan is unsound, ranks have different plans, or `weights` do not fit.
+        If the plan is unsound, ranks have different plans or are too few or too many for its
+        servers, or `weights` do not fit.
     CapacityError
         If the plan places more bytes on a device than it has.
     BackendError
@@ -82,6 +90,7 @@ class ShardedEmbeddings(Embeddings):
         *,
         process_group: "dist.ProcessGroup | None" = None,
         average_gradients: bool = True,
+        ranks: TableRanks | None = None,
         optimizer: OptimizerName | None = None,
         device: str | torch.device = "cpu",
         seed: int | None = 0,
@@ -95,15 +104,22 @@ class ShardedEmbeddings(Embeddings):
         super().__init__(
             plan, torch.device(device), optimizer, initial, padding_idx, stochastic=stochastic
         )
-        if not (dist.is_available() and dist.is_initialized()):
-            raise BackendError(
-                "ShardedEmbeddings shares tables over torch.distributed, which is not initialized; "
-                "call torch.distributed.init_process_group before, or take make_embeddings"
-            )
-        comm = Communicator(process_group, self.device)
-        self._comm, self.rank, self.world = comm, comm.rank, comm.world
-        scale = 1 / comm.world if average_gradients else 1.0
         grows = plan.growing if growing is None else growing
+        if ranks is None:
+            ranks = TableRanks(plan, process_group, self.device)
+            ranks.share(
+                {
+                    **{name: options[name] for name in _UPDATES if name in options},
+                    "average_gradients": average_gradients,
+                    "optimizer": optimizer,
+                    "seed": seed,
+                    "growing": {name: asdict(how) for name, how in grows.items()},
+                }
+            )
+        comm = ranks.comm
+        self._ranks, self._comm = ranks, comm
+        self.rank, self.world = comm.rank, ranks.trainers.world
+        scale = 1 / self.world if average_gradients else 1.0
         check_same(plan, self.optimizers, grows, comm)
         survey = Survey.of(plan, self.features, self.optimizers, comm.world, self.device)
 
@@ -114,9 +130,8 @@ class ShardedEmbeddings(Embeddings):
             )
 
         failure: PlacerError | None = None
-        self._new_group = partial(Communicator, process_group, self.device)
         try:
-            self.keys = ShardedKeys(grows, plan.tables_by_name, seed, comm)
+            self.keys = ShardedKeys(grows, plan.tables_by_name, seed, ranks.trainers)
             self._connect(survey, scale, self.counts_updates, build)
         except PlacerError as error:
             failure = error
@@ -129,18 +144,19 @@ class ShardedEmbeddings(Embeddings):
                 order.overwrite_from_first(weight, initial.get(weight.table.name))
             elif seed is not None:
                 order.draw(weight, seed)
+        ranks.begin()
 
     def part(self, names: Sequence[str]) -> "ShardedEmbeddings":
         """Some of the tables as embeddings of their own: in the same memory, over the same group.
 
         They are trained by themselves, with a learning rate and updates of their own. Every rank
-        must make the same parts; nothing is exchanged for that.
+        must make the same parts; nothing is exchanged for that. Servers know of no parts.
         """
         part = copy.copy(self)
         part.plan = self.plan.of_tables(names)
         part.optimizers = {name: self.optimizers[name] for name in names}
         part.features = tuple(read for read in self.features if read.table in part.optimizers)
-        survey = Survey.of(part.plan, part.features, part.optimizers, self.world, self.device)
+        survey = Survey.of(part.plan, part.features, part.optimizers, self._comm.world, self.device)
         held = self._served.held
         part.keys = self.keys.of_tables(names)
 
@@ -159,17 +175,18 @@ class ShardedEmbeddings(Embeddings):
     ) -> None:
         """Make what this rank holds, sends and serves, and its tables by id."""
         comm, device = self._comm, self.device
-        self._served = Served(survey, comm, device, gradient_scale, build, self.keys)
+        self._served = Served(survey, comm, device, gradient_scale, build, self.keys, self._ranks)
         inputs = InputExchange(survey, self._served.channels, comm, device, self.keys)
-        self._inputs = InputsAhead(inputs, self._new_group)
+        self._inputs = InputsAhead(inputs, self._ranks.connect)
         self.keys.wait = self._inputs.wait
         orders = {module: module.id_order() for module in self._served.modules}
         held = {name: orders[module] for name, module in self._served.held.items()}
-        self._order = DistributedIdOrder(survey, counts_updates, held, comm, device)
+        self._order = DistributedIdOrder(survey, counts_updates, held, self._ranks, device)
 
     def said(self, values: Sequence[int]) -> list[list[int]]:
-        """What each rank says, as many numbers on all of them."""
-        said: list[list[int]] = self._comm.gather("header", torch.tensor(values)).tolist()
+        """What each rank that trains says, as many numbers on all of them."""
+        trainers = self._ranks.trainers
+        said: list[list[int]] = trainers.gather("header", torch.tensor(values)).tolist()
         return said
 
     def rows_of(self, batch: BagBatch, training: bool, open_steps: int) -> BagBatch:
@@ -187,10 +204,12 @@ class ShardedEmbeddings(Embeddings):
         return self._served.modules[0].backend if self._served.modules else ""
 
     def set_lr(self, lr: float) -> None:
+        self._ranks.tell(Command.SET_LR, lr)
         for module in self._served.modules:
             module.set_lr(lr)
 
     def set_eps(self, eps: float) -> None:
+        self._ranks.tell(Command.SET_EPS, eps)
         for module in self._served.modules:
             module.set_eps(eps)
 
@@ -202,7 +221,7 @@ class ShardedEmbeddings(Embeddings):
         batches before. All ranks must do it in the same order. An error that the exchange meets
         comes with `prefetch`.
         """
-        return self._inputs.send(batch)
+        return self._inputs.send(batch, self._ranks.tell_of_batch(Command.SEND))
 
     @uncompiled
     def prefetch(self, batch: BagBatch | SentBatch) -> ShardedBatch:
@@ -219,9 +238,12 @@ class ShardedEmbeddings(Embeddings):
             If a rank is lost.
         """
         if isinstance(batch, BagBatch):
-            step = self._inputs.now(batch, training=True)
+            number = self._ranks.tell_of_batch(Command.PREFETCH)
+            step = self._inputs.now(batch, number, training=True)
         else:
             step = self._inputs.arrived(batch)
+            if step.number is not None:
+                self._ranks.tell(Command.PREFETCH, step.number.number)
         self.keys.begin_rows(self._order)
         units: list[UnitStep] = []
         served = self._served
@@ -246,7 +268,13 @@ class ShardedEmbeddings(Embeddings):
             If a rank is lost.
         """
         training = torch.is_grad_enabled()
-        step = self._inputs.now(batch, training) if isinstance(batch, BagBatch) else batch
+        if isinstance(batch, BagBatch):
+            number = self._ranks.tell_of_batch(Command.FORWARD, training)
+            step = self._inputs.now(batch, number, training)
+        else:
+            step = batch
+            if step.number is not None:
+                self._ranks.tell(Command.FORWARD, step.number.number, training)
         self.keys.begin_rows(self._order)
         anchor = torch.zeros((), device=self.device, requires_grad=True)
         flat = Serve.apply(  # type: ignore[no-untyped-call]
@@ -290,8 +318,9 @@ class ShardedEmbeddings(Embeddings):
 
         Waits for batches that were sent ahead and never trained on: at most for the timeout.
         """
+        self._ranks.tell(Command.CLOSE)
         self._inputs.close()
-        self._comm.close()
+        self._ranks.close()
 
     def memory_use(self) -> dict[tuple[str, str], int]:
         total: dict[tuple[str, str], int] = defaultdict(int)
@@ -316,8 +345,9 @@ class ShardedEmbeddings(Embeddings):
 
     @property
     def _comms(self) -> tuple[Communicator, ...]:
-        ahead = self._inputs.comm
-        return (self._comm,) if ahead is None else (self._comm, ahead)
+        ranks, ahead = self._ranks, self._inputs.comm
+        own = (ranks.comm,) if ranks.trainers is ranks.comm else (ranks.comm, ranks.trainers)
+        return own if ahead is None else (*own, ahead)
 
 
 def make_embeddings(

@@ -25,7 +25,7 @@ _AHEAD = 2
 
 
 class ShardedKeys(GrowingKeys):
-    """The key maps of growing tables, of which each rank has the keys that a hash gives to it.
+    """The key maps of growing tables, of which each trainer has the keys that a hash gives to it.
 
     A key goes to its rank, and the number of its row comes back; the lookup then goes where the
     plan has that row. Ranks read keys in the order of ranks and, of a rank, of its batch.
@@ -38,7 +38,7 @@ class ShardedKeys(GrowingKeys):
     growing, tables, seed
         See `GrowingKeys`.
     comm : Communicator
-        For what the main thread asks; batches come with their own.
+        Of the trainers, for what the main thread asks; batches come with their own.
 
     Attributes
     ----------
@@ -53,7 +53,8 @@ class ShardedKeys(GrowingKeys):
         seed: int | None,
         comm: Communicator,
     ) -> None:
-        super().__init__(growing, tables, seed, comm.rank, comm.world)
+        # A server maps no keys, so that it does not matter which part it has.
+        super().__init__(growing, tables, seed, max(comm.rank, 0), comm.world)
         self._comm = comm
         self.wait: Callable[[], None] = lambda: None
         self._new_rows: deque[tuple[str, Tensor, Int]] = deque()
@@ -100,7 +101,7 @@ class ShardedKeys(GrowingKeys):
             table_of[slice(*span)] = numbers.get(feature.table, -1)
         (places,) = (table_of >= 0).nonzero()
         # By rank and, of a rank, by table, as they stand in the batch.
-        groups = parts_of(ids.numpy()[places], world) * tables + table_of[places]
+        groups = parts_of(ids.numpy()[places], self._comm.world) * tables + table_of[places]
         here = torch.from_numpy(places[groups.argsort(kind="stable")])
         counts = np.bincount(groups, minlength=world * tables)
         sizes, each = counts.reshape(world, tables).sum(1).tolist(), [tables] * world

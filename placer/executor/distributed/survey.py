@@ -9,7 +9,12 @@ import torch
 from placer.errors import PlacerError, PlanMismatchError
 from placer.executor.distributed.collectives import Communicator
 from placer.executor.distributed.placement.channels import Channel, Channels, Unit, all_channels
-from placer.executor.distributed.placement.division import Target, divide, ranks_of_devices
+from placer.executor.distributed.placement.division import (
+    Target,
+    divide,
+    ranks_of_devices,
+    servers_of,
+)
 from placer.executor.distributed.placement.local_plans import (
     HeldShards,
     local_features,
@@ -61,7 +66,7 @@ class Survey:
         PlanMismatchError
             If it cannot be divided so.
         """
-        ranks = ranks_of_devices(plan.topology, world)
+        ranks = ranks_of_devices(plan.topology, world, servers_of(plan))
         division = divide(plan, ranks, optimizers)
         routes = table_routes(plan, division, device)
         return cls(

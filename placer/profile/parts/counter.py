@@ -40,37 +40,17 @@ _Int = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class PartitionCounter:
-    """What a worker has to know in order to count a part of a log; make it with `for_log`.
+    """What a worker has to know in order to count a part of a log; make it with `for_log`."""
 
-    Attributes
-    ----------
-    columns : Columns
-        Which column of the log is what.
-    feature_tables : mapping of feature name to table name
-    kinds : mapping of table name to MappingKind
-        How its ids become rows.
-    mappings : mapping of table name to IdMapping
-        Of the tables for which that is known before the log was counted.
-    missing : {"zero", "empty"}
-    rows : mapping of table name to int
-        Rows of the tables that have a set number.
-    min_count : int
-        A vocabulary leaves out ids that are read less often.
-    position : str, optional
-        A column of integers that order the samples of the log.
-    memory_bytes : int
-        Of what a task holds while it counts.
-    """
-
-    columns: Columns
+    columns: Columns  # Which column of the log is what.
     feature_tables: Mapping[str, str]
-    kinds: Mapping[str, MappingKind]
-    mappings: Mapping[str, IdMapping]
+    kinds: Mapping[str, MappingKind]  # By table, how its ids become rows.
+    mappings: Mapping[str, IdMapping]  # Of tables for which it is known before the log is counted.
     missing: Missing = "zero"
-    rows: Mapping[str, int] = field(default_factory=dict)
-    min_count: int = 1
-    position: str | None = None
-    memory_bytes: int = 512 << 20
+    rows: Mapping[str, int] = field(default_factory=dict)  # Of tables that have a set number.
+    min_count: int = 1  # A vocabulary leaves out ids that are read less often.
+    position: str | None = None  # A column of integers that order the samples of the log.
+    memory_bytes: int = 512 << 20  # Of what a task holds while it counts.
 
     @classmethod
     def for_log(

@@ -1,7 +1,7 @@
 """A plan's tables divided over ranks: who holds which rows of which columns."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -101,7 +101,13 @@ class ColumnSlice:
     router: "Router | None" = None
 
 
-def ranks_of_devices(topology: Topology, world: int) -> dict[str, int]:
+def servers_of(plan: Plan) -> tuple[str, ...]:
+    """The hosts without a GPU that serve shards, in the order of the topology."""
+    serving = {device for shard in plan.shards for device in shard.devices}
+    return tuple(host.id for host in plan.topology.servers if host.id in serving)
+
+
+def ranks_of_devices(topology: Topology, world: int, servers: Sequence[str] = ()) -> dict[str, int]:
     """The rank of each GPU and host.
 
     GPU i of N is rank ``i · world // N``. With fewer ranks than GPUs, neighbouring GPUs share a
@@ -113,12 +119,15 @@ def ranks_of_devices(topology: Topology, world: int) -> dict[str, int]:
     topology : Topology
     world : int
         Number of ranks.
+    servers : sequence of str
+        Hosts that have ranks of their own: the last ones, in this order.
 
     Raises
     ------
     PlanMismatchError
         If there is no rank.
     """
+    world -= len(servers)
     if world < 1:
         raise PlanMismatchError(f"{world} ranks cannot hold a plan; start at least one")
     gpus = topology.gpus
@@ -127,6 +136,7 @@ def ranks_of_devices(topology: Topology, world: int) -> dict[str, int]:
         attached = topology.gpus_of(host.id)
         spread = index * world // len(topology.hosts)
         ranks[host.id] = ranks[attached[0].id] if attached else spread
+    ranks.update({server: world + number for number, server in enumerate(servers)})
     return ranks
 
 

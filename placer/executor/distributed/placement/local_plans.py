@@ -84,7 +84,7 @@ def local_plan(
         local += [
             (own, (number, rows))
             for number, shard in shards[whole.name, target.holders]
-            for own, rows in _within(shard, target, plan)
+            for own, rows in _within(shard, target)
         ]
         if target.by_id and whole.name in plan.hot_ids:
             orders[target.name] = RowOrder(plan.order_of(whole.name).kind)
@@ -95,12 +95,11 @@ def local_plan(
     return LocalPlan(own, tuple(origin for _, origin in local))
 
 
-def _within(shard: Shard, target: Target, plan: Plan) -> Iterator[tuple[Shard, RowSlice]]:
+def _within(shard: Shard, target: Target) -> Iterator[tuple[Shard, RowSlice]]:
     """The parts of a shard within a target, in the target's rows and columns; and their rows."""
     first, last = max(shard.cols[0], target.cols[0]), min(shard.cols[1], target.cols[1])
     if first >= last:
         return
-    device = _HOST if shard.devices[0] in plan.topology.hosts_by_id else _GPU
     for part, base in zip(target.parts, target.bases, strict=True):
         met = part.meet(RowSlice(*shard.rows))
         if met is None:
@@ -112,7 +111,7 @@ def _within(shard: Shard, target: Target, plan: Plan) -> Iterator[tuple[Shard, R
             table=target.name,
             rows=(base + rows.start, base + rows.stop, rows.step),
             cols=(first - target.cols[0], last - target.cols[0]),
-            devices=(device,),
+            devices=(_GPU,),
             cache_rows=_share(shard.cache_rows, share, met.count, int(shard.cache_rows > 0)),
             staging_rows=_share(shard.staging_rows, share, met.count, 0),
             buffer_bytes=int(shard.buffer_bytes * share * (last - first) / shard.width),
@@ -130,9 +129,10 @@ def _machine(topology: Topology, gpus: Sequence[Gpu]) -> Topology:
     Ranks of a host share its memory; that all of them fit was checked for the whole plan.
     """
     model = gpus[0] if gpus else topology.gpus[0]
-    hbm_bytes = sum(gpu.memory_bytes for gpu in gpus)
-    gpu = Gpu(_GPU, _HOST, hbm_bytes, model.hbm_bytes_per_s, model.launch_s)
     dram_bytes = sum(host.memory_bytes for host in topology.hosts)
+    # What a GPU's memory has of a plan, such as maps of rows, a host without one has in its own.
+    hbm_bytes = sum(gpu.memory_bytes for gpu in gpus) if gpus else dram_bytes
+    gpu = Gpu(_GPU, _HOST, hbm_bytes, model.hbm_bytes_per_s, model.launch_s)
     drives = [host.drive for host in topology.hosts if host.drive is not None]
     drive = replace(drives[0], memory_bytes=sum(d.memory_bytes for d in drives)) if drives else None
     host = Host(_HOST, dram_bytes, topology.hosts[0].dram_bytes_per_s, drive)

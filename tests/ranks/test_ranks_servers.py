@@ -1,0 +1,372 @@
+"""Hosts without a GPU serve tables to ranks that train, with the results of one process."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from executor_cases import EPS, LR, machine, plan_of, random_batch, shard
+from ranks_cases import (
+    batches_of,
+    close,
+    every_placement,
+    joined,
+    sharded,
+    table_with,
+    train_step,
+    trains_alike,
+)
+from ranks_launcher import Job, Outcomes, run
+from torch import Tensor
+
+from placer.errors import DataError, PlanMismatchError
+from placer.executor import PlacedEmbeddings, UnplacedEmbeddings, look_ahead, make_embeddings
+from placer.executor.distributed import serve_tables
+from placer.growing import Growing
+from placer.plan.plan import Plan
+from placer.plan.shard import Shard
+from placer.storage.checkpoint import load_model, save_model
+from placer.tables import OPTIMIZERS
+
+STEPS = 4
+SHAPES = {"2 trainers and a server": (2, 1), "a trainer and 2 servers": (1, 2)}
+BATCHES = 4
+
+
+def on_servers(plan: Plan, trainers: int, servers: int) -> Plan:
+    """The same placements on fewer GPUs: what was on the last of four is on servers."""
+    devices = {f"gpu:{i}": f"gpu:{i}" for i in range(trainers)}
+    devices |= {f"gpu:{i}": f"host:{1 + i % servers}" for i in range(trainers, 4)}
+
+    def moved(part: Shard) -> Shard:
+        homes = dict.fromkeys(devices.get(device, device) for device in part.devices)
+        if part.table == "dram":  # A whole table, on a server alone.
+            homes = {f"host:{servers}": None}
+        gpus = tuple(home for home in homes if home.startswith("gpu"))
+        if gpus:
+            return replace(part, devices=gpus)
+        return Shard(part.table, part.rows, part.cols, tuple(homes), "dram", "host")
+
+    shards = tuple(map(moved, plan.shards))
+    return replace(plan, topology=machine(trainers, servers=servers), shards=shards)
+
+
+# What runs on each rank --------------------------------------------------------------------------
+
+
+def beside(
+    rank: int,
+    world: int,
+    trainers: int,
+    models: int,
+    job: Callable[..., Any],
+    plan: Plan,
+    *more: Any,
+) -> Any:
+    """A job on the ranks that train, while the others serve so many models, one after the other."""
+    if rank < trainers:
+        return job(rank, trainers, plan, *more)
+    for _ in range(models):
+        serve_tables(plan)
+    return None
+
+
+def alike(rank: int, world: int, trainers: int, plan: Plan) -> None:
+    """All placements, poolings and optimizers, against float64."""
+    group = dist.new_group(list(range(trainers)))
+    beside(rank, world, trainers, 1, trains_alike, plan, STEPS, group)
+
+
+def state(model: Any) -> dict[str, Tensor]:
+    return {**model.state_dict(), **model.optimizer_state_dict()}
+
+
+def backward(outputs: dict[str, Tensor]) -> None:
+    torch.autograd.backward([output.square().sum() for output in outputs.values()])
+
+
+def ahead_or_not(rank: int, world: int, plan: Plan) -> None:
+    """The same bits with and without look-ahead, batches that nobody wants, and two at a time."""
+    found = []
+    for ahead in (False, True):
+        model = sharded(plan)
+        start = model.state_dict()
+        batches = [batches_of(plan.tables, world, step)[rank] for step in range(BATCHES)]
+        stream = look_ahead(iter(batches), model) if ahead else iter(batches)
+        backward(model(next(stream)))
+        with torch.no_grad():
+            model(batches[0])
+        model(batches[1])  # With a gradient that nobody asks for.
+        first = model.prefetch(batches[1]) if ahead else batches[1]
+        outputs = [model(first), model(batches[2])]
+        backward({f"{i}{name}": v for i, by in enumerate(outputs) for name, v in by.items()})
+        model.set_lr(0.03)
+        for batch in look_ahead(batches[2:], model) if ahead else batches[2:]:
+            backward(model(batch))
+        found.append(state(model))
+        model.close()
+    for name, value in found[0].items():
+        assert torch.equal(value, found[1][name]), name
+    for name, value in PlacedEmbeddings(plan, seed=3).state_dict().items():
+        assert torch.equal(start[name], value), name
+
+
+def weighted(rank: int, world: int, plan: Plan) -> None:
+    """Weights scale rows under every pooling, and get their gradients from servers."""
+    model = sharded(plan)
+    weights = {name.removesuffix(".weight"): value for name, value in model.state_dict().items()}
+    reference = UnplacedEmbeddings(plan.tables, weights=weights)
+    trainers = reference.optimizers(lr=LR, eps=EPS)
+    features = sum(len(table.features) for table in plan.tables)
+    for step in range(3):
+        batches = batches_of(plan.tables, world, step, weighted=True)
+        whole = joined(batches, features)
+        for batch in (*batches, whole):
+            batch.weights.requires_grad_()
+        _, gradients = train_step(model, rank, batches, step)
+        outputs = reference(whole)
+        for trainer in trainers:
+            trainer.zero_grad()
+        torch.autograd.backward(
+            list(outputs.values()), [gradients[name] / world for name in outputs]
+        )
+        for trainer in trainers:
+            trainer.step()
+        size, before = whole.batch_size, sum(batch.batch_size for batch in batches[:rank])
+        expected = []
+        for index in range(features):
+            first = index * size + before
+            start, stop = whole.offsets[[first, first + batches[rank].batch_size]].tolist()
+            expected.append(whole.weights.grad[start:stop] * world)
+        close(batches[rank].weights.grad, torch.cat(expected), f"step {step}: gradient of weights")
+    found = model.state_dict()
+    for name, weight in reference.table_weights().items():
+        close(found[f"{name}.weight"], weight, f"weights of {name!r}")
+    model.close()
+
+
+def other_settings(rank: int, world: int, plan: Plan) -> None:
+    """Servers take the trainers' settings: rates, the optimizer, how gradients add up, rounding."""
+    settings = {"lr": 0.02, "eps": 1e-3, "seed": 11, "optimizer": "adam", "betas": (0.7, 0.99)}
+    model = make_embeddings(plan, average_gradients=False, **settings)
+    alone = PlacedEmbeddings(plan, **settings)
+    for step in range(3):
+        batches = batches_of(plan.tables, world, step)
+        if step == 2:
+            for one in (model, alone):
+                one.set_lr(0.5)
+                one.set_eps(1e-4)
+        backward(model(batches[rank]))
+        backward(alone(joined(batches, len(alone.features))))
+    found = state(model)
+    for name, value in state(alone).items():
+        close(found[name], value, name)
+    model.close()
+
+
+def trained(model: Any, rank: int, world: int, steps: range) -> Any:
+    for step in steps:
+        train_step(model, rank, batches_of(model.plan.tables, world, step), step)
+    return model
+
+
+def trained_alone(model: PlacedEmbeddings, world: int, steps: range) -> PlacedEmbeddings:
+    """The same in one process, with the samples of all ranks."""
+    for step in steps:
+        outputs = model(joined(batches_of(model.plan.tables, world, step), len(model.features)))
+        generator = torch.Generator().manual_seed(step)
+        gradients = [torch.randn(output.shape, generator=generator) for output in outputs.values()]
+        torch.autograd.backward(list(outputs.values()), [one / world for one in gradients])
+    return model
+
+
+def resumes(rank: int, world: int, trainers: int, plan: Plan, folder: Path) -> None:
+    """Save with servers and load without, and the other way round: the rows keep their bits."""
+    group = dist.new_group(list(range(trainers)))
+    served = on_servers(plan, trainers, world - trainers)
+    if rank >= trainers:
+        for _ in range(4):
+            serve_tables(served)
+        return
+    first = trained(sharded(served), rank, trainers, range(2))
+    kept = state(first)
+    save_model(folder / "served", first, {"at": torch.tensor(2)})
+    first.close()
+    alone = PlacedEmbeddings(plan, lr=LR, eps=EPS, seed=9)
+    assert load_model(folder / "served", alone) == {"at": torch.tensor(2)}
+    equal(state(alone), kept)
+    trained_alone(alone, trainers, range(2, 4))
+    kept = state(alone)
+    if rank == 0:
+        save_model(folder / "alone", alone)
+    dist.barrier(group)
+    for by_folder in (True, False):
+        model = sharded(served, seed=8)
+        if by_folder:
+            load_model(folder / "alone", model)
+        else:
+            model.load_state_dict(alone.state_dict())
+            model.load_optimizer_state_dict(alone.optimizer_state_dict())
+        equal(state(model), kept)
+        found = state(trained(model, rank, trainers, range(4, 6)))
+        model.close()
+    whole = trained(sharded(served), rank, trainers, range(6))
+    for name, value in state(whole).items():
+        close(found[name], value, name)
+    whole.close()
+
+
+def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        assert torch.equal(other[name], value), name
+
+
+def growing(rank: int, world: int, plan: Plan) -> None:
+    """Keys are mapped by trainers; rows that change keys begin again on servers, too."""
+    (table,) = plan.tables
+    how = {table.name: Growing(table.rows - 1)}
+    found = []
+    for ahead in (False, True):
+        model = make_embeddings(plan, growing=how, seed=3, lr=LR, backend="torch")
+        batches = batches_of(plan.tables, world, 0) + batches_of(plan.tables, world, 1)
+        steps = [
+            replace(batch, ids=batch.ids * 7919 + 10**12 * step)
+            for step in range(4)
+            for batch in batches[rank::world]
+        ]
+        for batch in look_ahead(steps, model) if ahead else steps:
+            backward(model(batch))
+        counts = model.key_counts()[table.name]
+        assert counts.evicted > 0
+        found.append(state(model))
+        model.close()
+    for name, value in found[0].items():
+        assert torch.equal(found[1][name], value), name
+    rows = found[0][f"{table.name}.weight"]
+    assert rows.isfinite().all()
+
+
+def bad_batch(rank: int, world: int, plan: Plan) -> str:
+    """An error of one trainer is one of all, and they go on; servers say nothing."""
+    model = sharded(plan)
+    good, bad = batches_of(plan.tables, world, 0)[rank], random_batch(plan.tables, 4)
+    if rank == 0:
+        bad.ids[-1] = 61
+    said = ""
+    try:
+        for batch in look_ahead([good, bad, good], model):
+            backward(model(batch))
+    except DataError as error:
+        said = str(error)
+    backward(model(good))
+    updates = state(model)["updates"]
+    model.close()
+    return f"after {updates} updates: {said}"
+
+
+def refused(rank: int, world: int, plan: Plan, trainers: int) -> str:
+    with pytest.raises(PlanMismatchError) as error:
+        make_embeddings(plan) if rank >= trainers else serve_tables(plan)
+    return str(error.value)
+
+
+def jobs_of(trainers: int, servers: int, folder: Path) -> list[Job]:
+    def plan(optimizer: str) -> Plan:
+        return on_servers(every_placement(optimizer), trainers, servers)
+
+    def job(name: str, models: int, work: Callable[..., Any], *more: Any) -> Job:
+        return name, beside, (trainers, models, work, *more)
+
+    few = table_with("sgd", ("sum",))
+    last = shard(few, on=f"host:{servers + 1}", memory="dram", lookup="host")
+    too_many = plan_of(
+        [few],
+        [
+            last,
+            *(replace(last, rows=(0, 0, 1), devices=(f"host:{i + 1}",)) for i in range(servers)),
+        ],
+        topology=machine(trainers, servers=servers + 1),
+    )
+    table = table_with("rowwise_adagrad", ("sum", "max"), rows=12)
+    devices = [*(f"gpu:{i}" for i in range(trainers)), *(f"host:{i + 1}" for i in range(servers))]
+    strided = plan_of(
+        [table],
+        [
+            shard(table, (i, 12, 3), on=on, memory="dram", lookup="host" if on[0] == "h" else "uva")
+            for i, on in enumerate(devices)
+        ],
+        topology=machine(trainers, servers=servers),
+    )
+    return [
+        *((name, alike, (trainers, plan(name))) for name in OPTIMIZERS),
+        job("ahead", 2, ahead_or_not, plan("rowwise_adagrad")),
+        job("weights", 1, weighted, plan("adagrad")),
+        job("settings", 1, other_settings, plan("sgd")),
+        job("bad batch", 1, bad_batch, plan("adam")),
+        job("growing", 2, growing, strided),
+        *(
+            (f"{name} resumes", resumes, (trainers, every_placement(name), folder / name))
+            for name in ("rowwise_adagrad", "adam")
+        ),
+        ("refused", refused, (plan("sgd"), trainers)),
+        ("too few", refused, (too_many, trainers)),
+    ]
+
+
+@pytest.fixture(scope="module", params=SHAPES)
+def shape(request: pytest.FixtureRequest) -> tuple[int, int]:
+    return SHAPES[request.param]
+
+
+@pytest.fixture(scope="module")
+def outcomes(shape: tuple[int, int], tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+    return run(sum(shape), jobs_of(*shape, tmp_path_factory.mktemp("saved")))
+
+
+@pytest.mark.parametrize("what", [*OPTIMIZERS, "ahead", "weights", "settings", "growing"])
+def test_tables_on_servers_train_as_in_one_process(what: str, outcomes: Outcomes) -> None:
+    outcomes.of(what)
+
+
+@pytest.mark.parametrize("optimizer", ["rowwise_adagrad", "adam"])
+def test_plans_with_servers_and_without_load_each_others_checkpoints(
+    optimizer: str, outcomes: Outcomes
+) -> None:
+    outcomes.of(f"{optimizer} resumes")
+
+
+def test_a_bad_batch_of_one_is_an_error_of_all_who_train(
+    shape: tuple[int, int], outcomes: Outcomes
+) -> None:
+    said = outcomes.of("bad batch")[: shape[0]]
+    assert "id 61 is not a row of table" in said[0]
+    assert all(each.startswith("after 2 updates: ") for each in said)
+
+
+def test_ranks_that_do_what_others_are_for_are_refused(
+    shape: tuple[int, int], outcomes: Outcomes
+) -> None:
+    trainers, _ = shape
+    said = outcomes.of("refused")
+    for rank, words in enumerate(said):
+        if rank < trainers:
+            assert words == (
+                f"rank {rank} does not serve tables as a host without a GPU; ranks from "
+                f"{trainers} on do: call placer.executor.make_embeddings on it"
+            )
+        else:
+            assert words.startswith(f"rank {rank} is host:{rank - trainers + 1}, which has no GPU")
+
+
+def test_too_few_processes_are_told_how_to_start(
+    shape: tuple[int, int], outcomes: Outcomes
+) -> None:
+    trainers, servers = shape
+    for words in outcomes.of("too few"):
+        assert f"the plan needs {trainers + servers + 1} processes" in words
+        assert f"and there are {trainers + servers}; start them with `torchrun --nnodes " in words
+        assert f"in this order: {trainers} on host:0, 1 on host:1" in words

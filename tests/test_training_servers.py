@@ -1,0 +1,257 @@
+"""Training with hosts that have no GPU: the result of one process, checkpoints and lost ranks."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cli_cases import Workbench, succeed
+from executor_cases import machine
+from ranks_launcher import Job, Outcomes, run
+from test_training_ranks import close
+from torch.distributed import TCPStore
+from training_ranks_cases import CASES, LOG, Case, goes_on, halved, shortened, trains
+
+from placer.errors import PlacerError
+from placer.plan.plan import Plan
+from placer.plan.shard import Shard
+from placer.training.checkpoint import load
+from placer.training.config import CheckpointPolicy
+from placer.training.loop import TrainResult, train
+
+
+def with_server(plan: Plan, *moved: str) -> Plan:
+    """Shards of these devices on a host without a GPU, host:1; all of them on a test's machine."""
+
+    def at_home(shard: Shard) -> Shard:
+        if shard.devices[0] not in moved:
+            return shard
+        return Shard(shard.table, shard.rows, shard.cols, ("host:1",), "dram", "host")
+
+    shards = tuple(map(at_home, plan.shards))
+    return replace(plan, topology=machine(2, servers=1), shards=shards)
+
+
+NAMES = ("hot rows on one rank, cold ones on the other", "strided", "sparsely labelled")
+SERVED = {
+    NAMES[0]: with_server(CASES[NAMES[0]].plan, "gpu:0"),
+    NAMES[1]: with_server(CASES[NAMES[1]].plan, "gpu:1"),
+    NAMES[2]: with_server(CASES[NAMES[2]].plan, "gpu:0", "gpu:1"),  # All tables.
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("servers")
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> dict[str, TrainResult]:
+    case = CASES[NAMES[0]]
+    early = CheckpointPolicy(folder / "from one")
+    train(case.plan, case.log, replace(case.config, max_steps=7), checkpoints=early)
+    return {
+        name: train(
+            CASES[name].plan,
+            CASES[name].log,
+            CASES[name].config,
+            checkpoints=CheckpointPolicy(folder / "one" / name),
+        )
+        for name in NAMES
+    }
+
+
+@pytest.fixture(scope="module")
+def outcomes(folder: Path, alone: dict[str, TrainResult]) -> Outcomes:
+    cases = {name: replace(CASES[name], plan=plan) for name, plan in SERVED.items()}
+    first = cases[NAMES[0]]
+    jobs: list[Job] = [
+        (name, trains, (case, folder / "three" / name)) for name, case in cases.items()
+    ]
+    short = replace(first, config=replace(first.config, max_steps=7))
+    jobs.append(("early", trains, (short, folder / "from three")))
+    jobs.append(("from one", goes_on, (first, folder / "from one")))
+    jobs.append(("shorter", refuses_shorter, (first,)))
+    jobs.append(("other log", refuses_other_log, (first,)))
+    jobs.append(("not there", refuses_resuming, (first, folder / "none")))
+    return run(3, jobs)
+
+
+def ends_with(case: Case, folder: Path | None = None) -> str:
+    """How a training ends: what is wrong, or that nothing is."""
+    try:
+        result = train(case.plan, case.log, halved(case.config), resume=folder)
+    except PlacerError as error:
+        return f"{type(error).__name__}: {error}"
+    return f"{result.steps} steps"
+
+
+def refuses_shorter(rank: int, world: int, case: Case) -> str:
+    log = shortened(LOG, 600) if rank == 1 else LOG
+    return ends_with(replace(case, log=log))
+
+
+def refuses_other_log(rank: int, world: int, case: Case) -> str:
+    """Before there are tables: all ranks say it, servers too."""
+    return ends_with(replace(case, log=replace(LOG, feature_tables={})))
+
+
+def refuses_resuming(rank: int, world: int, case: Case, folder: Path) -> str:
+    return ends_with(case, folder)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_two_ranks_and_a_server_train_as_one_process(
+    name: str, folder: Path, alone: dict[str, TrainResult], outcomes: Outcomes
+) -> None:
+    expected, (*found, server) = alone[name], outcomes.of(name)
+    for result in found:
+        assert [loss for _, loss in result.losses] == pytest.approx(
+            [loss for _, loss in expected.losses], abs=2e-5
+        )
+        assert result.log_loss == pytest.approx(expected.log_loss, abs=2e-5)
+        for figure in ("eval_samples", "steps", "samples", "unlabelled_samples"):
+            assert getattr(result, figure) == getattr(expected, figure)
+    assert (server.losses, server.steps) == ((), 0)
+    close(folder / "one" / name, folder / "three" / name)
+
+
+def test_a_run_goes_on_with_a_server_or_without(
+    folder: Path, alone: dict[str, TrainResult], outcomes: Outcomes
+) -> None:
+    name = NAMES[0]
+    expected = [loss for _, loss in alone[name].losses]
+    for found in outcomes.of("from one")[:2]:
+        assert [loss for _, loss in found.losses] == pytest.approx(expected[7:], abs=2e-5)
+    close(folder / "one" / name, folder / "from one")
+    outcomes.of("early")
+    case, policy = CASES[name], CheckpointPolicy(folder / "back")
+    rest = train(case.plan, LOG, case.config, checkpoints=policy, resume=folder / "from three")
+    assert [loss for _, loss in rest.losses] == pytest.approx(expected[7:], abs=2e-5)
+    close(folder / "one" / name, folder / "back")
+
+
+def test_what_trainers_refuse_ends_the_server_too(outcomes: Outcomes) -> None:
+    one, two, server = outcomes.of("shorter")
+    assert one == two
+    assert one.startswith("DataError: ranks read different logs: ")
+    assert server == "0 steps"
+    one, two, server = outcomes.of("not there")
+    assert one == two
+    assert one.startswith("CheckpointError: there is no checkpoint in ")
+    assert server == "0 steps"
+    said = outcomes.of("other log")
+    assert said[0].startswith("PlanMismatchError: the plan reads feature 'a', which the log lacks")
+    assert said == said[:1] * 3
+
+
+# As commands ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def served(workbench: Workbench, folder: Path) -> Path:
+    """The workbench's plan with all that its first GPU serves on a host without a GPU."""
+    plan = Plan.load(workbench.plan)
+    served = with_server(plan, "gpu:0")
+    assert any(shard.devices == ("host:1",) for shard in served.shards)
+    served.save(workbench.folder / "served.json")
+    return workbench.folder / "served.json"
+
+
+PLACER = Path(sys.executable).parent / "placer"
+
+
+@pytest.mark.slow
+def test_the_command_serves_tables_under_torchrun(
+    workbench: Workbench, served: Path, tmp_path: Path
+) -> None:
+    common = ("train", "--data", workbench.log, "--format", "json", "--steps", "12")
+    alone = succeed(*common, "--plan", workbench.plan, "--batch-size", "64").stdout
+    process = subprocess.run(
+        [
+            *(
+                sys.executable,
+                "-m",
+                "torch.distributed.run",
+                "--standalone",
+                "--nproc-per-node",
+                "3",
+            ),
+            *("--no-python", PLACER, *common, "--plan", served, "--batch-size", "32"),
+        ],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+    )
+    found, expected = json.loads(process.stdout), json.loads(alone)
+    assert [loss for _, loss in found["losses"]] == pytest.approx(
+        [loss for _, loss in expected["losses"]], abs=1e-4
+    )
+    assert found["samples"] == expected["samples"]
+
+
+def started(rank: int, port: int, *arguments: str | Path) -> subprocess.Popen[str]:
+    """A rank as torchrun starts it, which no one ends when another one is lost."""
+    environment = {
+        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "3", "OMP_NUM_THREADS": "1",
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # Which outlives them all.
+    }  # fmt: skip
+    return subprocess.Popen(
+        [PLACER, *arguments],
+        env=os.environ | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_a_lost_server_or_trainer_ends_all_with_a_line_and_the_run_goes_on(
+    victim: int, workbench: Workbench, served: Path, tmp_path: Path
+) -> None:
+    """Rank 2 is the server, and follows rank 0: of the end of rank 1 it hears through that."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    common = (
+        *("train", "--data", workbench.log, "--plan", served, "--batch-size", "32"),
+        *("--checkpoints", tmp_path, "--every", "5"),
+    )
+    ranks = [started(rank, store.port, *common, "--epochs", "1000") for rank in range(3)]
+    try:
+        deadline = time.monotonic() + 120
+        while not list(tmp_path.glob("step-*")):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        ranks[victim].send_signal(signal.SIGKILL)
+        said = {
+            rank: process.communicate(timeout=60)[1]
+            for rank, process in enumerate(ranks)
+            if rank != victim
+        }
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+    for rank, words in said.items():
+        assert ranks[rank].returncode == 1
+        [line] = words.splitlines()
+        assert re.search(rf"rank {rank} of \d: .*failed: .*\. Rank {victim} died, or", line), line
+    saved = load(tmp_path).position.step
+    assert saved % 5 == 0
+    result = succeed(
+        *("train", "--data", workbench.log, "--plan", workbench.plan, "--batch-size", "64"),
+        *("--checkpoints", tmp_path, "--resume", "--epochs", "1000"),
+        *("--steps", str(saved + 3), "--format", "json"),
+    )
+    assert [step for step, _ in json.loads(result.stdout)["losses"]] == [
+        saved + i for i in (1, 2, 3)
+    ]
