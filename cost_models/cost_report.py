@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from cost_models.schedule import ONE_PHASE, Float, Schedule
 from placer.plan.memory import MemoryUse
@@ -95,6 +96,9 @@ class CostReport:
 
     Attributes
     ----------
+    gpus : tuple of GpuCost
+        Of each GPU, and after them of each host without GPUs, which serves like one.
+    hosts : tuple of HostCost
     hbm_lookup_share : float
         Share of all lookups that are served from HBM (device shards, and hits of caches).
     relative_error : float or None
@@ -209,6 +213,12 @@ class CostReport:
         return self._chain_phases
 
     @property
+    def _are_gpus(self) -> npt.NDArray[np.bool_]:
+        """Which of `gpus` are no hosts, shape (GPUs,)."""
+        hosts = {host.device for host in self.hosts}
+        return np.array([gpu.device not in hosts for gpu in self.gpus])
+
+    @property
     def _chain_phases(self) -> tuple[PhaseCost, ...]:
         """The phases of the longest chain."""
         names, times = self.longest_chain
@@ -217,7 +227,7 @@ class CostReport:
                 name,
                 self.gpus[int(of_gpus.argmax())].device,
                 float(of_gpus.max()),
-                float(of_gpus.mean()),
+                float(of_gpus[self._are_gpus].mean()),
             )
             for name, of_gpus in zip(names, times, strict=True)
         )

@@ -173,7 +173,8 @@ class ArenaTimer:
     def __init__(self, arrangement: Arrangement, equation: StepEquation, problem: Problem) -> None:
         plan = arrangement.plan
         gpus = range(len(plan.topology.gpus))
-        self._loads = [list(loads.items()) for loads in arena_loads(problem, plan)]
+        of_gpus = arena_loads(problem, plan)[: len(gpus)]
+        self._loads = [list(loads.items()) for loads in of_gpus]
         pooled = {key for key, group in groups_of(plan).items() if host_pools(group)}
         self._pooled = np.array(
             [group_of(plan.shards[part.shard]) in pooled for part in arrangement.parts], dtype=bool

@@ -133,7 +133,7 @@ class StepTimer:
     Raises
     ------
     PlanMismatchError
-        If processes stand for several GPUs.
+        If processes stand for several GPUs, or a host without GPUs serves a table.
     """
 
     def __init__(
@@ -146,6 +146,13 @@ class StepTimer:
                 f"times need one process for each of the {len(topology.gpus)} GPUs, not "
                 f"{arrangement.processes} processes"
             )
+        for part in arrangement.parts:
+            if part.device in {server.id for server in topology.servers}:
+                raise PlanMismatchError(
+                    f"{part.device}, a host without GPUs, serves table "
+                    f"{plan.tables[part.table].name!r}, and replayed batches are timed on GPUs "
+                    "alone; `placer show` has the times of the plan"
+                )
         self._gpus = len(topology.gpus)
         problem = Problem(
             _of_tables_alone(plan) if profile is None else profile,

@@ -194,7 +194,7 @@ class Roofline(StepEquation):
 
     def launches(self, problem: Problem, gpu: int) -> Float:
         """Launches of an arena's kernels. See `CostModel.launches`."""
-        launch_s = problem.topology.gpus[gpu].launch_s
+        launch_s = getattr(problem.topology.serving[gpu], "launch_s", 0.0)  # Of servers, none.
         phase_s = np.zeros(ROWS)
         phase_s[[LOOKUP, UPDATE]] = launch_s, UPDATE_KERNELS * launch_s
         return with_lanes(phase_s, problem.pipeline)

@@ -49,7 +49,7 @@ def standard_options(
     slices; reading in place with whole tables and one row slice for each GPU. So do the other
     homes of cold rows; see `cold_homes`.
     """
-    spec, gpus = problem.profile.tables[table].table, len(problem.topology.gpus)
+    spec, gpus = problem.profile.tables[table].table, len(problem.topology.serving)
     usual = colds[0]
     homes = cold_homes(problem, spec) if "staged" in colds else ()
     options = [
@@ -76,7 +76,8 @@ def cold_homes(problem: Problem, table: Table) -> tuple[ColdHome, ...]:
     On the drives that hosts have, all of them or any share of the coldest; in each of the
     problem's widths, on the drive and in DRAM.
     """
-    has_drives = all(host.drive is not None for host in problem.topology.hosts)
+    topology = problem.topology
+    has_drives = all(host.drive is not None for host in topology.hosts if topology.gpus_of(host.id))
     some = (1.0, ANY_SHARE) if table.total_bytes >= _LEAST_SHARED_BYTES else (1.0,)
     shares = (0.0, *some) if has_drives else (0.0,)
     dtypes: tuple[ColdDType | Literal[""], ...] = ("",)

@@ -335,4 +335,4 @@ class FleetOptions:
         if Path(text).suffix.lower() in SUFFIXES:
             read = read_mapping(text, "prices", PlacerError, ("machines",))
             text = ",".join(f"{name}={value}" for name, value in read.items())
-        return prices_of(text, [*machines, *GPU_KINDS])
+        return prices_of(text, [*machines, *GPU_KINDS, "cpu"])

@@ -98,7 +98,9 @@ class Enumeration:
         # Constraints are not taken from what solvers make of them, but asked of plans.
         self.free = replace(problem, constraints=Constraints())
         self.instance = Instance(self.free, model)
-        self.gpus = range(len(problem.topology.gpus))
+        # Servers after GPUs, all rows of whose shards are in their memory.
+        self.gpus = range(len(problem.topology.serving))
+        self.holding_replicas = range(len(problem.topology.gpus))
         self.part = cache(self._part)
         shards = [
             shard
@@ -129,8 +131,8 @@ class Enumeration:
         )
         report, topology = self.model.evaluate(self.free, plan), self.problem.topology
         used = report.memory
-        without_map = [used[g.id].total_bytes - used[g.id].row_map_bytes for g in topology.gpus]
-        serving = self.gpus if replica else [gpu]
+        without_map = [used[g.id].total_bytes - used[g.id].row_map_bytes for g in topology.serving]
+        serving = self.holding_replicas if replica else [gpu]
         arenas = np.zeros((len(self.gpus), len(self.arenas)))
         arenas[serving, self.arenas[self.instance.arena_of(shard)]] = 1
         phase_s = np.array(report.phase_s).T
@@ -155,10 +157,18 @@ class Enumeration:
         ways = [self._ways(shard, spec) for shard in shards]
         for homes in permutations(self.gpus, len(shards)):
             served = np.zeros(self.first_byte + gpus + hosts)
-            at = [self.first_byte + gpu for gpu in (self.gpus if replica else homes)]
+            holders = {*homes, *(self.holding_replicas if replica else ())}
+            at = [self.first_byte + gpu for gpu in holders]
             served[at] = row_map_bytes(spec)
             allowed: dict[tuple[tuple[bool, ...], ...], bool] = {}
-            for way in product(*ways):
+            of_homes = [
+                # A server has no hot rows: all of its rows are in its memory.
+                way
+                if instance.is_gpu(gpu)
+                else [(one, 0, (True, not spec.rows)) for one, *_ in way[:1]]
+                for way, gpu in zip(ways, homes, strict=True)
+            ]
+            for way in product(*of_homes):
                 placed = tuple(
                     Placement(shard, gpu, hot)
                     for (shard, hot, _), gpu in zip(way, homes, strict=True)
@@ -220,7 +230,7 @@ class Enumeration:
     def best(self) -> tuple[float, Plan | None]:
         """The step time and the plan of the best placement that fits; infinite if none does."""
         topology, names = self.problem.topology, self.problem.profile.table_names
-        hbm = np.array([gpu.memory_bytes for gpu in topology.gpus])
+        hbm = np.array([gpu.memory_bytes for gpu in topology.serving])
         dram = np.array([host.memory_bytes for host in topology.hosts])
         groups = [[names.index(n) for n in g] for g in self.problem.constraints.together]
         tables = [self.choices_of(table) for table in range(len(names))]

@@ -105,3 +105,40 @@ def test_the_picture_of_several_machines_names_them(workbench: Workbench, tmp_pa
     text = picture.read_text()
     for name in ("1xt4", "2xt4"):
         assert f"<!-- {name} · 1 GiB of HBM per GPU · roofline" in text
+
+
+def test_a_plan_with_servers_without_gpus(tmp_path: Path) -> None:
+    """Pinned there, and moved when one of them goes."""
+    rules, plan, page = (tmp_path / name for name in ("rules.yaml", "plan.json", "page.html"))
+    rules.write_text("tables:\n  t5: {devices: [host:2]}\nreserve: {host:3: 229GiB}\n")
+    known = ("--workload", "random-6@3", "--batch-size", "4096", "--hbm", "1GiB", "--dram", "1GiB")
+    asked = (*known, "--constraints", rules, "--solver", "greedy-cost", "-o", plan)
+    succeed("plan", *asked, "--topology", "2x1xh100+2xcpu")
+    loaded = placer.Plan.load(plan)
+    (shard,) = loaded.shards_by_table["t5"]
+    assert (shard.devices, shard.memory, shard.lookup) == (("host:2",), "dram", "host")
+    assert loaded.topology.servers[1].memory_bytes < 2**31
+    succeed("verify", plan, "--constraints", rules)
+    shown = json.loads(succeed("show", plan, "--format", "json").stdout)
+    times = {row["device"]: row for row in shown["time"]}
+    assert times["host:2"]["communication_s"] > 0
+    assert times["host:2"]["dram_s"] > 0
+    memory = {row["device"]: row for row in shown["memory"]}
+    assert memory["host:2"]["weight_bytes"] == loaded.tables_by_name["t5"].rows * 128 * 4
+    why = succeed("show", plan, "--explain", "t5", "--constraints", rules).stdout
+    assert "is pinned to host:2" in why
+    succeed("report", plan, "-o", page)
+    assert "host:2" in page.read_text()
+    other = tmp_path / "other.json"
+    fewer = (*known, "--topology", "2x1xh100+1xcpu", "--solver", "greedy-cost", "-o", other)
+    succeed("replan", plan, *fewer[:2], *fewer[4:])
+    assert [host.id for host in placer.Plan.load(other).topology.servers] == ["host:2"]
+    assert "constraints forbid every way" in fail(
+        "plan", *known, "--topology", "1xh100+cpu", "--constraints", _hbm_on(tmp_path, "host:1")
+    )
+
+
+def _hbm_on(folder: Path, host: str) -> Path:
+    rules = folder / "hbm.yaml"
+    rules.write_text(f"tables:\n  t5: {{devices: [{host}], tier: hbm}}\n")
+    return rules

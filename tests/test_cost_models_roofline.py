@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from calibration_cases import calibration
 from fast_and_full import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,8 +23,9 @@ from problem_cases import (
     zipf_table,
 )
 
-from cost_models import CostReport, Roofline, ShardingOption, TableShard, shards_of
+from cost_models import Calibrated, CostReport, Roofline, ShardingOption, TableShard, shards_of
 from cost_models.roofline import SORT_BYTES_PER_LOOKUP, UPDATE_KERNELS, RooflineConstants
+from cost_models.step_equation.equation import StepEquation
 from cost_models.step_equation.exchanged_bytes import ID_BYTES, LENGTH_BYTES
 from placer import (
     AccessCdf,
@@ -230,6 +232,62 @@ def test_rows_pooled_by_the_host_by_hand() -> None:
     halved = slow.evaluate(uniform(), plan_for(uniform(), whole(uniform(), "host")))
     assert halved.gpus[0].link_s == pytest.approx(2 * OUTPUT / 1e10 + 2 * HBM_ROWS / 1e11)
     assert halved.hosts[0].dram_s == pytest.approx(2 * HBM_ROWS / 1e11)
+
+
+def with_servers(servers: int, dram_bytes_per_s: float = 1e11) -> Problem:
+    topology = machine(1, servers=servers)
+    hosts = (replace(host, dram_bytes_per_s=dram_bytes_per_s) for host in topology.servers)
+    return replace(
+        uniform(), topology=replace(topology, hosts=(topology.hosts[0], *hosts)), batch_size=8
+    )
+
+
+def test_rows_pooled_by_a_server_by_hand() -> None:
+    problem = replace(with_servers(1), pipeline="serial")
+    report = roofline(problem, whole(problem, "host", "host:1"))
+    gpu, server = report.gpus
+    assert (server.device, gpu.total_s) == ("host:1", 0.0)
+    assert (server.hbm_s, server.launch_s) == (0.0, 0.0)
+    assert server.link_s == pytest.approx(HBM_ROWS / 1e11)
+    assert [host.dram_s for host in report.hosts] == pytest.approx([0.0, HBM_ROWS / 1e11])
+    # All of it crosses the network, even where a GPU alone would exchange nothing.
+    assert server.communication_s == pytest.approx(EXCHANGED / 1e10)
+    phases = {phase.name: (phase.slowest, phase.slowest_s) for phase in report.phases}
+    assert phases["outputs"] == ("host:1", pytest.approx(OUTPUT / 1e10))
+    assert phases["gradients"] == ("host:1", pytest.approx(OUTPUT / 1e10))
+    lookup = LOOKED_UP * (ID_BYTES + W)
+    assert phases["lookup"] == ("host:1", pytest.approx(lookup / 1e11))
+    assert phases["update"] == ("host:1", pytest.approx((HBM_ROWS - lookup) / 1e11))
+    assert report.balance == 0.0
+    # Of two servers, each has half of the only GPU's link; slower memory takes longer.
+    slow = with_servers(2, 5e10)
+    (_, first, second) = roofline(slow, whole(slow, "host", "host:2")).gpus
+    assert first.total_s == 0.0
+    assert second.link_s == pytest.approx(2 * HBM_ROWS / 1e11)
+    assert second.communication_s == pytest.approx(2 * EXCHANGED / 1e10)
+
+
+@pytest.mark.parametrize("model", [PLAIN, Roofline(), Calibrated(calibration())])
+def test_curves_of_servers_are_what_their_plans_cost(model: StepEquation) -> None:
+    problem = with_servers(2)
+    for option in (ShardingOption(), ShardingOption(2), ShardingOption(1, (8, 8), cold="uva")):
+        rows = (0, 4, option.row_slices)
+        cols = (0, 8) if option.column_widths else (0, 16)
+        shard = Shard("t", rows, cols, ("host:1",), "dram", "host")
+        plan = plan_for(problem, model.with_buffers(problem, 0, shard, returns_bags=True))
+        # The rest of a table in column slices says that there are some.
+        rest = replace(shard, cols=(8, 16), devices=("host:2",))
+        plan = replace(plan, shards=(*plan.shards, rest) if option.column_widths else plan.shards)
+        report, curve = (
+            model.evaluate(problem, plan),
+            model.cost_curve(problem, TableShard(0, option), 1),
+        )
+        assert curve.hot_rows.tolist() == [0]
+        assert curve.gpu_s[0] == pytest.approx(report.gpus[1].total_s)
+        assert curve.dram_s[0] == pytest.approx(report.hosts[1].dram_s)
+        used = device_memory(plan)["host:1"].total_bytes
+        assert used <= curve.hbm_bytes[0] <= used + 1
+        assert curve.phase_s[:, 0] == pytest.approx(np.array(report.phase_s)[:, 1])
 
 
 def test_hosts_pool_as_slowly_as_an_h100_waited_for() -> None:

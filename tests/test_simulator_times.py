@@ -342,6 +342,10 @@ def test_what_cannot_be_timed_is_refused() -> None:
     problem = two_tables()
     plan = sharded(problem, "device", {0: ("gpu:0",), 1: ("gpu:1",)})
     alone = Simulator(plan, ReplayOptions(1))
+    beside = problem_of(zipf_table("t", 10), topology=machine(servers=1))
+    on_server = plan_for(beside, whole(beside, "host", "host:1"))
+    with pytest.raises(PlanMismatchError, match="host:1, a host without GPUs, serves table 't'"):
+        StepTimer(Simulator(on_server, ReplayOptions()).arrangement, Roofline())
     with pytest.raises(PlanMismatchError, match="one process for each of the 2 GPUs"):
         StepTimer(alone.arrangement, Roofline())
     with pytest.raises(PlanMismatchError, match="3 processes cannot share 2 GPUs"):

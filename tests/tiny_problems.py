@@ -15,6 +15,7 @@ from placer.errors import ProblemError
 from placer.pipeline import PIPELINES
 from placer.profile.counts import RowCounts
 from placer.tables import DTYPE_BYTES, OPTIMIZERS
+from placer.topology.devices import Host, Link
 from placer.topology.topology import Topology
 from solvers.model.instance import Instance
 
@@ -63,6 +64,32 @@ def tiny_problem(seed: int) -> Problem:
         except ProblemError:  # Constraints that contradict one another.
             continue
         if max(sizes) <= _TOO_MANY and math.prod(sizes) <= _TOO_MANY_TOGETHER:
+            return problem
+
+
+def with_server(seed: int) -> Problem:
+    """A tiny problem of up to two GPUs, with a host without GPUs of any speed and size beside."""
+    rng = random.Random(seed)
+    while True:
+        problem = tiny_problem(rng.randrange(100_000))
+        topology = problem.topology
+        if len(topology.gpus) > 2:
+            continue
+        sizes = [profile.table.total_bytes for profile in problem.profile]
+        memory_bytes = int(rng.choice([2 * sum(sizes) + 1e9, max(sizes) * 1.2, sum(sizes) * 0.7]))
+        server = Host(f"host:{len(topology.hosts)}", memory_bytes, 10 ** rng.uniform(9, 12))
+        ports = [link for link in topology.links if link.kind != "network"]
+        ports += [
+            Link(host.id, "network", "network", 10 ** rng.uniform(9, 11))
+            for host in (*topology.hosts, server)
+        ]
+        larger = replace(topology, hosts=(*topology.hosts, server), links=tuple(ports))
+        try:
+            problem = replace(problem, topology=larger)
+            sizes = _choices(problem)
+        except ProblemError:
+            continue
+        if max(sizes) <= _TOO_MANY and math.prod(sizes) <= _TOO_MANY_TOGETHER // 10:
             return problem
 
 

@@ -77,13 +77,14 @@ class Calibrated(StepEquation):
 
     def launches(self, problem: Problem, gpu: int) -> Float:
         """Return what an arena takes whatever is in it. See `CostModel.launches`."""
-        return _in_phases(self.calibration.seconds("arena"), problem.pipeline)
+        is_gpu = gpu < len(problem.topology.gpus)
+        return _in_phases(is_gpu * self.calibration.seconds("arena"), problem.pipeline)
 
     def arena_costs(self, problem: Problem, gpu: int) -> ArenaCosts | None:
         """Return replicas' alone where tiers are one memory. See `CostModel.arena_costs`."""
         tiers, of = self.calibration.tiers, self.calibration.seconds
         seconds = [of(term) if tiers or term == "replicas" else 0.0 for term in ARENA_TERMS]
-        if not any(seconds):
+        if not any(seconds) or gpu >= len(problem.topology.gpus):
             return None
         return ArenaCosts(*(_in_phases(one, problem.pipeline) for one in seconds))
 

@@ -17,10 +17,13 @@ Loads = Mapping[Arena, ArenaLoad]
 
 
 def arena_loads(problem: Problem, plan: Plan) -> list[dict[Arena, ArenaLoad]]:
-    """The arenas of each GPU of a plan, by the GPU's number, and what a step does in them."""
+    """The arenas of each GPU of a plan, by the GPU's number, and what a step does in them.
+
+    Servers, after the GPUs, have none: they launch no kernels.
+    """
     numbers = problem.topology.gpu_numbers
     pooled = {group for group, shards in groups_of(plan).items() if host_pools(shards)}
-    found: list[dict[Arena, ArenaLoad]] = [{} for _ in numbers]
+    found: list[dict[Arena, ArenaLoad]] = [{} for _ in problem.topology.serving]
     for shard in plan.shards:
         profile = problem.profile[shard.table]
         samples = problem.global_batch_size // len(shard.devices)
@@ -56,8 +59,11 @@ def times_by_arena(
 
     What a GPU takes once for all replicated rows is shared alike by the arenas that have some.
     """
-    times = []
+    times: list[dict[Arena, Float]] = []
     for gpu, arenas in enumerate(loads):
+        if not arenas:
+            times.append({})
+            continue
         launches_s, costs = model.launches(problem, gpu), model.arena_costs(problem, gpu)
         own_s = dict.fromkeys(arenas, launches_s)
         if costs is not None:

@@ -108,6 +108,51 @@ def shard_curve(
     )
 
 
+def server_curve(problem: Problem, shard: TableShard, costs: UnitCosts, shares: Float) -> CostCurve:
+    """Cost of a shard on a host without GPUs, whose processors pool all its rows; one point.
+
+    However the option has cold rows read on GPUs. What solvers take for HBM is the memory of the
+    host. Replicas are on GPUs alone, and cost nothing here.
+    """
+    profile, option = problem.profile.tables[shard.table], shard.option
+    spec, rows = profile.table, shard.rows(profile.table.rows)
+    first, last = shard.columns(spec.dim)
+    count, width, row_bytes = len(range(*rows)), last - first, spec.bytes_per_row(last - first)
+    size, dram_s, phase_s = 0.0, 0.0, np.zeros(ROWS)
+    if not shard.is_replica:
+        samples = problem.global_batch_size
+        lookups, unique = slice_load(profile, rows, samples * spec.lookups_per_sample)
+        exchange = exchange_of(
+            problem,
+            shard.table,
+            width,
+            lookups,
+            unique,
+            all_rows=option.row_slices == 1 and not option.replicated_rows,
+            column_slices=max(1, len(option.column_widths)),
+        )
+        sizes = float(spec.weight_bytes_per_row(width)), float(row_bytes), 0.0
+        amounts = lookups, unique, output_vectors(spec, samples, lookups)
+        seconds = read_matrix(costs, "host", sizes, shares) @ amounts
+        phase_s, dram_s = seconds[:HOST] + Extras(**exchange).phase_s(costs), float(seconds[HOST])
+        size = exchange_buffer_bytes(spec, samples, lookups, width)
+        size = count * row_bytes + np.ceil(size + index_buffer_bytes(lookups, width))
+        by_rank = option.replicated_rows or (option.row_slices > 1 and not option.blocked)
+        if profile.counts is not None and by_rank:
+            size += row_map_bytes(spec)
+    return CostCurve(
+        hot_rows=np.array([count if shard.is_replica else 0]),
+        gpu_s=np.array([phase_s[: len(NAMES)].sum()]),
+        dram_s=np.array([dram_s]),
+        hbm_bytes=np.array([size]),
+        dram_bytes=np.zeros(1),
+        split_s=0.0,
+        split_hbm_bytes=0.0,
+        gpu_s_of_phases=with_lanes(phase_s, problem.pipeline)[:, None],
+        split_s_of_phases=with_lanes(np.zeros(ROWS), problem.pipeline),
+    )
+
+
 def replica_curve(
     problem: Problem, shard: TableShard, costs: UnitCosts, shares: Float
 ) -> CostCurve:

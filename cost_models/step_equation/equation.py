@@ -36,7 +36,7 @@ from cost_models.step_equation.arena_loads import (
     tables_by_arena,
     times_by_arena,
 )
-from cost_models.step_equation.curve import replica_curve, shard_curve
+from cost_models.step_equation.curve import replica_curve, server_curve, shard_curve
 from cost_models.step_equation.exchanged_bytes import may_return_fewer
 from cost_models.step_equation.phases import (
     NAMES,
@@ -46,7 +46,7 @@ from cost_models.step_equation.phases import (
     schedule_of,
     with_lanes,
 )
-from cost_models.step_equation.unit_costs import Rates, UnitCosts
+from cost_models.step_equation.unit_costs import Rates, ReadCosts, UnitCosts
 from cost_models.step_equation.work import (
     Work,
     only_link,
@@ -95,17 +95,47 @@ class StepEquation(CostModel, ABC):
     def sharding_overhead_s(self, problem: Problem) -> float | None:
         """`least_shard_s`, as shards sort no less than the whole. See `CostModel`.
 
-        None if shards of a table may return fewer vectors than the whole.
+        None if shards of a table may return fewer vectors than the whole, or servers some of them.
         """
-        if any(may_return_fewer(profile.table) for profile in problem.profile):
+        if problem.topology.servers or any(
+            may_return_fewer(profile.table) for profile in problem.profile
+        ):
             return None
         return self.least_shard_s(problem)
 
     def host_rates(self, problem: Problem, table: int, host: str) -> Rates:
         """Seconds of a host's memory for rows that the host pools without a GPU's asking."""
-        attached = problem.topology.gpus_of(host) or problem.topology.gpus
-        number = problem.topology.gpus.index(attached[0])
-        return self.unit_costs(problem, table, number).host.dram
+        attached = problem.topology.gpus_of(host)
+        if attached:
+            number = problem.topology.gpus.index(attached[0])
+            return self.unit_costs(problem, table, number).host.dram
+        costs = self.unit_costs(problem, table, 0).host
+        # Where hosts' memory has no constants of its own, the time that its GPUs wait has them.
+        rates = costs.dram if any(costs.dram) else costs.link
+        known = problem.topology.hosts_by_id[problem.topology.gpus[0].host].dram_bytes_per_s
+        slower = known / problem.topology.hosts_by_id[host].dram_bytes_per_s
+        return Rates(*(slower * rate for rate in rates[:4]))
+
+    def serving_costs(self, problem: Problem, table: int, number: int) -> UnitCosts:
+        """Constants of a table on number `number` of `Topology.serving`: a GPU, or a server.
+
+        Sums of a server's rows, ids and gradients are all that cross its network. Its processors
+        take the time of a GPU's link, as they do where they pool for a GPU.
+        """
+        gpus = len(problem.topology.gpus)
+        if number < gpus:
+            return self.unit_costs(problem, table, number)
+        server = problem.topology.servers[number - gpus].id
+        rates, nothing = self.host_rates(problem, table, server), ReadCosts()
+        return UnitCosts(
+            device=nothing,
+            staged=nothing,
+            uva=nothing,
+            host=ReadCosts(link=rates, dram=rates),
+            hit=nothing,
+            miss=nothing,
+            exchange_byte_s=1 / problem.topology.server_bytes_per_s(server),
+        )
 
     @property
     def lookup_shares(self) -> Float:
@@ -135,12 +165,12 @@ class StepEquation(CostModel, ABC):
     def evaluate(self, problem: Problem, plan: Plan) -> CostReport:
         """Cost of a whole plan. See `CostModel.evaluate`."""
         topology = problem.topology
-        numbers = topology.gpu_numbers
-        # By GPU: HBM, link, exchange and launches, as in `GpuCost`.
-        gpu_s = np.zeros((len(topology.gpus), 4))
+        numbers, serving = topology.serving_numbers, len(topology.serving)
+        # By GPU, and then by server: HBM, link, exchange and launches, as in `GpuCost`.
+        gpu_s = np.zeros((serving, 4))
         schedule = self.schedule(problem)
-        phase_s = np.zeros((ROWS, len(topology.gpus)))
-        pooling_s, drive_s = np.zeros_like(phase_s), np.zeros(len(topology.gpus))
+        phase_s = np.zeros((ROWS, serving))
+        pooling_s, drive_s = np.zeros_like(phase_s), np.zeros(serving)
         dram_s = {host.id: 0.0 for host in topology.hosts}
         works = work_of(problem, plan)
         table_s = np.zeros(len(problem.profile))
@@ -150,7 +180,8 @@ class StepEquation(CostModel, ABC):
                 # Replicas ask the same of every GPU.
                 key = *work.amounts, topology.kind_of_gpu[work.gpu]
                 if key not in known:
-                    known[key] = self._times(work, self.unit_costs(problem, work.table, work.gpu))
+                    costs = self.serving_costs(problem, work.table, work.gpu)
+                    known[key] = self._times(work, costs)
                 of_gpu_s, of_phases_s, host_s = known[key]
                 gpu_s[work.gpu] += of_gpu_s
                 table_s[work.table] += of_gpu_s.sum()
@@ -187,7 +218,7 @@ class StepEquation(CostModel, ABC):
             self.name,
             tuple(
                 GpuCost(gpu.id, *times)
-                for gpu, times in zip(topology.gpus, gpu_s.tolist(), strict=True)
+                for gpu, times in zip(topology.serving, gpu_s.tolist(), strict=True)
             ),
             tuple(HostCost(host, seconds) for host, seconds in dram_s.items()),
             device_memory(plan),
@@ -222,7 +253,9 @@ class StepEquation(CostModel, ABC):
 
     def cost_curve(self, problem: Problem, shard: TableShard, gpu: int) -> CostCurve:
         """Cost of a shard over its hot rows. See `CostModel.cost_curve`."""
-        costs = self.unit_costs(problem, shard.table, gpu)
+        costs = self.serving_costs(problem, shard.table, gpu)
+        if gpu >= len(problem.topology.gpus):
+            return server_curve(problem, shard, costs, self.lookup_shares)
         if shard.is_replica:
             return replica_curve(problem, shard, costs, self.lookup_shares)
         return shard_curve(problem, shard, gpu, costs, self.lookup_shares)

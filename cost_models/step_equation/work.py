@@ -139,7 +139,8 @@ class Work:
     lookups, rows, vectors : float
         Lookups of a step, distinct rows among them, and vectors that they are pooled into.
     gpu : int or None
-        Number of the GPU; None where `host` serves the shard by itself, to all its GPUs.
+        Number of the GPU, or of the server after all GPUs; None where `host` serves the shard by
+        itself, to all its GPUs.
     host : str
         The host whose memory holds the rows.
     extras : Extras
@@ -242,7 +243,7 @@ def work_of_group(
     `column_slices` is how many column slices the table has.
     """
     topology, spec = problem.topology, problem.profile.tables[table].table
-    gpus = topology.gpu_numbers
+    numbers = topology.serving_numbers
     all_rows = sum(shard.row_count for shard in shards) == spec.rows
     is_slice = float(shards[0].width < spec.dim)
     mapped = float(is_mapped(problem.profile.tables[table], shards))
@@ -273,14 +274,15 @@ def work_of_group(
             sliced_row_bytes=is_slice * rows * spec.bytes_per_row(shard.width),
         )
         for device in shard.devices:
-            if device not in gpus:
+            if device not in numbers:
                 works += [replace(read, host=device) for read in reads]
                 continue
-            host = topology.gpus_by_id[device].host
+            gpu = topology.gpus_by_id.get(device)
+            host = device if gpu is None else gpu.host
             if shard.memory == "ssd":
                 row_s = drive_row_s(topology, device, reads[-1].home_bytes)
                 extras = extras._replace(drive_s=reads[-1].rows * row_s)
-            first, *others = (replace(read, gpu=gpus[device], host=host) for read in reads)
+            first, *others = (replace(read, gpu=numbers[device], host=host) for read in reads)
             works += [replace(first, extras=extras), *others]
     return works
 

@@ -126,8 +126,13 @@ def torchrec_topology(topology: Topology, bandwidths: Bandwidths) -> TorchRecTop
     Raises
     ------
     TopologyError
-        If the GPUs are not equal, or not equally many on each host.
+        If the GPUs are not equal, or not equally many on each host, or a host has none.
     """
+    for server in topology.servers:
+        raise TopologyError(
+            f"TorchRec's ranks are GPUs, and {server.id} of {topology.name!r} has none: leave "
+            "hosts without GPUs out of the topology"
+        )
     hosts = {gpu.host: len(topology.gpus_of(gpu.host)) for gpu in topology.gpus}
     if len(set(hosts.values())) > 1:
         raise TopologyError(

@@ -39,6 +39,15 @@ def check_links(machine: TopologyFields, known: Set[str]) -> None:
                 f"link {link.a} – {link.b} needs a positive bandwidth, not {link.bytes_per_s}"
             )
     _check_link_ends(machine)
+    with_gpus = {gpu.host for gpu in machine.gpus}
+    servers = [host.id for host in machine.hosts if host.id not in with_gpus]
+    on_network = {link.a for link in machine.links if link.kind == "network"}
+    for host in machine.hosts if servers else ():
+        if host.id not in on_network:
+            raise TopologyError(
+                f"{host.id} has no network link, but {servers[0]}, without GPU, serves rows over "
+                f"the network: add {{a: {host.id}, b: network, kind: network}}"
+            )
 
 
 def _check_link_ends(machine: TopologyFields) -> None:

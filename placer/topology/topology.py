@@ -52,12 +52,6 @@ class Topology(TopologyFields):
                 raise TopologyError(
                     f"{gpu.id} has no pcie link to {gpu.host}; without one it cannot read DRAM"
                 )
-        for host in self.hosts if self.servers else ():
-            if self.link_of(host.id, "network") is None:
-                raise TopologyError(
-                    f"{host.id} has no network link, but {self.servers[0].id}, without GPU, serves "
-                    "rows over the network: add {a: " + host.id + ", b: network, kind: network}"
-                )
 
     @cached_property
     def graph(self) -> "nx.Graph":
@@ -139,7 +133,7 @@ class Topology(TopologyFields):
 
     @cached_property
     def kind_of_gpu(self) -> tuple[int, ...]:
-        """The number of each GPU's kind, from 0: GPUs of a kind are equally fast at everything.
+        """The number of the kind of each of `serving`, from 0: a kind is equally fast at all.
 
         Examples
         --------
@@ -164,6 +158,9 @@ class Topology(TopologyFields):
                 self.network_bytes_per_s(gpu.id),
             )
             numbers.append(kinds.setdefault(speeds, len(kinds)))
+        for server in self.servers:
+            of_server = (server.dram_bytes_per_s, self.server_bytes_per_s(server.id))
+            numbers.append(kinds.setdefault(of_server, len(kinds)))
         return tuple(numbers)
 
     def host_link_bytes_per_s(self, gpu: str) -> float:
@@ -265,9 +262,13 @@ class Topology(TopologyFields):
 
     @cached_property
     def exchange_latency_s(self) -> float:
-        """Time of a collective over all GPUs that sends nothing; 0 where links state no latency."""
+        """Time of a collective that sends nothing; 0 where links state no latency.
+
+        Of all GPUs, and of all servers, which have a part in every step.
+        """
         reached = {host: self._gpus_in_rack(host) for host in self._gpus_by_host}
-        kinds = {"network"} if min(reached.values()) < len(self.gpus) else set()
+        is_wide = min(reached.values()) < len(self.gpus) or bool(self.servers)
+        kinds = {"network"} if is_wide else set()
         if any(len(self.gpus_of(host)) < gpus for host, gpus in reached.items()):
             kinds.add("rack")
         if any(len(gpus) > 1 for gpus in self._gpus_by_host.values()):

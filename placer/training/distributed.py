@@ -200,8 +200,10 @@ def batch_size_per_process(plan: Plan) -> int:
 
 
 @contextlib.contextmanager
-def joined_ranks(plan: Plan, config: TrainConfig) -> Iterator[Ranks]:
+def joined_ranks(config: TrainConfig, plan: Plan | None = None) -> Iterator[Ranks]:
     """The ranks that train: those of torchrun, of a process group that is there, or just one.
+
+    The last ranks do not if the plan has hosts without a GPU that serve tables: they are these.
 
     Raises
     ------
@@ -215,8 +217,10 @@ def joined_ranks(plan: Plan, config: TrainConfig) -> Iterator[Ranks]:
     if world == 1:
         yield Ranks()
         return
-    check_world(plan, world)
-    has_servers, trainers = bool(servers_of(plan)), world - len(servers_of(plan))
+    servers = () if plan is None else servers_of(plan)
+    if plan is not None:
+        check_world(plan, world)
+    trainers = world - len(servers)
     trains = (rank_of_launcher() if ours else dist.get_rank()) < trainers
     timeout = None if config.timeout_s is None else timedelta(seconds=config.timeout_s)
     # Without a GPU here the trainer says what is wrong.
@@ -226,7 +230,7 @@ def joined_ranks(plan: Plan, config: TrainConfig) -> Iterator[Ranks]:
     if ours:
         try:
             dist.init_process_group(
-                "nccl" if on_gpu and not has_servers else "gloo",
+                "nccl" if on_gpu and not servers else "gloo",
                 timeout=timeout,
                 **_own_store(timeout),
             )
@@ -242,7 +246,7 @@ def joined_ranks(plan: Plan, config: TrainConfig) -> Iterator[Ranks]:
         parent = dist.new_group(backend="gloo", timeout=timeout)
     cpu = torch.device("cpu")
     ranks = Ranks(Communicator(parent, cpu))
-    if has_servers:
+    if servers:
         only = Communicator(parent, cpu, first=trainers)
         backend = "nccl" if on_gpu else "gloo"
         dense_group = dist.new_group(list(range(trainers)), timeout, backend)

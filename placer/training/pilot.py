@@ -121,7 +121,7 @@ def pilot(
     asked += [(dtype, "float32") for dtype in dict.fromkeys(widths) if dtype != "float32"]
     asked += [("float32", exchange_dtype)] if exchange_dtype != "float32" else []
     plans = [_plan(problem, hot_share, *types) for types in asked]
-    with joined_ranks(plans[0], config):
+    with joined_ranks(config, plans[0]):
         results: list[list[tuple[float, float]]] = [[] for _ in plans]
         # Seeds outside: what else the machine does meets all candidates.
         for number in range(seeds):

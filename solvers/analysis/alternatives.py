@@ -80,7 +80,7 @@ class PlannedTable:
         self.others_cost = cost_model.evaluate(problem, self._others)
         self._others_loads = arena_loads(problem, self._others)
         self._neighbours = tables_by_arena(problem, self._others)
-        gpus = problem.topology.gpus
+        gpus = problem.topology.serving
         self.free_hbm = [self.others_cost.memory[gpu.id].free_bytes for gpu in gpus]
         self.current = self._alternative("as planned", plan, self.own, self.own_cost)
         # Options that differ only in how cold rows are read may be the same placement.
@@ -168,7 +168,7 @@ class PlannedTable:
             ]
             own = self.placed(placements, replica)
             short = self.short_bytes(own)
-            excess = [short.get(gpu.id, 0) for gpu in self.problem.topology.gpus]
+            excess = [short.get(gpu.id, 0) for gpu in self.problem.topology.serving]
             if not any(excess[p.gpu] and p.hot_rows for p in placements):
                 break
             # Bytes of a plan may exceed those of the curves, so that room is left for them.
@@ -219,7 +219,7 @@ def _on_other_gpus(planned: PlannedTable) -> Iterator[Alternative]:
     slowest = max(placed, key=lambda p: (times[p.gpu], -p.gpu))
     taken = {p.gpu for p in placed}
     others = [gpu for gpu in _roomy_first(planned, slowest.shard) if gpu not in taken]
-    ids = [gpu.id for gpu in planned.problem.topology.gpus]
+    ids = [gpu.id for gpu in planned.problem.topology.serving]
     what = "" if len(placed) == 1 else f"shard of {ids[slowest.gpu]} "
     for gpu in others[:_MOST_GPUS]:
         pairs = [(p.shard, gpu if p is slowest else p.gpu) for p in placed]

@@ -15,6 +15,7 @@ from cost_models import CostCurve, CostModel
 from placer.constraints.constraints import Constraints
 from placer.constraints.rules import TableRule
 from placer.errors import PlacerError
+from placer.plan.memory import home_of
 from placer.plan.plan import Plan
 from placer.problem import Problem
 from placer.units import format_bytes, format_seconds
@@ -114,6 +115,7 @@ def explain(problem: Problem, plan: Plan, table: str, cost_model: CostModel) -> 
     margins = (
         split_margin(planned.instance, placed, _gpu_price(planned, placed.gpu))
         for placed in planned.placements
+        if planned.instance.is_gpu(placed.gpu)
     )
     memories, constraints = _full_memories(planned), _constraints(planned, others)
     bindings = (*memories, *_hottest_row(planned), *constraints, _work(planned))
@@ -126,7 +128,7 @@ def split_margin(
     """Return what HBM is worth to a shard at its split, beside the price on its GPU."""
     curve = instance.curve(placed.shard, placed.gpu)
     return ShardMargin(
-        instance.problem.topology.gpus[placed.gpu].id,
+        instance.problem.topology.serving[placed.gpu].id,
         int(curve.hot_rows[-1]),
         placed.hot_rows,
         _saving(curve, int(np.searchsorted(curve.hot_rows, placed.hot_rows, side="left"))),
@@ -153,7 +155,7 @@ def _saving(curve: CostCurve, point: int) -> float | None:
 def _gpu_price(planned: PlannedTable, gpu: int) -> float | None:
     """Return seconds per byte that a little more HBM on one GPU saves of its time."""
     instance, replicated, shards = planned.instance, 0.0, []
-    device = planned.problem.topology.gpus[gpu].id
+    device = planned.problem.topology.serving[gpu].id
     served = dict.fromkeys(s.table for s in planned.plan.shards if device in s.devices)
     for table in served:
         placement = placements_of(instance, planned.plan, table)
@@ -177,7 +179,8 @@ def _gpu_price(planned: PlannedTable, gpu: int) -> float | None:
 
 def _full_memories(planned: PlannedTable) -> Iterator[Binding]:
     """Yield GPUs that are full while rows of the table would gain from HBM, and full hosts."""
-    gpus, cost = planned.problem.topology.gpus, planned.cost
+    topology, cost = planned.problem.topology, planned.cost
+    gpus = topology.serving
     cold = [
         p
         for p in planned.placements
@@ -189,7 +192,8 @@ def _full_memories(planned: PlannedTable) -> Iterator[Binding]:
             free = f"{format_bytes(use.free_bytes)} of {format_bytes(use.capacity_bytes)} are free"
             words = f"{free}, and it has rows in DRAM that HBM would make faster"
             yield Binding("hbm", device, words)
-    for host in dict.fromkeys(gpus[p.gpu].host for p in planned.placements):
+    homes = (home_of(topology, gpus[p.gpu].id, "dram") for p in planned.placements)
+    for host in dict.fromkeys(homes):
         use = cost.memory[host]
         if use.capacity_bytes and use.total_bytes >= _FULL * use.capacity_bytes:
             words = f"{format_bytes(use.free_bytes)} are free for rows that are cold"
@@ -204,7 +208,7 @@ def _hottest_row(planned: PlannedTable) -> Iterator[Binding]:
         first = next(p for p in planned.placements if p.shard.row_slice == 0)
         yield Binding(
             "hottest row",
-            planned.problem.topology.gpus[first.gpu].id,
+            planned.problem.topology.serving[first.gpu].id,
             f"one row takes {top:.1%} of the lookups; an even slice of {option.row_slices} has "
             f"{1 / option.row_slices:.1%}, so more slices would not make the first one much faster",
         )
@@ -263,9 +267,10 @@ def _work(planned: PlannedTable) -> Binding:
         (gpu for gpu in planned.own_cost.gpus if gpu.device in devices),
         key=lambda gpu: (-gpu_s[gpu.device], gpu.device),
     )
+    is_gpu = mine.device in planned.problem.topology.gpus_by_id
     parts = {
         "HBM bandwidth": mine.hbm_s,
-        "the host link": mine.link_s,
+        "the host link" if is_gpu else "pooling by its processors": mine.link_s,
         "communication": mine.communication_s,
         "kernel launches": mine.launch_s,
     }

@@ -150,7 +150,10 @@ def _may_beat(row: FleetRow, best: FleetRow, within_s: float) -> bool:
 
 
 def price_of(topology: Topology, name: str, prices: Mapping[str, float]) -> Price | None:
-    """Return dollars an hour of a machine, and their source; None if a GPU has no price."""
+    """Return dollars an hour of a machine, and their source; None if a GPU has no price.
+
+    Hosts without GPUs are called ``cpu`` in `prices`, and on no list.
+    """
     if name in prices:
         return Price(prices[name])
     total, sources = 0.0, dict[str, None]()
@@ -162,6 +165,10 @@ def price_of(topology: Topology, name: str, prices: Mapping[str, float]) -> Pric
             sources[LIST_PRICES[gpu.chip].source] = None
         else:
             return None
+    for _ in topology.servers:
+        if "cpu" not in prices:
+            return None
+        total += prices["cpu"]
     return Price(total, "; ".join(sources))
 
 

@@ -111,7 +111,7 @@ def _with_buffers(problem: Problem, cost_model: CostModel, plan: Plan) -> Plan:
     returned: set[tuple[str, tuple[str, ...], tuple[int, int]]] = set()
     shards: list[Shard] = []
     for shard in plan.shards:
-        if shard.devices[0] in plan.topology.gpus_by_id:
+        if shard.devices[0] in plan.topology.serving_numbers:
             bags = (shard.table, shard.devices, shard.cols)
             of = ordered, number[shard.table], shard
             shard = cost_model.with_buffers(*of, returns_bags=bags not in returned)
@@ -137,13 +137,14 @@ def matched_gpus(
     kept = _kept_bytes(instance, plan, old, placements, tables)
     classes = _classes(instance)
     by_host: dict[str, dict[int, list[int]]] = {host.id: {} for host in topology.hosts}
-    for number, gpu in enumerate(topology.gpus):
-        by_host[gpu.host].setdefault(classes[number], []).append(number)
+    for number, gpu in enumerate(topology.serving):
+        host = home_of(topology, gpu.id, "dram")
+        by_host[host].setdefault(classes[number], []).append(number)
     alike: dict[object, list[str]] = defaultdict(list)
-    for host in topology.hosts:
-        sizes = sorted((kind, len(gpus)) for kind, gpus in by_host[host.id].items())
-        alike[host.memory_bytes, tuple(sizes)].append(host.id)
-    ids = [gpu.id for gpu in topology.gpus]
+    for one in topology.hosts:
+        sizes = sorted((kind, len(gpus)) for kind, gpus in by_host[one.id].items())
+        alike[one.memory_bytes, tuple(sizes)].append(one.id)
+    ids = [gpu.id for gpu in topology.serving]
     matched: dict[int, int] = {}
     for hosts in alike.values():
         pairs = {(a, b): _within(by_host[a], by_host[b], ids, kept) for a in hosts for b in hosts}
@@ -207,7 +208,7 @@ def _kept_bytes(
                 size = placed.hot_rows * table.bytes_per_row(last - first)
                 for device, column_slice in held:
                     if column_slice == placed.shard.column_slice:
-                        kept[topology.gpus[placed.gpu].id, device] += size
+                        kept[topology.serving[placed.gpu].id, device] += size
             continue
         for (source, target), size in shared_bytes(old, plan, profile.name).items():
             if source.memory == target.memory:

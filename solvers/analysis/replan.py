@@ -268,7 +268,7 @@ class _Replanning:
             replace(one, placements=tuple(replace(p, gpu=gpus[p.gpu]) for p in one.placements))
             for one in placements
         ]
-        devices = [gpu.id for gpu in self.problem.topology.gpus]
+        devices = [gpu.id for gpu in self.problem.topology.serving]
         sliced = [
             staying.with_matched_slices(one, self.old_tables.get(n), devices, instance.rows(n))
             for n, one in enumerate(moved)

@@ -203,10 +203,10 @@ def _gain(before_s: float, after_s: float) -> float:
 
 
 def _exchange_s(machine: Topology) -> Float:
-    """Seconds of a byte that each GPU spreads over all, shape (GPUs,)."""
-    if len(machine.gpus) == 1:
-        return np.zeros(1)
-    return np.array([machine.exchange_s(gpu.id, 1.0) for gpu in machine.gpus])
+    """Seconds of a byte that each GPU spreads over all, or a server sends, shape (devices,)."""
+    alone = len(machine.gpus) == 1
+    of_gpus = [0.0 if alone else machine.exchange_s(gpu.id, 1.0) for gpu in machine.gpus]
+    return np.array(of_gpus + [1 / machine.server_bytes_per_s(one.id) for one in machine.servers])
 
 
 def _of_memory(
@@ -230,18 +230,22 @@ def _of_memory(
     # In any memory, as bytes between the points of a curve may be understated.
     as_is = _filled(instance, known, np.inf, np.inf, fixed=True)
     uses = report.memory
-    gpus, hosts = problem.topology.gpus, problem.topology.hosts
+    gpus, hosts = problem.topology.serving, problem.topology.hosts
     has = np.array([uses[gpu.id].capacity_bytes for gpu in gpus], dtype=np.float64)
     used = np.array([uses[gpu.id].total_bytes for gpu in gpus], dtype=np.float64)
     dram = np.array([uses[host.id].capacity_bytes for host in hosts], dtype=np.float64)
     in_dram = np.array([uses[host.id].total_bytes for host in hosts], dtype=np.float64)
+    with_gpus = [bool(problem.topology.gpus_of(host.id)) for host in hosts]
+    dram, in_dram = dram * with_gpus, in_dram * with_gpus  # Servers' is taken for HBM.
+    is_gpu = np.arange(len(gpus)) < len(problem.topology.gpus)
     if as_is is None:
         return {}
     others = used - [one.hbm_bytes for one in as_is.knapsacks]
     others_dram = in_dram - as_is.hosts({})[1]
 
     def step_s(hbm: float, dram_share: float, least: float) -> float:
-        filled = _filled(instance, known, has * hbm - others, dram * dram_share - others_dram)
+        room = has * np.where(is_gpu, hbm, dram_share) - others
+        filled = _filled(instance, known, room, dram * dram_share - others_dram)
         if filled is None:
             return least
         phase_s = report.phase_times_s + (filled.phase_s - as_is.phase_s).T
@@ -263,13 +267,13 @@ _Known = dict[TableShard, tuple[int, Float]]
 
 def _placed(instance: Instance, plan: Plan, tables: set[str]) -> _Known:
     """The shards of some tables; those that no sharding option describes are left out."""
-    numbers = instance.problem.topology.gpu_numbers
     known: _Known = {}
+    topology = instance.problem.topology
     for number, profile in enumerate(instance.problem.profile):
         if profile.name not in tables:
             continue
         shards = plan.shards_by_table[profile.name]
-        placed = read_shards(number, profile.table, shards, numbers, ())
+        placed = read_shards(number, profile.table, shards, topology, ())
         for one in () if placed is None else placed.placements:
             curve = instance.curve(one.shard, one.gpu)
             points = costs_of(curve)

@@ -22,6 +22,7 @@ def impossible(instance: Instance) -> Termination | None:
     smaller, whole tables stand for all sharding options.
     """
     hbm, dram = float(instance.hbm_bytes.sum()), float(instance.dram_bytes.sum())
+    # What a shard takes of a server, a GPU takes with all its rows in HBM.
     whole_is_least = instance.sharding_overhead_s is not None
     needs = []
     for table in range(instance.tables):
@@ -74,9 +75,11 @@ def usable_options(instance: Instance) -> list[list[ShardingOption]] | Terminati
         before = held_bytes.copy()
         for table, of in enumerate(usable):
             others = float(before.sum() - before[table])
-            room = instance.hbm_bytes - others
+            gpus = instance.gpus - instance.servers
+            room = instance.hbm_bytes[:gpus] - others
+            of_servers = instance.hbm_bytes[gpus:].max(initial=0.0)
             fitting = [
-                replicas <= room.min() and replicas + shard <= room.max()
+                replicas <= room.min() and (replicas + shard <= room.max() or shard <= of_servers)
                 for replicas, shard in needs[table]
             ]
             if not any(fitting):
@@ -128,8 +131,8 @@ def nothing_fits(instance: Instance, short_bytes: Mapping[tuple[str, int], int])
     topology = instance.problem.topology
     shortages = tuple(
         Shortage(
-            topology.gpus[number].id if kind == "hbm" else topology.hosts[number].id,
-            "hbm" if kind == "hbm" else "dram",
+            topology.serving[number].id if kind == "hbm" else topology.hosts[number].id,
+            "hbm" if kind == "hbm" and number < len(topology.gpus) else "dram",
             short,
             "what the best assignment of shards to GPUs that was found lacks",
         )

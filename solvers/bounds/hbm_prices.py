@@ -24,7 +24,7 @@ def prices_near_full_hbm(instance: Instance) -> tuple[Float, float]:
     Whole tables at the instance's prices tell how many bytes they take together, and so the
     price at which they fill all HBM.
     """
-    hbm_bytes = float(instance.hbm_bytes.sum())
+    hbm_bytes = instance.all_hbm_bytes
     grid = instance.prices
     total = np.zeros((instance.rows_of_costs, grid.size))
     for table in range(instance.tables):
@@ -74,7 +74,7 @@ def _staged_bound(instance: Instance, prices: Float) -> float:
     whole tables stand for their sharding options, which those with caches do not. Rows of an
     option may be replicated where a whole table may not be split, so that any rows may be in HBM.
     """
-    total = -prices * float(instance.hbm_bytes.sum())
+    total = -prices * instance.all_hbm_bytes
     for table in range(instance.tables):
         ways = {(option.cold, option.home) for option in instance.options_of(table)}
         curves = [

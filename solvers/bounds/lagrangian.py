@@ -61,6 +61,17 @@ step times, times the best bound so far, that they are for: bounds of plans that
 _MOST_ROUNDS = 5
 """Times that a round is repeated whose bound is the step time that it is for."""
 
+_SERVER_SHARES = (1 / 64, 1 / 16, 1 / 4, 1.0, 4.0, 16.0, 64.0)
+"""What a server's second may be worth, times what it would be if it did what a GPU does."""
+
+_SHARES_NEAR = (
+    np.ones(1),
+    np.array((0.5, 1.0, 2.0)),
+    np.array((0.8, 1.0, 1.25)),
+    np.array((0.93, 1.0, 1.07)),
+)
+"""What is looked at round by round beside the prices of `_DRAM_PRICES`, times the best so far."""
+
 _EXACT = 1e-6
 """Share of itself to which a bound is known."""
 
@@ -92,6 +103,8 @@ class LagrangianBound:
         The price λ: GPU seconds that one more byte of HBM saves, about.
     dram_price : float
         The price of a byte of DRAM.
+    server_share : float
+        What a server's second is worth, in seconds of a GPU.
     worth_s : float
         λ × all HBM, and the same of DRAM.
     cheapest : tuple of tuples of OptionCost
@@ -110,6 +123,7 @@ class LagrangianBound:
     step_time_s: float
     price_s_per_byte: float
     dram_price: float
+    server_share: float
     worth_s: float
     cheapest: tuple[tuple[OptionCost, ...], ...]
     enough_from_s: tuple[float, ...]
@@ -154,25 +168,49 @@ def lagrangian_bound(instance: Instance, known: LagrangianBound | None = None) -
     else:
         prices, dram_s = prices_around(known.price_s_per_byte), known.dram_s
     dram_price = 0.0 if known is None else known.dram_price
-    bound = _bound_at(instance, prices, np.full(prices.size, dram_price), dram_s)
-    is_priced = instance.lacks_dram and known is None
+    shares = _server_shares(instance) if known is None else np.array([known.server_share])
+    dram_prices = np.full(prices.size * shares.size, dram_price)
+    prices, server_shares = np.tile(prices, shares.size), np.repeat(shares, prices.size)
+    bound = _bound_at(instance, prices, dram_prices, dram_s, server_shares)
+    is_priced = known is None and (instance.lacks_dram or instance.needs_servers)
     if not (is_priced and 0 < bound.step_time_s < math.inf):
         return bound
     # A row that leaves HBM takes DRAM: the price of HBM is about that of DRAM, of narrow rows less.
     best = bound.step_time_s * instance.gpus / max(1.0, float(instance.dram_bytes.sum()))
     ratio = 1.0
-    for share, steps, ratios in _DRAM_PRICES:
+    for (share, steps, ratios), near in zip(_DRAM_PRICES, _SHARES_NEAR, strict=True):
         dram_prices = np.repeat(best * np.array(steps), len(ratios))
         prices = dram_prices * ratio * np.tile(ratios, len(steps))
+        size, shares = prices.size, shares * near if instance.servers else shares
+        dram_prices, prices = (np.tile(each, shares.size) for each in (dram_prices, prices))
+        server_shares = np.repeat(shares, size)
         for _ in range(_MOST_ROUNDS):
             limit_s = share * bound.step_time_s
-            found = _bound_at(instance, prices, dram_prices, dram_s, limit_s)
+            found = _bound_at(instance, prices, dram_prices, dram_s, server_shares, limit_s)
             bound = max(bound, found, key=lambda one: one.step_time_s)
             if found.step_time_s < limit_s:
                 break
         if found.dram_price:
             best, ratio = found.dram_price, found.price_s_per_byte / found.dram_price
+        shares = np.array([found.server_share])
     return bound
+
+
+def _server_shares(instance: Instance) -> Float:
+    """What a server's second may be worth, in seconds of a GPU: 1 without servers.
+
+    About what a GPU takes for all tables over what a server does, where neither is in demand.
+    """
+    if not instance.servers:
+        return np.ones(1)
+    of_gpu, of_server = (
+        sum(
+            float(instance.curve(instance.whole(t), gpu).gpu_s.min())
+            for t in range(instance.tables)
+        )
+        for gpu in (instance.kinds[0], instance.kinds[-1])
+    )
+    return np.array(_SERVER_SHARES) * (of_gpu / of_server if of_server else 1.0)
 
 
 def _bound_at(
@@ -180,22 +218,25 @@ def _bound_at(
     prices: Float,
     dram_prices: Float,
     dram_s: float,
+    server_shares: Float,
     limit_s: float = math.inf,
 ) -> LagrangianBound:
-    """The best bound of some pairs of prices of HBM and DRAM; at most `limit_s`.
+    """The best bound of some triples of prices: of HBM, of DRAM, and of servers' seconds.
 
-    It is of plans within `limit_s`, on which no shard waits longer for its drive.
+    It is of plans within `limit_s`, on which no shard waits longer for its drive, and at most that.
     """
     few = instance.tables * instance.gpus <= _ALL_OPTIONS
-    pricer, tables = OptionPricer(instance, prices, dram_prices, limit_s), range(instance.tables)
-    worth_s = prices * float(instance.hbm_bytes.sum())
+    tables = range(instance.tables)
+    pricer = OptionPricer(instance, prices, dram_prices, server_shares, limit_s)
+    devices = instance.gpus - instance.servers + instance.servers * server_shares
+    worth_s = prices * instance.all_hbm_bytes
     worth_s += dram_prices * float(instance.all_dram_bytes.sum())
     extra_s = instance.sharding_overhead_s
     whole = [] if extra_s is None else [pricer.uncut(table, extra_s) for table in tables]
     costs = whole or [pricer.every(table) for table in tables]
     bound_s = dram_s
     while True:
-        bound_s, best, replicas_s = _best_bound(instance, costs, worth_s, dram_s, bound_s)
+        bound_s, best, replicas_s = _best_bound(devices, costs, worth_s, dram_s, bound_s)
         # No step is shorter, so that tables that one GPU can serve within it need no finer option;
         # beside replicas of other tables there is less time for it.
         longer = [
@@ -216,6 +257,7 @@ def _bound_at(
         min(bound_s, limit_s),
         float(prices[best]),
         float(dram_prices[best]),
+        float(server_shares[best]),
         float(worth_s[best]),
         cheapest,
         tuple(of.enough_from_s(best) if few else 0.0 for of in costs),
@@ -237,7 +279,7 @@ def _at_price(
 
 
 def _best_bound(
-    instance: Instance,
+    devices: Float,
     works: Sequence[OptionCosts],
     memory_worth_s: Float,
     dram_s: float,
@@ -245,7 +287,8 @@ def _best_bound(
 ) -> tuple[float, int, float]:
     """The largest bound of all prices, the number of its price, and what replicas take there.
 
-    At each price all memory together is worth so many seconds. No step is shorter than `known_s`.
+    At each price all memory together is worth so many seconds, and a second of all devices, as
+    many GPU seconds. No step is shorter than `known_s`.
     """
     shape = len(works), max(len(work.options) for work in works)
     longest, replica_s = np.full(shape, np.inf), np.zeros(shape)
@@ -259,20 +302,21 @@ def _best_bound(
     best_s, best, most_s, replicas_s = least_s, 0, -np.inf, 0.0
     # The middle price is mostly among the best: others need only show that they are no better.
     for at in sorted(range(memory_worth_s.size), key=lambda at: abs(at - memory_worth_s.size // 2)):
-        work_s = _Work(priced[:, :, at], longest, replica_s, lowest_s, instance.gpus)
+        gpus = float(devices[at])
+        work_s = _Work(priced[:, :, at], longest, replica_s, lowest_s, gpus)
         worth_s = float(memory_worth_s[at])
         low = best_s
         needed_s = work_s(low) - worth_s
-        if needed_s <= instance.gpus * low:
+        if needed_s <= gpus * low:
             if best_s == least_s and needed_s > most_s:  # The worth of HBM, if not the bound.
                 best, most_s, replicas_s = at, needed_s, work_s.most_replicas_s
             continue
         # Work falls in steps as T grows: find where it crosses GPUs × T.
         high = max(low, float(longest[np.isfinite(longest)].max())) + work_s.most_replicas_s
-        high = max(high, (work_s(high) - worth_s) / instance.gpus)
+        high = max(high, (work_s(high) - worth_s) / gpus)
         while high - low > max(_EXACT * high, _SHORTEST_S):
             middle = (low + high) / 2
-            enough = work_s.is_within(middle, instance.gpus * middle + worth_s)
+            enough = work_s.is_within(middle, gpus * middle + worth_s)
             low, high = (low, middle) if enough else (middle, high)
         best_s, best, replicas_s = low, at, work_s.most_replicas_s
     return best_s, best, replicas_s
@@ -282,7 +326,7 @@ class _Work:
     """GPU seconds plus price times bytes of all tables, as a function of the step time."""
 
     def __init__(
-        self, costs: Float, longest: Float, replica_s: Float, lowest_s: float, gpus: int
+        self, costs: Float, longest: Float, replica_s: Float, lowest_s: float, gpus: float
     ) -> None:
         usual = np.where(longest <= lowest_s, costs, np.inf).argmin(axis=1)
         at_most = float(replica_s[np.arange(usual.size), usual].sum())

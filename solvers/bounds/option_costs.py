@@ -71,18 +71,29 @@ class OptionPricer:
         Seconds that a byte of HBM is worth.
     dram_prices : float64, shape (m,)
         The same of a byte of DRAM, at each of `prices`.
+    server_shares : float64, shape (m,)
+        What a server's second is worth, in seconds of a GPU. Its memory is worth nothing.
     limit_s : float
         What rows of a shard that are on a drive may take.
     """
 
     def __init__(
-        self, instance: Instance, prices: Float, dram_prices: Float, limit_s: float
+        self,
+        instance: Instance,
+        prices: Float,
+        dram_prices: Float,
+        server_shares: Float,
+        limit_s: float,
     ) -> None:
         self.instance = instance
         self.prices, self.dram_prices = prices, dram_prices
+        self.server_shares = server_shares
         # Column slices of one width, in however many of a table's options, have one curve.
         self._least = lru_cache(256)(
             lambda curve, most: least(curve, most, prices, dram_prices, limit_s)
+        )
+        self._of_server = lru_cache(256)(
+            lambda curve, most: least(curve, most, np.zeros(1), np.zeros(1), limit_s)
         )
         self.most_of_kind = [
             max(
@@ -143,13 +154,15 @@ class OptionPricer:
 
     def _best(self, shard: TableShard) -> tuple[float, Float]:
         """Least time, and least time + price × bytes at each price, on the best kind of GPU."""
-        instance = self.instance
+        instance, least_of_kinds = self.instance, []
         any_share = shard.option.home.drive_share == ANY_SHARE
-        curve_of = instance.free_curve if any_share else instance.curve
-        least_of_kinds = [
-            self._least(curve_of(shard, gpu), most)
-            for gpu, most in zip(instance.kinds, self.most_of_kind, strict=True)
-        ]
+        for gpu, most in zip(instance.kinds, self.most_of_kind, strict=True):
+            if instance.is_gpu(gpu):
+                curve = (instance.free_curve if any_share else instance.curve)(shard, gpu)
+                least_of_kinds.append(self._least(curve, most))
+            else:
+                time_s, priced_s = self._of_server(instance.curve(shard, gpu), most)
+                least_of_kinds.append((time_s, priced_s * self.server_shares))
         return min(time_s for time_s, _ in least_of_kinds), np.min(
             [p for _, p in least_of_kinds], axis=0
         )

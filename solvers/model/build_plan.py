@@ -90,8 +90,10 @@ def _parts(instance: Instance, placed: Placement) -> list[Shard]:
     shard, problem = instance.drives.settled(placed.shard, placed.gpu), instance.problem
     table = problem.profile.tables[shard.table].table
     start, stop, step = shard.rows(table.rows)
-    cols, devices = instance.columns(shard), (problem.topology.gpus[placed.gpu].id,)
+    cols, devices = instance.columns(shard), (problem.topology.serving[placed.gpu].id,)
     members, hot = len(range(start, stop, step)), placed.hot_rows
+    if not instance.is_gpu(placed.gpu):
+        return [Shard(table.name, (start, stop, step), cols, devices, "dram", "host")]
     if shard.option.cold == "cached" and hot < members:
         lookup: Lookup = "cached" if hot else "uva"
         return [Shard(table.name, (start, stop, step), cols, devices, "dram", lookup, hot)]
@@ -125,7 +127,7 @@ def fitted_plan(assignment: Assignment) -> Plan | None:
     stays overfull.
     """
     topology = assignment.instance.problem.topology
-    spare = [0] * len(topology.gpus)
+    spare = [0] * len(topology.serving)
     trial: Assignment | None = assignment
     for attempt in range(_REFILLS):
         if trial is not None and assignment.instance.cost_model.uniform_splits:
@@ -139,7 +141,7 @@ def fitted_plan(assignment: Assignment) -> Plan | None:
         # Ever more, because a few bytes less may not make one row less.
         spare = [
             less + (excess.get(gpu.id, 0) << attempt)
-            for less, gpu in zip(spare, topology.gpus, strict=True)
+            for less, gpu in zip(spare, topology.serving, strict=True)
         ]
         trial = assignment.with_spare_hbm(spare)
     return None

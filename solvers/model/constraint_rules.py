@@ -9,7 +9,7 @@ import numpy.typing as npt
 from cost_models import IN_DRAM, CostCurve, ShardingOption, TableShard
 from placer.errors import ProblemError
 from placer.problem import Problem
-from placer.topology.devices import Gpu
+from placer.topology.topology import Topology
 
 
 class ConstraintRules:
@@ -28,22 +28,32 @@ class ConstraintRules:
         for group, members in enumerate(constraints.together if constraints else ()):
             self.group_of_table |= dict.fromkeys((number[name] for name in members), group)
         pinned = {at: set(rule.devices) for at, rule in rules.items() if rule.devices is not None}
-        self.gpus_of_table = self._gpus_of_tables(pinned, problem.topology.gpus)
+        self._gpus = len(problem.topology.gpus)
+        on_gpus = {at for at, tier in self.tiers.items() if tier != "dram"}
+        on_gpus |= {at for at, forbid in self.forbidden.items() if "host" in forbid}
+        on_gpus |= {number[name] for name in problem.growing}
+        self.gpus_of_table = self._gpus_of_tables(pinned, on_gpus, problem.topology)
         self._names = names
         self._rows = [profile.table.rows for profile in problem.profile]
 
     def _gpus_of_tables(
-        self, pinned: dict[int, set[str]], gpus: Sequence[Gpu]
+        self, pinned: dict[int, set[str]], on_gpus: set[int], topology: Topology
     ) -> dict[int, npt.NDArray[np.bool_]]:
         """Which GPUs may serve a table, for each table that is pinned to devices or in their group.
 
         A GPU that serves one table of a group serves all of them: only GPUs that each pinned table
-        of the group may be on remain.
+        of the group may be on remain. Servers, after GPUs, serve no table of `on_gpus`.
         """
         masks = {
-            table: np.array([gpu.id in devices or gpu.host in devices for gpu in gpus])
+            table: np.array(
+                [gpu.id in devices or gpu.host in devices for gpu in topology.gpus]
+                + [server.id in devices for server in topology.servers]
+            )
             for table, devices in pinned.items()
         }
+        for table in on_gpus if topology.servers else ():
+            mask = masks.setdefault(table, np.ones(len(topology.serving), dtype=bool))
+            mask[self._gpus :] = False
         groups: dict[int, list[int]] = {}
         for table, group in self.group_of_table.items():
             groups.setdefault(group, []).append(table)
@@ -78,12 +88,9 @@ class ConstraintRules:
             refused.append(lambda option: option.shard_count > 1 or option.replicated_rows > 0)
         if pinned is not None:
             servers = int(pinned.sum())
-            if servers < pinned.size:
-                refused.append(
-                    lambda option: (
-                        option.shard_count > servers or option.replicated_rows > 0 or option.blocked
-                    )
-                )
+            refused.append(lambda option: option.shard_count > servers)
+            if not pinned[: self._gpus].all():
+                refused.append(lambda option: option.replicated_rows > 0 or option.blocked)
         tier = self.tiers.get(table)
         if tier == "ssd":
             refused.append(lambda option: option.home.drive_share < 1 or option.replicated_rows > 0)

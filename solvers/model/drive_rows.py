@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cost_models import ANY_SHARE, TableShard
-from placer.problem import Problem
 from solvers.model.knapsack import DRAM_BYTES, HOT, PHASES, Float, Knapsack
 
 if TYPE_CHECKING:
@@ -27,9 +26,6 @@ and 1: none and all rows on a drive are options of their own."""
 
 _FACTORS = np.exp(np.sinh(np.linspace(3.3, -3.3, 133)))
 """Prices of DRAM that GPUs may have, as shares of the one of all: within 5% of others near it."""
-
-_FILLED = 0.5
-"""Share of HBM that is taken to hold rows, not buffers, where it is asked if DRAM may be short."""
 
 _EXACT = 1e-4
 """Share of itself to which the time of a host's GPUs is known."""
@@ -104,14 +100,6 @@ class DriveRows:
             gpus = [gpu for gpu, of in enumerate(instance.host_of_gpu) if of == host]
             _Host(self, instance, {gpu: found[gpu] for gpu in gpus}, knapsack).fill(room, found)
         return found
-
-
-def lacks_dram(problem: Problem, hbm_bytes: Float, dram_bytes: Float) -> bool:
-    """Whether tables may be larger than HBM and DRAM, and drives take the rest."""
-    if any(host.drive is None for host in problem.topology.hosts):
-        return False
-    tables = sum(one.table.total_bytes for one in problem.profile)
-    return tables > float(hbm_bytes.sum() * _FILLED + dram_bytes.sum())
 
 
 def is_open(shard: TableShard) -> bool:

@@ -4,6 +4,9 @@ The search space is the cost model's: every table takes one of the sharding
 options of `Instance.options_of(table)`, its replicated rows are on every GPU, and every shard is
 served by one GPU, shards of one table by different GPUs; the hottest rows of a shard are in HBM
 and the rest in the DRAM of the GPU's host. What the user forbids is left out.
+
+A host without GPUs, a server, is one more GPU here, after all others: its HBM is the host's memory,
+in which all rows of its shards are, and it holds no replicas.
 """
 
 from collections import OrderedDict
@@ -24,18 +27,19 @@ from cost_models import (
     shards_of,
 )
 from cost_models.arenas import Arena, ArenaCosts
-from placer.plan.memory import key_map_bytes
+from placer.plan.memory import home_of, key_map_bytes
 from placer.problem import Problem
 from solvers.model.arena_times import ArenaTimes
 from solvers.model.constraint_rules import ConstraintRules
 from solvers.model.curves import Latest, at_share, weighed
 from solvers.model.delays import Delay
-from solvers.model.drive_rows import DriveRows, is_open, lacks_dram
+from solvers.model.drive_rows import DriveRows, is_open
 from solvers.model.knapsack import Float, costs_at_price, priced_costs
 from solvers.model.objective import Objective
 from solvers.model.option_words import search_space
 from solvers.model.prices import prices_of
 from solvers.model.replicas import Replicas
+from solvers.model.scarce_memory import takes_drives, takes_servers
 
 Block = tuple[TableShard, ...]
 """Shards that one GPU has to serve: mostly one."""
@@ -64,14 +68,14 @@ class Instance:
 
     Attributes
     ----------
-    gpus, tables : int
-        Numbers of them.
+    gpus, tables, servers : int
+        Numbers of them; the last GPUs are servers.
     kinds : list of int
         One GPU of each kind.
     kind_of_gpu, host_of_gpu : list of int
-    hbm_bytes, dram_bytes : float64
-        Memory of each GPU and host; where drives hold what DRAM has no room for, a little less
-        than `all_dram_bytes`.
+    hbm_bytes, dram_bytes, all_hbm_bytes : float64
+        Memory of each GPU and host, and of all GPUs but servers. Where drives hold what DRAM has
+        no room for, of hosts a little less than `all_dram_bytes`.
     objective : Objective
         Step times of phase times.
     launches_s : list of float64, shape (phases,)
@@ -116,11 +120,12 @@ class Instance:
         if delay is not None:
             schedule = delay.schedule(schedule)
         self.chain_weights, self.objective = chain_weights, Objective(schedule, chain_weights)
-        self.gpus = len(topology.gpus)
+        self.gpus, self.servers = len(topology.serving), len(topology.servers)
         self.tables = len(problem.profile)
         self.kind_of_gpu = list(topology.kind_of_gpu)
         self.kinds = [self.kind_of_gpu.index(kind) for kind in range(max(self.kind_of_gpu) + 1)]
-        self.hbm_bytes = np.array([gpu.memory_bytes for gpu in topology.gpus], dtype=np.float64)
+        self.hbm_bytes = np.array([gpu.memory_bytes for gpu in topology.serving], dtype=np.float64)
+        self.all_hbm_bytes = float(self.hbm_bytes[: self.gpus - self.servers].sum())
         of_kind = [cost_model.launches(problem, gpu) for gpu in self.kinds]
         if delay is not None:
             of_kind = [delay.with_row(launches_s) for launches_s in of_kind]
@@ -130,9 +135,10 @@ class Instance:
             costs = [c and ArenaCosts(*map(delay.with_row, c)) for c in costs]
         self.arena_times = ArenaTimes(problem, [costs[kind] for kind in self.kind_of_gpu])
         hosts = {host.id: number for number, host in enumerate(topology.hosts)}
-        self.host_of_gpu = [hosts[gpu.host] for gpu in topology.gpus]
+        self.host_of_gpu = [hosts[home_of(topology, gpu.id, "dram")] for gpu in topology.serving]
         keys = key_map_bytes(topology, problem.growing)
-        left = [host.memory_bytes - keys[host.id] for host in topology.hosts]
+        of_gpus = self.host_of_gpu[: self.gpus - self.servers]
+        left = [(h.memory_bytes - keys[h.id]) * (hosts[h.id] in of_gpus) for h in topology.hosts]
         self.all_dram_bytes: Float = np.maximum(np.array(left, dtype=np.float64), 0.0)
         self.dram_bytes = self.all_dram_bytes
         if self.lacks_dram:
@@ -150,10 +156,8 @@ class Instance:
         self._option_costs: dict[tuple[int, ShardingOption, int], Float] = {}
         self._replicas: OrderedDict[int, Replicas] = OrderedDict()
 
-    @cached_property
-    def lacks_dram(self) -> bool:
-        """Whether tables may be larger than HBM and DRAM, and drives take the rest."""
-        return lacks_dram(self.problem, self.hbm_bytes, self.all_dram_bytes)
+    lacks_dram = cached_property(takes_drives)
+    needs_servers = cached_property(takes_servers)
 
     @cached_property
     def prices(self) -> Float:
@@ -162,6 +166,10 @@ class Instance:
         Dense around the price at which all tables, whole, would fill all HBM together.
         """
         return prices_of(self)
+
+    def is_gpu(self, gpu: int) -> bool:
+        """Whether this is a GPU, and not a server."""
+        return gpu < self.gpus - self.servers
 
     def options_of(self, table: int) -> tuple[ShardingOption, ...]:
         """The sharding options of a table that are searched: those that are not forbidden."""
@@ -382,7 +390,7 @@ class Instance:
             total = len(shards) * (first + last) / 2
         replica = self.replica(table, option)
         if replica is not None:
-            total = total + self.gpus * costs_of(replica, gpu)[:2]
+            total = total + (self.gpus - self.servers) * costs_of(replica, gpu)[:2]
         return np.asarray(total)
 
     def _key(self, shard: TableShard, gpu: int) -> tuple[object, ...]:

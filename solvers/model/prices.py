@@ -76,7 +76,7 @@ def prices_of(instance: "Instance") -> Float:
     sample = range(0, instance.tables, 1 + instance.tables // _PRICED_TABLES)
     gpu, hbm_bytes = (
         instance.kinds[0],
-        float(instance.hbm_bytes.sum() * len(sample) / instance.tables),
+        float(instance.all_hbm_bytes * len(sample) / instance.tables),
     )
     whole = [costs_of(instance.curve(instance.whole(table), gpu)) for table in sample]
     if sum(float(points[BYTES].min()) for points in whole) > hbm_bytes:

@@ -1,6 +1,6 @@
 """From a plan back to placed shards of tables: the inverse of `solvers.model.build_plan`."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -9,6 +9,7 @@ from placer.errors import PlanMismatchError
 from placer.plan.plan import Plan
 from placer.plan.shard import Shard
 from placer.tables import Table
+from placer.topology.topology import Topology
 from solvers.model.assignment import Assignment
 from solvers.model.drive_rows import at_drive_share, opened
 from solvers.model.instance import Instance, Placement
@@ -50,7 +51,7 @@ def placements_of(instance: Instance, plan: Plan, table: str) -> TablePlacement 
         number,
         instance.problem.profile.tables[number].table,
         plan.shards_by_table[table],
-        instance.problem.topology.gpu_numbers,
+        instance.problem.topology,
         instance.options_of(number),
     )
 
@@ -77,7 +78,7 @@ def assignment_of(instance: Instance, plan: Plan) -> Assignment | None:
             )
         for placed in of_table.placements:
             if not instance.may_serve(placed.shard, placed.gpu):
-                device = instance.problem.topology.gpus[placed.gpu].id
+                device = instance.problem.topology.serving[placed.gpu].id
                 raise PlanMismatchError(
                     f"table {profile.name!r} is on {device}, where constraints forbid it"
                 )
@@ -122,17 +123,18 @@ def read_shards(
     number: int,
     table: Table,
     shards: Sequence[Shard],
-    at: Mapping[str, int],
+    topology: Topology,
     options: Sequence[ShardingOption],
 ) -> TablePlacement | None:
-    """The placement of table number `number` that `shards` are, on GPUs with these numbers.
+    """The placement of table number `number` that `shards` are, on GPUs of this machine.
 
     `options` are preferred where shards can be read in several ways.
     """
+    at = topology.serving_numbers
     if not shards or any(device not in at for shard in shards for device in shard.devices):
         return None
     everywhere = [shard for shard in shards if len(shard.devices) > 1 and shard.row_count]
-    replicated_rows = _head_of(table, everywhere, at.keys())
+    replicated_rows = _head_of(table, everywhere, topology.gpus_by_id.keys())
     if replicated_rows is None:
         return None
     by_gpu: dict[int, list[Shard]] = {}
@@ -142,10 +144,10 @@ def read_shards(
     if replicated_rows and replicated_rows == table.rows:
         by_gpu = {gpu: mine for gpu, mine in by_gpu.items() if any(s.row_count for s in mine)}
     for option in sorted(
-        _options_of(table, replicated_rows, by_gpu, options),
+        _options_of(table, replicated_rows, by_gpu, options, len(topology.gpus)),
         key=lambda option: not is_one_of(option, options),
     ):
-        placements = _matched(number, table, option, by_gpu)
+        placements = _matched(number, table, option, by_gpu, len(topology.gpus))
         if placements is not None:
             replica = TableShard.replica(number, option) if replicated_rows else None
             return TablePlacement(option, tuple(placements), replica)
@@ -168,11 +170,16 @@ def _options_of(
     replicated_rows: int,
     by_gpu: dict[int, list[Shard]],
     searched: Sequence[ShardingOption],
+    gpus: int,
 ) -> list[ShardingOption]:
-    """The sharding options that shards may be of, by their outlines."""
+    """The sharding options that shards may be of, by their outlines.
+
+    Servers, whose numbers are at least `gpus`, read rows in one way whatever the option says.
+    """
     mine = [shard for part in by_gpu.values() for shard in part]
-    filled = [shard for shard in mine if shard.row_count]
-    lookups = {shard.lookup for shard in filled or mine} - {"device"}
+    on_gpus = [shard for gpu, part in by_gpu.items() for shard in part if gpu < gpus]
+    filled = [shard for shard in on_gpus if shard.row_count]
+    lookups = {shard.lookup for shard in filled or on_gpus} - {"device"}
     colds: tuple[Cold, ...] = {
         frozenset[str](): _COLDS,
         frozenset({"staged"}): ("staged",),
@@ -209,7 +216,7 @@ def _options_of(
 
 
 def _matched(
-    number: int, table: Table, option: ShardingOption, by_gpu: dict[int, list[Shard]]
+    number: int, table: Table, option: ShardingOption, by_gpu: dict[int, list[Shard]], gpus: int
 ) -> list[Placement] | None:
     """Placements of the shards of a sharding option, if each GPU's shards are one of them."""
     shards = shards_of(number, option, table.rows)
@@ -238,7 +245,7 @@ def _matched(
         hot = (
             None
             if filled_shard is None
-            else _hot_rows(range(*filled_shard.rows(table.rows)), filled, option)
+            else _hot_rows(range(*filled_shard.rows(table.rows)), filled, option, gpu < gpus)
         )
         if filled_shard is None or hot is None:
             return None
@@ -249,8 +256,12 @@ def _matched(
     return sorted(placements, key=lambda placed: placed.shard)
 
 
-def _hot_rows(rows: range, shards: Sequence[Shard], option: ShardingOption) -> int | None:
+def _hot_rows(
+    rows: range, shards: Sequence[Shard], option: ShardingOption, is_gpu: bool
+) -> int | None:
     """The rows of a table shard that the plan has in HBM or a cache; None if rows do not match."""
+    if not is_gpu:
+        return 0 if [range(*shard.rows) for shard in shards] == [rows] else None
     cold = option.cold
     hot, in_dram, driven = ([s for s in shards if s.memory == m] for m in ("hbm", "dram", "ssd"))
     rest, count = in_dram + driven, sum(shard.row_count for shard in hot)

@@ -228,18 +228,21 @@ def _memory_section(memory: dict[str, MemoryUse]) -> Section:
 
 def _time_section(cost: CostReport) -> Section:
     """Return work of GPUs, with the seconds that each is busy, and of hosts."""
+    dram_s = {host.device: host.dram_s for host in cost.hosts}
+    serving = {gpu.device for gpu in cost.gpus}
     timed: list[tuple[GpuCost | HostCost, float]] = [
         *zip(cost.gpus, cost.gpu_s.tolist(), strict=True),
-        *((host, host.dram_s) for host in cost.hosts),
+        *((host, host.dram_s) for host in cost.hosts if host.device not in serving),
     ]
     slowest_s = max(busy_s for _, busy_s in timed)
     if len(timed) > MOST_DEVICES:
         timed.sort(key=lambda one: -one[1])
 
-    names = ("device", "hbm_s", "link_s", "communication_s", "launch_s", "dram_s")
+    names = ("device", "hbm_s", "link_s", "communication_s", "launch_s")
     rows = (
         (
             *(getattr(one, name, None) for name in names),
+            dram_s.get(one.device),
             getattr(one, "total_s", busy_s),
             form.ratio(busy_s, slowest_s),
         )

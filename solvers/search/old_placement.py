@@ -45,12 +45,12 @@ def _old_table(instance: Instance, old: Plan, number: int) -> OldTable | None:
     before = old.tables_by_name.get(table.name)
     if before is None or before.dim != table.dim:
         return None
-    gpus = old.topology.gpus
+    gpus = old.topology.serving
     placement = read_shards(
         number,
         before,
         old.shards_by_table[table.name],
-        old.topology.gpu_numbers,
+        old.topology,
         instance.options_of(number),
     )
     if placement is None:
@@ -74,7 +74,7 @@ def old_assignment(
     Shards that have lost their GPU go to the one that finishes first; new tables get the
     sharding option that `option_of_new` returns for their number.
     """
-    gpu_of = {gpu.id: number for number, gpu in enumerate(instance.problem.topology.gpus)}
+    gpu_of = instance.problem.topology.serving_numbers
     homes: dict[TableShard, int | None] = {}
     replicas: list[TableShard] = []
     new_tables = []

@@ -10,7 +10,7 @@ import numpy as np
 
 from solvers.model.assignment import Assignment, Change, least_loaded
 from solvers.model.instance import Instance, ShardingOption, TableShard
-from solvers.model.knapsack import GPU_S, OF_GPU, Float, phases_at, phases_with
+from solvers.model.knapsack import BYTES, GPU_S, OF_GPU, Float, phases_at, phases_with
 from solvers.model.replicas import total
 
 MOST_SHARDS = 8
@@ -145,6 +145,22 @@ class _Room:
         rest = objective.powers(phase_s[others], self.scale_s).sum(axis=0)
         self.all_powers = rest + self.powers.sum(axis=0)
         self._after: dict[tuple[object, ...], Float] = {}
+        self.free_bytes = self._free_bytes(without) if instance.needs_servers else None
+
+    def _free_bytes(self, without: Without) -> Float:
+        """HBM of each GPU and DRAM of its host that the table may take; of a server, no limit.
+
+        Where servers take what the other memories have no room for, these are mostly full.
+        """
+        assignment, instance = without.assignment, self.instance
+        used = np.array([knapsack.hbm_bytes for knapsack in assignment.knapsacks])
+        of_hosts = instance.dram_bytes - assignment.hosts({})[1]
+        free = instance.hbm_bytes - used + of_hosts[instance.host_of_gpu]
+        for gpu in without.holders:
+            mine = (shard for shard in assignment.shards[gpu] if shard.table == self.table)
+            free[gpu] += sum(instance.priced_costs(shard, gpu)[BYTES, -1] for shard in mine)
+        free[instance.gpus - instance.servers :] = np.inf
+        return np.asarray(free[self.gpus])
 
     def spread(self, options: Sequence[ShardingOption]) -> tuple[Float, list[list[int]]]:
         """Shards of options, which have equally many, where they delay the step least.
@@ -198,5 +214,8 @@ class _Room:
             then_s += self.besides_s + new[:, None] * self.launch_s
             known = instance.objective.powers(then_s, self.scale_s)
             known[~instance.open_gpus((shard,))[self.gpus]] = np.nan
+            if self.free_bytes is not None:
+                whole_bytes = instance.priced_costs(shard, instance.kinds[0])[BYTES, -1]
+                known[whole_bytes > self.free_bytes] = np.nan
             self._after[key] = known
         return known

@@ -41,6 +41,7 @@ class _ScoreGreedy(Strategy):
         score_of = [self.score(table) for table in tables]
         kinds, load = np.array(instance.kind_of_gpu), np.zeros(instance.gpus)
         hbm, dram = instance.hbm_bytes.copy(), instance.dram_bytes.copy()
+        on_gpu = np.array([instance.is_gpu(gpu) for gpu in range(instance.gpus)])
         placements: list[Placement] = []
         # Mostly one table each; more where the user wants them together.
         blocks = instance.blocks(instance.whole(table) for table in range(instance.tables))
@@ -53,12 +54,13 @@ class _ScoreGreedy(Strategy):
         to_come, largest = np.cumsum(buffers)[-2::-1], np.maximum.accumulate(buffers)[-2::-1]
         for turn, number in enumerate(order):
             block, own = blocks[number], ends[number]
-            kept = to_come[turn] / instance.gpus + largest[turn]
+            kept = to_come[turn] / (instance.gpus - instance.servers) + largest[turn]
             may_serve = instance.open_gpus(block)
             gpu = -1
-            for end, spare in ((-1, kept), (0, 0.0)):
+            # Servers take what no GPU has room for.
+            for end, spare, serving in ((-1, kept, on_gpu), (0, 0.0, on_gpu), (0, 0.0, ~on_gpu)):
                 needed_hbm, needed_dram = own.hbm_bytes[kinds, end], own.dram_bytes[kinds, end]
-                has_room = needed_hbm + 2 * len(block) <= hbm - spare
+                has_room = serving & (needed_hbm + 2 * len(block) <= hbm - spare)
                 has_room &= (needed_dram <= dram[instance.host_of_gpu]) & may_serve
                 if has_room.any():
                     gpu = int(np.where(has_room, load, np.inf).argmin())

@@ -210,9 +210,7 @@ def test_with_admission_nothing_is_saved_while_it_looks_ahead() -> None:
     for number, batch in enumerate(look_ahead(batches, model)):
         _step(model, batch, number)
         if number < 2:
-            with pytest.raises(
-                CheckpointError, match="1 steps that are not trained are counted"
-            ):
+            with pytest.raises(CheckpointError, match="1 steps that are not trained are counted"):
                 model.state_dict()
     assert "t.keys.rows" in model.state_dict()
 

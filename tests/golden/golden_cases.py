@@ -810,6 +810,9 @@ def _write_machine(path: Path, hosts: int) -> None:
 def _write_random(folder: Path, base: str, name: str, seed: int) -> None:
     plan = Plan.load(folder / f"{base}.json")
     shards = random_shards(plan.tables, plan.topology, np.random.default_rng([99, seed]))
+    for shard in shards:  # A host with GPUs serves through the first of them.
+        attached = plan.topology.gpus_of(shard["devices"][0])
+        shard["devices"] = [attached[0].id] if attached else shard["devices"]
     write_plan(plan, shards, folder / f"{name}.json")
 
 

@@ -728,7 +728,7 @@ def placed(tables: Sequence[Table], shift: int = 0, how: str | None = None) -> P
             case "whole":
                 shards.append(whole)
             case "host":
-                shards.append(replace(whole, devices=("host:0",), memory="dram", lookup="host"))
+                shards.append(replace(whole, memory="dram", lookup="host"))
             case "rows":
                 shards += [replace(whole, rows=(i, rows, 2), devices=(f"gpu:{i}",)) for i in (0, 1)]
             case "hot":

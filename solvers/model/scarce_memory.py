@@ -1,0 +1,29 @@
+"""Whether tables may be larger than HBM and DRAM, so that others have to hold the rest."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from solvers.model.instance import Instance
+
+_FILLED = 0.5
+"""Share of HBM that is taken to hold rows, not buffers, where it is asked if DRAM may be short."""
+
+
+def takes_drives(instance: "Instance") -> bool:
+    """Whether tables may be larger than HBM and DRAM, and drives take the rest."""
+    topology = instance.problem.topology
+    with_gpus = [host for host in topology.hosts if topology.gpus_of(host.id)]
+    return all(host.drive is not None for host in with_gpus) and _is_too_large(instance)
+
+
+def takes_servers(instance: "Instance") -> bool:
+    """Whether tables may be larger than HBM and DRAM of hosts with GPUs, and servers take the rest.
+
+    GPUs' hosts are then mostly full.
+    """
+    return instance.servers > 0 and _is_too_large(instance)
+
+
+def _is_too_large(instance: "Instance") -> bool:
+    tables = sum(one.table.total_bytes for one in instance.problem.profile)
+    return tables > instance.all_hbm_bytes * _FILLED + float(instance.all_dram_bytes.sum())
