@@ -193,7 +193,7 @@ class KeyMap:
         self._own = replace(self.growing, capacity=numbers.size)
         is_whole = np.array_equal(numbers, np.arange(1, self.growing.rows))
         self._numbers = None if is_whole else np.append(0, numbers).astype(np.int32)
-        self._slots = np.zeros(self._own.slot_count, np.int32)
+        self._slots = np.zeros(self._own.slot_count, np.uint32)
         self._rows = np.zeros(self._own.rows, self._kernels.RECORD)
         self._state = np.zeros(self._kernels.PLACES, np.int64)
         self._sketch = np.zeros(self._sketch_shape(self.parts), np.uint8)
