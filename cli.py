@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import sys
 import time
 from collections.abc import Iterable
@@ -29,34 +28,17 @@ import solvers
 from cost_models import report as cost_reports
 from placer import report
 from placer.click_options import Commands, add_command, refuse_others, spoken
-from placer.click_types import Choice, InputPath, LocalPath, Name, OutputPath
+from placer.click_types import Choice, InputPath, LocalPath, Name, OutputPath, Seconds
 from placer.data.names import FORMATS
 from placer.data.options import LogOptions, TextOptions, dims_of
 from placer.executor.names import Policy
 from placer.knobs import argument, option, options_of
-from placer.training.config import CheckpointPolicy, TraceRequest, TrainConfig
+from placer.training.config import TrainConfig
 from placer.units import counted, format_bytes, parse_bytes
+from solvers import options as shared
 from solvers import report as solver_reports
-from solvers.options import (
-    DRAM,
-    DTYPES,
-    MODEL,
-    MODEL_LIST,
-    RULES,
-    SOLVER_LIST,
-    TABLE_OPTIMIZERS,
-    TIME_LIMIT,
-    TRAINING,
-    Effort,
-    FleetOptions,
-    FollowingOptions,
-    MeasureOptions,
-    ProblemOptions,
-    SolverName,
-    prices_of,
-    tables_of,
-)
 from solvers.report import page
+from solvers.training_options import PILOT, TRAINING, PilotOptions, RunOptions, train_config
 
 _EXIT_NO_PLACEMENT = 3
 _EXIT_LIMIT = 4
@@ -102,7 +84,7 @@ _ANY_FORMAT, _SHARE = Choice([*FORMATS, "counts"]), click.FloatRange(0, 1, min_o
 _AHEAD = "--look-ahead/--no-look-ahead"
 _PLATFORMS = "big-basin,zion,8xh200,16xcpu"
 _PLACEMENTS = "gpu,row-wise,hot-cold,cached,host-staged,host-read,host-pooled,remote,cpu"
-_FORMATS, _SOLVERS = Choice(FORMATS), SolverName()
+_SOLVERS = shared.SolverName()
 _PLACEMENT_NAMES = _PLACEMENTS.split(",")
 _PLACEMENT_LIST = Name("placement", _PLACEMENT_NAMES.__contains__, _PLACEMENT_NAMES, several=True)
 
@@ -119,7 +101,6 @@ Texts = tuple[str, ...]
 
 STORED, LOCAL, FILE, FOLDER = InputPath(), LocalPath(), OutputPath("file"), OutputPath("folder")
 LOCAL_FILE, IMAGE = OutputPath("file", is_local=True), OutputPath("file", (".png", ".pdf", ".svg"))
-RUNS = OutputPath("folder", is_local=True, makes_folders=True)
 HERE = OutputPath("folder", is_local=True)
 EXPORT = OutputPath(lambda given: "folder" if given["target"] == "shards" else "file")
 YAML = OutputPath("file", (".yaml", ".yml"))
@@ -131,9 +112,6 @@ PROFILE = option(
 )
 PLAN_FILE = option(None, "File to write the plan to.", "-o --output", kind=FILE)
 PICTURE = option(None, "Write a picture to this file: png, pdf or svg.", kind=IMAGE)
-DATA_FORMAT = option(
-    None, "Format of the log; by default what its files' names say.", "--log-format", kind=_FORMATS
-)
 OTHER_DATA = option(False, "Take a profile of other tables or ids than those of the plan.")
 BUNDLE: Any = None  # Of a dataclass whose fields are options.
 
@@ -144,12 +122,14 @@ BUNDLE: Any = None  # Of a dataclass whose fields are options.
 @_command
 def profile(
     logs: Texts = argument(...),
-    log_format: Any = replace(DATA_FORMAT, kind=_ANY_FORMAT),
+    log_format: Any = replace(shared.LOG_FORMAT, kind=_ANY_FORMAT),
     options: LogOptions = BUNDLE,
     infer: File = option(None, "Write a schema of the columns.", kind=LOCAL_FILE, metavar="FILE"),
     dims: Texts = option((), "Columns of tables, 64 by default.", "--dim", metavar="[TABLE=]N"),
-    dtype: str = option("float32", "Type of the tables' weights.", kind=DTYPES),
-    optimizer: str = option("rowwise_adagrad", "Optimizer of tables.", kind=TABLE_OPTIMIZERS),
+    dtype: str = option("float32", "Type of the tables' weights.", kind=shared.DTYPES),
+    optimizer: str = option(
+        "rowwise_adagrad", "Optimizer of tables.", kind=shared.TABLE_OPTIMIZERS
+    ),
     sample: float | None = option(None, "Read about this share of the samples.", kind=_SHARE),
     seed: int = option(0, "Seed of the random choice of --sample.", least=0),
     samples: Count = option(None, "Samples in the log, for --log-format counts.", least=1),
@@ -281,7 +261,7 @@ def estimate_memory(
     placer estimate-memory mlperf-dcnv2
     placer estimate-memory torch.nn:EmbeddingBag --set num_embeddings=9999 --set embedding_dim=64
     """
-    tables, dense = tables_of(source, arguments)
+    tables, dense = shared.tables_of(source, arguments)
     report.print_report(report.estimate_report(source, tables, dense), output)
 
 
@@ -289,7 +269,7 @@ def estimate_memory(
 def topology(
     machine: str = argument("auto"),
     hbm: Text = HBM,
-    dram: Text = DRAM,
+    dram: Text = shared.DRAM,
     file: File = option(None, "Write the machine as YAML, to edit it.", "-o --output", kind=YAML),
     output: Output = OUTPUT,
 ) -> None:
@@ -314,13 +294,20 @@ def topology(
 
 @_command
 def plan(
-    options: ProblemOptions = BUNDLE,
+    options: shared.ProblemOptions = BUNDLE,
     hbm: Text = HBM,
     solver: str = option("auto", "Method that searches for the plan.", kind=_SOLVERS),
-    model: str = MODEL,
-    effort: Effort = BUNDLE,
+    model: str = shared.MODEL,
+    effort: shared.Effort = BUNDLE,
     growing: Texts = option(
-        (), "Tables that take any id, with so many rows, or a hit rate.", metavar="TABLE=N|P%"
+        (),
+        "Tables that take any id, with so many rows, or a hit rate, or as many as are worth it.",
+        metavar="TABLE[=N|P%|auto][:lru][:admit=N][:ttl=N]",
+    ),
+    miss_price: Any = option(
+        None,
+        "Step time that one more percent of hits is worth, where capacities are chosen.",
+        kind=Seconds(or_none=True),
     ),
     cache: bool = option(
         True,
@@ -337,13 +324,20 @@ def plan(
     \b
     placer plan --workload mlperf-dcnv2 --topology 8xh100 --hbm 8GiB -o plan.json
     placer plan --profile profile --topology auto --hbm 2GiB --batch-size 1024 -o plan.json
-    placer plan --profile profile --growing user=2000000,item=99% -o plan.json
+    placer plan --profile profile --growing user=2000000:lru:admit=2,item=99% -o plan.json
+    placer plan --profile profile --growing user,item --miss-price 50us -o plan.json
     """
     from placer.plan.origin import save_with_profile
+    from placer.profile.growing_tables import growing_of
 
     began = time.monotonic()
-    problem = options.problem(options.profile(), hbm, growing=growing)
-    costs = cost_models.cost_model(model)
+    costs, profile = cost_models.cost_model(model), options.profile()
+    grows, chosen = growing_of(profile, growing)
+    problem = options.problem(profile, hbm, growing=grows)
+    if chosen:
+        problem = solvers.choose_capacities(problem, chosen, costs, miss_price)
+    elif miss_price is not None:
+        raise click.UsageError("--miss-price is for --growing TABLE=auto, which chooses capacities")
     for line in report.growing_words(problem.profile, problem.growing):
         report.print_stderr(line)
     strategy = solvers.solver(solver)
@@ -380,11 +374,13 @@ def cache(clear: bool = option(False, "Remove all kept plans."), output: Brief =
 
 @_command
 def compare(
-    options: ProblemOptions = BUNDLE,
+    options: shared.ProblemOptions = BUNDLE,
     hbm: Text = HBM,
-    names: Any = option(_COMPARED, "Solvers to compare.", "--solvers", kind=SOLVER_LIST),
-    models: Any = option("roofline", "Cost models to use.", "--cost-models", kind=MODEL_LIST),
-    effort: Effort = BUNDLE,
+    names: Any = option(_COMPARED, "Solvers to compare.", "--solvers", kind=shared.SOLVER_LIST),
+    models: Any = option(
+        "roofline", "Cost models to use.", "--cost-models", kind=shared.MODEL_LIST
+    ),
+    effort: shared.Effort = BUNDLE,
     price_text: Text = option(None, "Dollars an hour of machines: 8xh100=98,4xt4=2.", "--price"),
     plot: File = PICTURE,
     output: Output = OUTPUT,
@@ -399,7 +395,7 @@ def compare(
     loaded = options.profile()
     machines = options.machines() or ["auto"]
     budgets = hbm.split(",") if hbm else [None]
-    prices = prices_of(price_text, machines)
+    prices = shared.prices_of(price_text, machines)
     rows: list[solvers.CompareRow] = []
     with report.stoppable() as stop:
         for name, budget in itertools.product(machines, budgets):
@@ -416,10 +412,10 @@ def compare(
 
 @_command
 def fleet(
-    options: ProblemOptions = BUNDLE,
+    options: shared.ProblemOptions = BUNDLE,
     solver: str = option("greedy-cost", "Method that searches for the plans.", kind=_SOLVERS),
-    model: str = MODEL,
-    asked: FleetOptions = BUNDLE,
+    model: str = shared.MODEL,
+    asked: shared.FleetOptions = BUNDLE,
     plot: File = PICTURE,
     output: Output = OUTPUT,
 ) -> None:
@@ -449,11 +445,11 @@ def show(
     path: Path = PLAN,
     profile_path: File = PROFILE,
     other_data: bool = OTHER_DATA,
-    model: str = MODEL,
+    model: str = shared.MODEL,
     top: int = option(20, "Number of tables that are listed.", least=1),
     explained: Text = option(None, "Say why it is where it is.", "--explain", metavar="TABLE"),
     memory: bool = option(False, "Show the memory of each phase of a training step."),
-    constraints_path: File = RULES,
+    constraints_path: File = shared.RULES,
     output: Output = OUTPUT,
 ) -> None:
     """Show a plan: memory and time of each device, placement of each table; or a profile.
@@ -509,9 +505,9 @@ def report_command(
     second: File = argument(None, STORED),
     asked: dict[str, Any] = options_of(page.Questions, "Parts of the page", page.RENAMED_FLAGS),
     profile_path: File = PROFILE,
-    model: str = MODEL,
-    rules: File = RULES,
-    effort: Effort = BUNDLE,
+    model: str = shared.MODEL,
+    rules: File = shared.RULES,
+    effort: shared.Effort = BUNDLE,
     file: Path = option(..., "HTML file to write.", "-o --output", kind=FILE),
 ) -> None:
     """Write a page to look at: one file, without a network. With a second plan, what moves.
@@ -530,7 +526,7 @@ def report_command(
 @_command
 def verify(
     path: Path = PLAN,
-    constraints_path: File = RULES,
+    constraints_path: File = shared.RULES,
     seal: bool = option(False, "Accept a plan that you edited, and write its hash anew."),
     output: Output = OUTPUT,
 ) -> None:
@@ -578,13 +574,13 @@ def diff_command(
 @_command
 def replan(
     old_path: Path = replace(PLAN, flags="--from --plan"),
-    options: FollowingOptions = BUNDLE,
+    options: shared.FollowingOptions = BUNDLE,
     hbm: Text = option(None, "Memory budget of each GPU, such as 8GiB; else the old plan's."),
     horizon_steps: int = option(100_000, "Steps over which moving rows has to pay.", least=0),
     other_data: bool = OTHER_DATA,
     solver: str = option("greedy-cost", "Method that plans from scratch.", kind=_SOLVERS),
-    model: str = MODEL,
-    effort: Effort = BUNDLE,
+    model: str = shared.MODEL,
+    effort: shared.Effort = BUNDLE,
     file: File = PLAN_FILE,
     output: Output = OUTPUT,
 ) -> None:
@@ -626,12 +622,12 @@ def replan(
 
 @_command
 def whatif(
-    options: ProblemOptions = BUNDLE,
+    options: shared.ProblemOptions = BUNDLE,
     hbm: Text = HBM,
     hbm_steps: Text = option(None, "Also tell the step time with budgets: 2GiB,4GiB,8GiB."),
     solver: str = option("greedy-cost", "Method that searches for plans.", kind=_SOLVERS),
-    model: str = MODEL,
-    effort: Effort = BUNDLE,
+    model: str = shared.MODEL,
+    effort: shared.Effort = BUNDLE,
     plot: File = replace(PICTURE, help="Write a picture of --hbm-steps: png, pdf or svg."),
     output: Output = OUTPUT,
 ) -> None:
@@ -675,19 +671,11 @@ def train(
     plan_path: Path = PLAN,
     logs: Texts = option(..., "Log files to train on; repeatable.", "--data"),
     eval_logs: Texts = option((), "Evaluate on these, not on every tenth batch.", "--eval-data"),
-    data_format: Any = DATA_FORMAT,
+    data_format: Any = shared.LOG_FORMAT,
     lines: TextOptions = BUNDLE,
     profile_path: File = PROFILE,
     settings: dict[str, Any] = TRAINING,
-    trace_path: File = option(
-        None, "Write a trace of steps: JSON, or .gz.", "--trace", kind=LOCAL_FILE, metavar="FILE"
-    ),
-    trace_steps: Count = option(None, "Steps in the trace; by default 10.", least=1),
-    checkpoints: File = option(None, "Folder to save checkpoints to.", kind=RUNS),
-    every: Count = option(None, "Steps between two checkpoints.", least=1),
-    resume: bool = option(False, "Go on from the newest checkpoint of --checkpoints."),
-    metrics: File = option(None, "Write a JSON line of each step.", kind=LOCAL_FILE),
-    logs_to: Texts = option((), "tensorboard:FOLDER or wandb:PROJECT; repeatable.", "--log-to"),
+    run: RunOptions = BUNDLE,
     output: Brief = option("table", "Format of the result; json has every loss.", "--format"),
 ) -> None:
     """Train the bundled DLRM on a log, its tables where a plan puts them.
@@ -698,17 +686,10 @@ def train(
     placer train --plan plan.json --data train.tsv --steps 20 --trace trace.json
     torchrun --nproc-per-node 2 --no-python placer train --plan plan.json --data train.tsv
     """
-    if trace_steps is not None and trace_path is None:
-        raise click.UsageError("--trace-steps needs --trace: the file to write to")
-    if resume and checkpoints is None:
-        raise click.UsageError("--resume needs --checkpoints: the folder to resume from")
-    # Else the profiler's library tells on stderr when it starts and stops.
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    run.check()
     from placer import executor, training
     from placer.plan.origin import open_log_of, profile_of
-    from placer.training.checkpoint import exist
     from placer.training.distributed import batch_size_per_process, rank_of_launcher
-    from placer.training.metric_logs import metric_logs
 
     speaks = rank_of_launcher() == 0  # Of many processes one speaks.
     executor.keep_freed_memory()
@@ -717,30 +698,43 @@ def train(
     opened = partial(opened, options=lines)
     opened = partial(opened, other_data=settings["other_data"])
     log, eval_log = opened(logs), opened(eval_logs) if eval_logs else None
-    settings["batch_size"] = settings["batch_size"] or batch_size_per_process(loaded)
-    settings["compile"] = "inductor" if settings["compile"] else None
-    config = TrainConfig(**settings)
-    trace = None if trace_path is None else TraceRequest(trace_path, trace_steps or 10)
-    resumes = resume and checkpoints is not None and exist(checkpoints)
-    if resume and not resumes and speaks:
-        report.print_stderr(f"no checkpoint in {checkpoints} yet: the run starts at its beginning")
+    config = train_config(settings, batch_size_per_process(loaded))
     with report.progress_bar("steps", shown=speaks) as update:
         result = training.train(
             loaded,
             log,
             config,
             eval_log=eval_log,
-            checkpoints=None if checkpoints is None else CheckpointPolicy(checkpoints, every),
-            resume=checkpoints if resumes else None,
-            trace=trace,
-            metrics=metric_logs(metrics, logs_to),
+            **run.arguments(speaks),
             on_progress=lambda now: update(now.step, now.last_step, str(now)),
         )
     if speaks:
         known = profile_of(loaded, plan_path, profile_path, other_data=True)
         planned = solver_reports.hbm_shares(loaded, known) if result.hit_rates else None
-        report.print_training(result, output, trace, checkpoints, planned)
+        report.print_training(result, output, run.trace, run.checkpoints, planned)
     sys.exit(_EXIT_INTERRUPTED if result.interrupted else 0)
+
+
+@_command
+def pilot(
+    options: PilotOptions = BUNDLE,
+    lines: TextOptions = BUNDLE,
+    settings: dict[str, Any] = PILOT,
+    output: Output = OUTPUT,
+) -> None:
+    """Train models with each type of cold rows, and tell what it does to AUC and log loss.
+
+    \b
+    placer pilot --profile profile --data train.tsv --widths bfloat16,int8
+    placer pilot --profile profile --data monday.tsv --eval-data tuesday.tsv --steps 2000
+    """
+    from placer.training.distributed import rank_of_launcher
+
+    speaks = rank_of_launcher() == 0
+    with report.progress_bar("runs", shown=speaks) as update:
+        candidates = options.trained(lines, TrainConfig(**settings), update)
+    if speaks:
+        report.print_report(report.pilot_report(candidates), output)
 
 
 @_command
@@ -748,7 +742,7 @@ def simulate(
     path: Path = PLAN,
     logs: Texts = option((), "Log files to replay; repeatable.", "--data"),
     later: Texts = option((), "A later log, with a result of its own; repeatable.", "--then"),
-    data_format: Any = DATA_FORMAT,
+    data_format: Any = shared.LOG_FORMAT,
     lines: TextOptions = BUNDLE,
     profile_path: File = PROFILE,
     other_data: bool = OTHER_DATA,
@@ -759,7 +753,7 @@ def simulate(
     look_ahead: bool | None = option(None, "Read rows ahead; by default as planned.", _AHEAD),
     windows: int = option(1, "Equal parts of each log that are told apart.", least=1),
     other_path: File = option(None, "Tell when this plan pays.", "--against", kind=STORED),
-    model: str = MODEL,
+    model: str = shared.MODEL,
     output: Brief = option("table", "Format of the result; json has every step.", "--format"),
 ) -> None:
     """Replay a log through a plan and count, on each device, what every batch does there.
@@ -914,7 +908,7 @@ def reshard_command(
 
 @_command
 def calibrate(
-    asked: MeasureOptions = BUNDLE,
+    asked: shared.MeasureOptions = BUNDLE,
     output: Output = OUTPUT,
     file: Path = option(..., "File to write the constants to.", "-o --output", kind=LOCAL_FILE),
 ) -> None:
@@ -951,8 +945,8 @@ def sweep(
     placements: Any = option(_PLACEMENTS, "Placements to compare.", kind=_PLACEMENT_LIST),
     parameter_servers: int = option(8, "CPU servers of placement remote.", least=1),
     hbm: Text = HBM,
-    dram: Text = DRAM,
-    model: str = MODEL,
+    dram: Text = shared.DRAM,
+    model: str = shared.MODEL,
     plot: File = PICTURE,
     output: Output = OUTPUT,
 ) -> None:
@@ -995,12 +989,12 @@ def sweep(
 @_command
 def demo(
     logs: Texts = option((), "Log files of your own, not a generated log.", "--data"),
-    data_format: Any = DATA_FORMAT,
+    data_format: Any = shared.LOG_FORMAT,
     options: LogOptions = BUNDLE,
     samples: int = option(150000, "Samples of the generated log.", least=1000),
     scale: float = option(0.05, "Size of its tables; 1 is as published.", kind=_SHARE),
     steps: int = option(60, "Training steps of the placed and of the unplaced model.", least=1),
-    time_limit: float = TIME_LIMIT,
+    time_limit: float = shared.TIME_LIMIT,
     folder: Path = option(Path("demo"), "Folder to write all to.", "-o --output", kind=HERE),
 ) -> None:
     """From a log to a trained model: profile, compare solvers, plan, train; a few minutes.

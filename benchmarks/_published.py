@@ -96,6 +96,7 @@ class Measurement:
             self.batch_size,
             pipeline=self.pipeline,
             dense=layers,
+            exchange_dtype=self.tables.get("exchange", "float32"),
         )
 
     def topology(self) -> Topology:

@@ -152,6 +152,7 @@ class StepTimer:
             topology,
             max(1, plan.batch_size),
             dense=plan.dense,
+            exchange_dtype=plan.exchange_dtype,
         )
         self._schedules: dict[Pipeline, Schedule] = {
             pipeline: equation.schedule(replace(problem, pipeline=pipeline))

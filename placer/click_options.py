@@ -205,7 +205,6 @@ def add_command(
 
     Parameters
     ----------
-    group : click.Group
     function : callable
         Its parameters have an `Option` as their default, see `placer.knobs`. In its docstring,
         ``{presets}`` stands for the names of machines.
@@ -281,7 +280,6 @@ def refuse_others(option: str, allowed: str) -> None:
 
     Parameters
     ----------
-    option : str
     allowed : str
         Names of the parameters that go with it, separated by spaces.
 

@@ -141,7 +141,6 @@ class Name(click.ParamType):  # type: ignore[type-arg]  # Generic in the newest 
     ----------
     name : str
         What it is the name of.
-    accepts : callable
     known : iterable of str
         Names for messages.
     several : bool

@@ -88,12 +88,7 @@ def locked_folder(folder: Path, wait_s: float = WAIT_S) -> Iterator[None]:
 
     A folder that this process holds already is its own.
 
-    Raises
-    ------
-    PlacerError
-        If another process holds it for longer.
-    OSError
-        If there is no such folder.
+    Raises PlacerError if another process holds it for longer, and OSError if there is none.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -114,10 +109,7 @@ def locked_folder(folder: Path, wait_s: float = WAIT_S) -> Iterator[None]:
 def one_run(folder: Path) -> Iterator[None]:
     """Hold a folder for one run, which writes its name into ``.lock`` there.
 
-    Raises
-    ------
-    PlacerError
-        If another run holds the folder; says which process on which machine, and since when.
+    Raises PlacerError if another run holds the folder: which process on which machine, since when.
     """
     made = not folder.exists()
     try:

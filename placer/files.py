@@ -37,11 +37,8 @@ def replacing(path: StrPath) -> Iterator[Path]:
     a part of one. The file keeps the mode of the one before it, and a symbolic link stays one. What
     killed processes left beside it is removed.
 
-    Raises
-    ------
-    PlacerError
-        If the folder cannot be written or the disk is full, or there is something at `path` that
-        is no regular file, as a device or a folder; it is untouched then.
+    Raises PlacerError if the folder cannot be written or the disk is full, or there is something at
+    `path` that is no regular file, as a device or a folder; it is untouched then.
     """
     target = _place_of(Path(path))
     there = "nothing was changed there"
@@ -63,10 +60,7 @@ def replacing(path: StrPath) -> Iterator[Path]:
 def make_folder(path: Path) -> None:
     """Make a folder and those above it, as far as they are not there, such that they stay there.
 
-    Raises
-    ------
-    OSError
-        If one of them cannot be made.
+    Raises OSError if one of them cannot be made.
     """
     missing = []
     while not path.is_dir():
@@ -84,13 +78,6 @@ def check_place(
 
     Folders above it have to be there, unless the work makes them.
 
-    Raises
-    ------
-    PlacerError
-        If there is something else at `path`, or no folder above it that can be written in.
-
-    Examples
-    --------
     >>> check_place("/nowhere/plan.json")
     Traceback (most recent call last):
     placer.errors.PlacerError: cannot write /nowhere/plan.json: there is no folder /nowhere; make \
@@ -207,18 +194,12 @@ def write_bytes(path: StrPath, content: bytes) -> None:
 def replacing_parts(file: Path, parts: Callable[[], Iterable[Path]]) -> Iterator[set[str]]:
     """Replace a file and its parts: further files, which it names and whose names have their hash.
 
-    Within the block, write the new parts first and the file that names them last, and add the
-    parts' names to the set that this yields. Afterwards the parts that are not in it are removed;
-    after an error before the file was replaced, the new ones. So a crash leaves the old file or
-    the new one, with its parts, and the rename of the file publishes all of them. Writers wait for
-    one another; see `read_parts` for readers.
-
-    Parameters
-    ----------
-    file : Path
-        Beside it are its parts; its folder is made if it is not there.
-    parts : callable
-        Finds the parts that are there.
+    `parts` finds those that are there, beside the file. Within the block, write the new parts first
+    and the file that names them last, and add the parts' names to the set that this yields.
+    Afterwards the parts that are not in it are removed; after an error before the file was
+    replaced, the new ones. So a crash leaves the old file or the new one, with its parts, and the
+    rename of the file publishes all of them. Writers wait for one another; see `read_parts` for
+    readers.
     """
     try:
         make_folder(file.parent)
@@ -242,12 +223,7 @@ def replacing_parts(file: Path, parts: Callable[[], Iterable[Path]]) -> Iterator
 def read_parts(file: StrPath, read: Callable[[], T]) -> T:
     """Read a file with its parts, again if it was replaced meanwhile.
 
-    Parameters
-    ----------
-    file : path
-        The file that names the parts.
-    read : callable
-        Reads all; raises PlacerError if a part is missing.
+    `read` reads all, and raises PlacerError if a part is missing.
     """
     while True:
         before = _version(file)
@@ -293,13 +269,7 @@ def sync_folder(path: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """The size and hash of a file, as a manifest records them.
-
-    Attributes
-    ----------
-    size_bytes : int
-    sha256 : str
-    """
+    """The size and hash of a file, as a manifest records them."""
 
     size_bytes: int
     sha256: str
@@ -359,10 +329,7 @@ class HashedFile(io.IOBase):
     def finish(self) -> FileRecord:
         """Close the file and return its size and SHA-256.
 
-        Raises
-        ------
-        OSError
-            If it could not be opened, or not all is on disk.
+        Raises OSError if it could not be opened, or not all is on disk.
         """
         self.close()
         if self._failure is not None:

@@ -15,15 +15,7 @@ from placer.files import StrPath, make_folder, sync_folder
 class HiddenFolder:
     """A folder that is written under a hidden name, and appears complete by one rename.
 
-    Parameters
-    ----------
-    target : Path
-        Where it appears. Beside it, ``.<name>.partial`` is written, whose lock is held meanwhile.
-
-    Attributes
-    ----------
-    partial : Path
-        Where its files belong until then.
+    Beside the `target`, ``.<name>.partial`` is written, whose lock is held meanwhile.
     """
 
     def __init__(self, target: Path) -> None:
@@ -32,13 +24,7 @@ class HiddenFolder:
         self._descriptor: int | None = None
 
     def begin(self) -> None:
-        """Make the empty folder; first remove what a killed process left under its name.
-
-        Raises
-        ------
-        PlacerError
-            If another process is writing it.
-        """
+        """Make the empty folder; first remove what a killed process left under its name."""
         make_folder(self.target.parent)
         while True:
             self.partial.mkdir(exist_ok=True)
@@ -100,10 +86,8 @@ def exchange(one: Path, other: Path) -> bool:
 def new_folder(path: StrPath) -> Iterator[Path]:
     """Yield a hidden folder beside `path`; on success it is renamed to `path`, else removed.
 
-    Raises
-    ------
-    PlacerError
-        If there is something at `path` already, or it cannot be written, as on a full disk.
+    Raises PlacerError if there is something at `path` already, or it cannot be written, as on a
+    full disk.
     """
     target = Path(path)  # "" is the folder where we are, which has no name.
     if target.exists() or target.is_symlink():

@@ -19,7 +19,6 @@ class Knob:
 
     Attributes
     ----------
-    help : str
     least : float, optional
         The least value that is allowed.
     above : float, optional
@@ -89,8 +88,6 @@ class Option:
 
     Attributes
     ----------
-    default : Any
-    help : str
     flags : str
         Between spaces, after the option's own name where it has another one than the parameter;
         by default the parameter's name with two dashes.

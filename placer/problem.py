@@ -19,7 +19,7 @@ from placer.plan.plan import Plan
 from placer.profile.growing_tables import with_growing
 from placer.profile.profile import Profile
 from placer.summary import Summarized
-from placer.tables import COLD_DTYPES, ColdDType
+from placer.tables import COLD_DTYPES, DTYPE_BYTES, ColdDType, DType
 from placer.topology.devices import Gpu, Host
 from placer.topology.topology import Topology
 from placer.units import format_bytes
@@ -54,6 +54,8 @@ class Problem(Summarized):
         Tables whose rows are given to keys as they are read. `profile` has them with their
         capacity + 1 rows from here on (`with_growing`). As nobody knows which rows will be hot,
         they are neither split between memories nor replicated.
+    exchange_dtype : {"float32", "bfloat16", "float16"}
+        Type in which pooled rows and their gradients travel between GPUs.
 
     Raises
     ------
@@ -78,6 +80,7 @@ class Problem(Summarized):
     dense: Dense | None = None
     widths: tuple[ColdDType, ...] = ()
     growing: Mapping[str, Growing] = field(default_factory=dict)
+    exchange_dtype: DType = "float32"
 
     def __post_init__(self) -> None:
         if not len(self.profile):
@@ -101,6 +104,9 @@ class Problem(Summarized):
         for dtype in self.widths:
             if dtype not in COLD_DTYPES:
                 raise ProblemError(f"width {dtype!r} is none of {', '.join(COLD_DTYPES)}")
+        if self.exchange_dtype not in DTYPE_BYTES:
+            known = ", ".join(DTYPE_BYTES)
+            raise ProblemError(f"exchange type {self.exchange_dtype!r} is none of {known}")
         if isinstance(self.dense, DenseLayers):
             self._reserve(self.dense)
 
@@ -182,7 +188,7 @@ class Problem(Summarized):
         `reserve` of the constraints is left out: the plan's machine is without that memory.
         """
         rules = replace(constraints or Constraints(), reserve=())
-        how: Any = plan.pipeline, plan.dense, plan.widths, plan.growing
+        how: Any = plan.pipeline, plan.dense, plan.widths, plan.growing, plan.exchange_dtype
         return cls(profile, plan.topology, plan.batch_size, rules, *how)
 
     def in_plan_order(self, plan: Plan) -> "Problem":
@@ -195,8 +201,9 @@ class Problem(Summarized):
         """Hash of all that a placement depends on: tables, accesses, machine, batch, constraints.
 
         Names of sources and other words for people do not enter. What is as usual does not
-        either: no constraints, no dense part, no table that grows, and a pipeline that looks
-        ahead. With constraints, two ways to ask the same of every table are the same.
+        either: no constraints, no dense part, no table that grows, an exchange in float32, and a
+        pipeline that looks ahead. With constraints, two ways to ask the same of every table are
+        the same.
         """
         facts: dict[str, Any] = {
             "tables": [asdict(profile.table) for profile in self.profile],
@@ -211,6 +218,8 @@ class Problem(Summarized):
             facts["dense"] = asdict(self.dense)
         if self.widths:
             facts["widths"] = sorted(self.widths)
+        if self.exchange_dtype != "float32":
+            facts["exchange_dtype"] = self.exchange_dtype
         if self.growing:
             facts["growing"] = {name: asdict(how) for name, how in self.growing.items()}
         if self.constraints:

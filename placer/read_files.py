@@ -23,13 +23,7 @@ class LimitError(ValueError):
 
 
 def open_file(path: str | os.PathLike[str]) -> BufferedReader:
-    """Return a regular file, open for reading.
-
-    Raises
-    ------
-    OSError
-        If it cannot be opened, or is a device, a pipe or a folder.
-    """
+    """Return a regular file, open for reading."""
     # A pipe that nobody writes would never be opened else.
     file = os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb")
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -39,15 +33,7 @@ def open_file(path: str | os.PathLike[str]) -> BufferedReader:
 
 
 def read_limited(path: Path, most_bytes: int) -> bytes:
-    """Return all of a regular file.
-
-    Raises
-    ------
-    OSError
-        See `open_file`.
-    LimitError
-        If it is too large.
-    """
+    """Return all of a regular file."""
     with open_file(path) as file:
         content = file.read(most_bytes + 1)
         size = os.fstat(file.fileno()).st_size
@@ -61,16 +47,9 @@ def read_limited(path: Path, most_bytes: int) -> bytes:
 def read_json(path: Path, most_bytes: int = MOST_JSON_BYTES) -> Any:
     """Return the value of a JSON file.
 
-    Raises
-    ------
-    OSError
-        If it cannot be opened.
-    LimitError
-        If it is no JSON, too large or too deep, has a key twice, or a number that is none of
-        placer's.
+    Raises OSError if it cannot be opened, and LimitError if it is no JSON, too large or too deep,
+    has a key twice, or a number that is none of placer's.
 
-    Examples
-    --------
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     path = Path(folder, "file")

@@ -26,13 +26,7 @@ def sealed(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_seal(document: Mapping[str, Any], source: Path) -> None:
-    """Check that a plan was not altered since it was written.
-
-    Raises
-    ------
-    PlanError
-        If it was altered.
-    """
+    """Check that a plan was not altered since it was written."""
     if document.get(SEAL) and document[SEAL] != sealed(document)[SEAL]:
         raise PlanError(
             f"{source} was altered since it was written: restore it; if you edited it by hand, "

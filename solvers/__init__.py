@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from placer.lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from solvers.analysis.capacities import choose_capacities as choose_capacities
     from solvers.analysis.compare import CompareRow as CompareRow
     from solvers.analysis.compare import compare as compare
     from solvers.cache.folder import PlanCache as PlanCache

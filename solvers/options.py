@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -13,17 +13,18 @@ import click
 import cost_models
 import placer
 from placer.click_types import Choice, InputPath, LocalPath, Name, Seconds, Suggested
+from placer.data.names import FORMATS
 from placer.data.options import POOLING, poolings_of
 from placer.executor.names import BACKENDS
-from placer.knobs import option, options_of
+from placer.knobs import option
 from placer.pipeline import Pipeline
 from placer.tables import DTYPE_BYTES, OPTIMIZERS, Table
 from placer.topology.kinds import GPU_KINDS, NAMED
-from placer.training.config import TrainConfig
 from placer.units import parse_prices
 from solvers.registry import GONE, SOLVERS, no_solver
 
 if TYPE_CHECKING:
+    from placer.growing import Growing
     from placer.measurement import Setting
     from solvers.result import Limits
 
@@ -38,8 +39,20 @@ SSD = option(None, "Drive of each host for rows that fit nowhere else, such as 2
 WIDTHS = option(
     None, "Types that cold rows may have besides their table's: int8,bfloat16,float16.", "--widths"
 )
+EXCHANGE = option(
+    None,
+    "Type in which pooled rows travel between GPUs; by default float32.",
+    "--exchange",
+    kind=Choice(sorted(DTYPE_BYTES)),
+)
 TIME_LIMIT = option(20.0, "Time limit of each search: seconds, or such as 5min.", kind=Seconds())
 BACKEND = Name("backend", BACKENDS.__contains__, BACKENDS, shown=f"[{'|'.join(BACKENDS)}]")
+LOG_FORMAT = option(
+    None,
+    "Format of the log; by default what its files' names say.",
+    "--log-format",
+    kind=Choice(FORMATS),
+)
 DTYPES, TABLE_OPTIMIZERS = Choice(sorted(DTYPE_BYTES)), Choice(OPTIMIZERS)
 RULES = option(
     None,
@@ -72,6 +85,11 @@ def prices_of(text: str | None, names: Sequence[str]) -> dict[str, float]:
         return parse_prices(text or "", names)
     except ValueError as error:
         raise click.UsageError(f"--price {error}") from None
+
+
+def names_in(text: str) -> tuple[Any, ...]:
+    """The names between commas, each once."""
+    return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
 
 
 def _workloads() -> Iterable[str]:
@@ -114,6 +132,7 @@ class ProblemOptions:
         None, "Optimizer of the tables; by default as the profile says.", kind=TABLE_OPTIMIZERS
     )
     widths: str | None = WIDTHS
+    exchange_dtype: Any = EXCHANGE
     pooling: tuple[str, ...] = POOLING
     constraints_path: Path | None = RULES
     pipeline: Pipeline | None = option(
@@ -143,8 +162,7 @@ class ProblemOptions:
 
     def machines(self) -> list[str]:
         """The names between commas in `topology`, each once."""
-        names = (name.strip() for name in (self.topology or "").split(","))
-        return list(dict.fromkeys(filter(None, names)))
+        return list(names_in(self.topology or ""))
 
     def problem_on(
         self, profile: placer.Profile, machine: str, hbm: str | None = None
@@ -157,13 +175,12 @@ class ProblemOptions:
         profile: placer.Profile,
         hbm: str | None,
         old: placer.Plan | None = None,
-        growing: Sequence[str] = (),
+        growing: Mapping[str, Growing] | None = None,
     ) -> placer.Problem:
         """The problem of placing a profile's tables within a budget of each GPU.
 
         What is not given is as in the old plan, if there is one.
         """
-        from placer.profile.growing_tables import growing_of
         from placer.workloads.dense import dense_part
 
         path = self.constraints_path
@@ -183,14 +200,15 @@ class ProblemOptions:
             self.pipeline or (old.pipeline if old else "look-ahead"),
             dense,
             self._widths(old),
-            old.growing if old else growing_of(profile, growing),
+            old.growing if old else growing or {},
+            self.exchange_dtype or (old.exchange_dtype if old else "float32"),
         )
 
     def _widths(self, old: placer.Plan | None) -> tuple[Any, ...]:
         """Types that cold rows may have: those that are asked for, or that the old plan has."""
         if self.widths is None:
             return old.widths if old else ()
-        return tuple(dict.fromkeys(name.strip() for name in self.widths.split(",") if name.strip()))
+        return names_in(self.widths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,30 +336,3 @@ class FleetOptions:
             read = read_mapping(text, "prices", PlacerError, ("machines",))
             text = ",".join(f"{name}={value}" for name, value in read.items())
         return prices_of(text, [*machines, *GPU_KINDS])
-
-
-TRAINING = options_of(
-    TrainConfig,
-    "Training",
-    {
-        "max_steps": "steps --steps",
-        "optimizer": "dense_optimizer --dense-optimizer",
-        "timeout_s": "timeout_s --timeout",
-    },
-    [
-        "epochs",
-        "lr",
-        "embedding_lr",
-        "rounding",
-        "seed",
-        "device",
-        "threads",
-        "cache_policy",
-        "drive",
-        "amp",
-        "other_data",
-    ],
-    batch_size=(int, option(None, "Samples per step and process; by default the plan's.", least=1)),
-    backend=(str, option("auto", "Kernels that read and update rows.", kind=BACKEND)),
-    compile=(bool, option(False, "Compile the MLPs with torch.compile.", "compiles --compile")),
-)

@@ -30,7 +30,7 @@ from placer.measurement import (
     repeated,
 )
 from placer.measurement.machine import LEAST_CASES, calibration_cases
-from placer.measurement.timed_steps import drawn_batches
+from placer.measurement.measure import drawn_batches
 from placer.plan.fields import RowOrder
 from placer.plan.verify import violations
 

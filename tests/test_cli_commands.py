@@ -114,6 +114,20 @@ def test_plan(workbench: Workbench, tmp_path: Path) -> None:
     assert {shard.memory for shard in made.shards} == {"hbm", "dram"}
 
 
+def test_a_plan_keeps_the_type_of_its_exchange(workbench: Workbench, tmp_path: Path) -> None:
+    plan, replanned = tmp_path / "plan.json", tmp_path / "replanned.json"
+    arguments = ("--solver", "greedy-cost", "--exchange", "bfloat16", "-o", plan)
+    succeed("plan", *workbench.problem(), *arguments)
+    shown = succeed("show", plan)
+    assert "pooled rows travel as bfloat16" in shown.stdout
+    facts = json.loads(succeed("show", plan, "--format", "json").stdout)
+    assert facts["exchange_dtype"] == "bfloat16"
+    succeed("replan", plan, "--profile", workbench.profile, "--time-limit", "1", "-o", replanned)
+    assert placer.Plan.load(replanned).exchange_dtype == "bfloat16"
+    refused = invoke("plan", *workbench.problem(), "--exchange", "int8")
+    assert (refused.exit_code, "'int8' is not one of" in refused.stderr) == (2, True)
+
+
 def test_a_plan_finds_its_profile_from_its_own_folder(
     workbench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -289,7 +303,7 @@ def test_one_name_for_the_format_of_results_and_one_for_that_of_logs() -> None:
         assert "--data-format" not in text
         for line in re.findall(r"^ +--format .*$", text, re.MULTILINE):
             assert re.search(r"\[table\|json(\|csv)?\]", line), f"{name}: {line}"
-    readers = ("demo", "profile", "report", "simulate", "train")
+    readers = ("demo", "pilot", "profile", "report", "simulate", "train")
     assert [name for name in sorted(shown) if "--log-format" in shown[name]] == list(readers)
 
 

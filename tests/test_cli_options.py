@@ -153,7 +153,7 @@ def needed(command: str, but: click.Option) -> Iterator[str]:
 def test_every_command_that_writes_has_an_output() -> None:
     writing = {command for command, _ in OUTPUTS}
     assert set(COMMANDS) - writing == {
-        "cache", "diff", "estimate-memory", "show", "verify", "workloads", "simulate"
+        "cache", "diff", "estimate-memory", "pilot", "show", "verify", "workloads", "simulate"
     }  # fmt: skip
 
 

@@ -352,6 +352,16 @@ def test_pooled_rows_of_half_precision_are_sent_as_float32() -> None:
     assert busy.communication_s == pytest.approx(EXCHANGED / 2 / 1e11)
 
 
+def test_an_exchange_in_16_bits_sends_half_of_the_rows_and_as_many_ids() -> None:
+    pair = replace(uniform(2), exchange_dtype="bfloat16")
+    busy = roofline(pair, whole(pair, "device")).gpus[0]
+    sent = LOOKED_UP * ID_BYTES + LENGTHS + OUTPUT
+    assert busy.communication_s == pytest.approx(sent / 2 / 1e11)
+    assert busy.hbm_s == roofline(uniform(2), whole(pair, "device")).gpus[0].hbm_s
+    (curve,) = (PLAIN.cost_curve(pair, shard, 0) for shard in [TableShard(0, ShardingOption(1))])
+    assert curve.gpu_s[-1] + LAUNCHED == pytest.approx(busy.total_s)
+
+
 def test_row_slices_under_max_send_rows_one_by_one() -> None:
     pair = uniform(2, pooling="max")
     alone = roofline(pair, whole(pair, "device")).gpus[0]

@@ -326,19 +326,10 @@ def test_a_column_that_later_files_have_is_mentioned(tmp_path: Path, kind: str) 
     assert not open_log(paths, encoding=log.encoding).notes
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"+1 3:0.5 7:1\n-1 2:1\n", "looks like LibSVM's format, which placer does not read"),
-        ("click,user\n1,2\n".encode("utf-16"), "is text in UTF-16; write it in UTF-8"),
-    ],
-)
-def test_files_of_other_kinds_are_refused_by_name(
-    tmp_path: Path, content: bytes, message: str
-) -> None:
+def test_utf_16_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
-    path.write_bytes(content)
-    with pytest.raises(DataError, match=message):
+    path.write_bytes("click,user\n1,2\n".encode("utf-16"))
+    with pytest.raises(DataError, match="is text in UTF-16; write it in UTF-8"):
         open_log(path)
 
 
@@ -400,7 +391,7 @@ def test_a_bad_line_of_json_is_named(tmp_path: Path, kind: str) -> None:
     with pytest.raises(DataError, match=rf"log\.jsonl, {message}"):
         list(open_log(path, encoding=encoding).chunks())
     path.write_text('[{"user": 1}]\n')
-    with pytest.raises(DataError, match="is a JSON array; write JSON lines"):
+    with pytest.raises(DataError, match="has no object of JSON in each line; jq"):
         open_log(path)
 
 

@@ -67,13 +67,13 @@ def _in_chunks() -> pa.Table:
 
 
 HELD: dict[str, Callable[[], Any]] = {
-    "Arrow table": lambda: LOG,
-    "Arrow table of chunks": _in_chunks,
-    "Arrow record batch": lambda: LOG.combine_chunks().to_batches()[0],
+    "Table of pyarrow": lambda: LOG,
+    "Table of pyarrow in chunks": _in_chunks,
+    "Table of pyarrow of a record batch": lambda: LOG.combine_chunks().to_batches()[0],
     "Arrow data set": lambda: ds.dataset(LOG),
     "Arrow stream": lambda: LOG.to_reader,
-    "polars DataFrame": lambda: _polars(lambda frame: frame),
-    "polars DataFrame of categories": lambda: _polars(_category),
+    "DataFrame of polars": lambda: _polars(lambda frame: frame),
+    "DataFrame of polars of categories": lambda: _polars(_category),
     "polars LazyFrame": lambda: _polars(lambda frame: frame.lazy()),
     "DataFrame of pandas": lambda: LOG.to_pandas(types_mapper=_pandas_type()),
 }
@@ -153,16 +153,16 @@ def test_errors_name_the_place() -> None:
 
     frame = pl.DataFrame({"user": range(20_000), "price": ["1.5"] * 19_000 + ["much"] * 1000})
     with pytest.raises(
-        DataError, match=r"polars DataFrame, row 19999: feature 'user' has id 19999"
+        DataError, match=r"DataFrame of polars, row 19999: feature 'user' has id 19999"
     ):
         profile_log(open_log(frame, rows={"user": 19_999}, ignore=["price"]))
-    with pytest.raises(DataError, match=r"polars DataFrame, from row 16384 on: column 'price'"):
+    with pytest.raises(DataError, match=r"DataFrame of polars, from row 16384 on: column 'price'"):
         profile_log(open_log(frame, dense=["price"]))
-    with pytest.raises(DataError, match="polars DataFrame has no column 'item'"):
+    with pytest.raises(DataError, match="DataFrame of polars has no column 'item'"):
         open_log(frame, sparse=["item"])
-    with pytest.raises(DataError, match="polars DataFrame has no categorical column"):
+    with pytest.raises(DataError, match="DataFrame of polars has no categorical column"):
         open_log(frame, ignore=["user", "price"])
-    with pytest.raises(DataError, match="the Arrow table is empty"):
+    with pytest.raises(DataError, match="the Table of pyarrow is empty"):
         open_log(LOG.slice(0, 0))
     with pytest.raises(DataError, match="cannot be read from int"):
         open_log(lambda: 3)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from placer.data import open_log
 from placer.data.formats.columns import infer_columns
+from placer.data.layout import NamedColumns
 from placer.data.log import Log
 from placer.errors import DataError
 
@@ -77,11 +78,12 @@ def test_inference_knows_criteo_and_heeds_choices() -> None:
     columns = infer_columns(criteo)
     assert (len(columns.sparse), len(columns.dense), columns.label) == (26, 13, "label")
     schema = sample_table(1).schema
-    assert infer_columns(schema, ignore=["item", "price"]).sparse == ("history", "site")
-    assert infer_columns(schema, ignore=["item", "price"]).dense == ()
-    assert infer_columns(schema, dense=["item"]).dense == ("item",)
-    assert infer_columns(schema, dense=["item"]).sparse == ("history", "site")
-    assert infer_columns(schema, sparse=["site"], label="item").names == ["item", "price", "site"]
+    columns = infer_columns(schema, NamedColumns(ignore=["item", "price"]))
+    assert (columns.sparse, columns.dense) == (("history", "site"), ())
+    assert infer_columns(schema, NamedColumns(dense=["item"])).dense == ("item",)
+    assert infer_columns(schema, NamedColumns(dense=["item"])).sparse == ("history", "site")
+    columns = infer_columns(schema, NamedColumns(sparse=["site"], label="item"))
+    assert columns.names == ["item", "price", "site"]
 
 
 @examples(40)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from placer.data.formats.delimited import DelimitedSource
 from placer.data.formats.plain import PlainText
-from placer.data.layout import Layout
+from placer.data.layout import Layout, NamedColumns
 from placer.data.names import IdType
 from placer.errors import DataError
 
@@ -55,10 +55,12 @@ def samples(file: Path, names: list[str], separator: str, missing: str) -> objec
         source = DelimitedSource(
             [str(file)],
             layout=Layout(separator=separator, names=tuple(names), types=types, lists={}),
-            sparse=list(types),
-            dense=[one for one in names if one[0] == "d"],
-            label="label",
-            missing=missing,  # type: ignore[arg-type]
+            named=NamedColumns(
+                sparse=list(types),
+                dense=[one for one in names if one[0] == "d"],
+                label="label",
+                missing=missing,  # type: ignore[arg-type]
+            ),
         )
         cursor, found = source.open(), []
         while (batch := cursor.read(7)) is not None:

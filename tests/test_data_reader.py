@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from placer.data import open_log, vocabulary
 from placer.data.encoding import Encoding
 from placer.data.formats.parquet import ParquetSource
+from placer.data.layout import NamedColumns
 from placer.data.mapping import Hash
 from placer.data.vocabulary import build_vocabularies
 from placer.errors import DataError
@@ -90,7 +91,7 @@ def test_a_vocabulary_does_not_depend_on_how_the_log_is_cut(
     table = pa.table({"a": pa.array(one[:size], pa.list_(pa.int64())), "b": two[:size]})
     path = tmp_path_factory.mktemp("log") / "log.parquet"
     pq.write_table(table.cast(pa.schema([(n, pa.list_(pa.int64())) for n in "ab"])), path)
-    source = ParquetSource([str(path)], sparse=["a", "b"])
+    source = ParquetSource([str(path)], named=NamedColumns(sparse=["a", "b"]))
     expected: dict[int, int] = {}
     for bags in zip(one, two, strict=False):
         for bag in bags:

@@ -13,7 +13,7 @@ from placer import Plan, Table
 from placer.errors import PlanError
 from placer.plan.diff import Home, PlanDiff, diff
 from placer.plan.fields import RowOrder
-from placer.report.diff import diff_report
+from placer.report.moves import diff_report
 
 TABLE = Table("t", 100, 8, optimizer="sgd")
 

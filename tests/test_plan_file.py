@@ -114,6 +114,19 @@ def test_the_plan_and_the_schema_agree_on_random_plans(plan: Plan) -> None:
     jsonschema.validate(json.loads(json.dumps(to_dict(plan))), SCHEMA)
 
 
+def test_the_type_of_the_exchange_is_kept_and_left_out_where_it_is_as_usual(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    hot_cold().save(path)
+    assert "exchange_dtype" not in json.loads(path.read_text())
+    assert Plan.load(path).exchange_dtype == "float32"
+    replace(hot_cold(), exchange_dtype="bfloat16").save(path)
+    assert Plan.load(path).exchange_dtype == "bfloat16"
+    edited(path, lambda document: document.update(exchange_dtype="int8"))
+    message = error_of(path)
+    assert "exchange_dtype" in message
+    assert "'float32', 'float16' or 'bfloat16'" in message
+
+
 def test_the_schema_that_ships_is_that_of_the_code() -> None:
     assert json_schema() == SCHEMA
     jsonschema.Draft202012Validator.check_schema(SCHEMA)

@@ -53,19 +53,19 @@ def test_different_tables_are_named() -> None:
     base = {"t": RowCounts.from_dense(np.ones(3)), "u": RowCounts.from_dense(np.ones(4))}
     one = profile_of(base)
     for other, message in [
-        (profile_of({"t": base["t"]}), "only one has u"),
-        (profile_of({"u": base["u"], "t": base["t"]}), "their order differs"),
+        (profile_of({"t": base["t"]}), r"u \(4 rows .* and none"),
+        (profile_of({"u": base["u"], "t": base["t"]}), r"t \(3 rows .* and u \(4 rows"),
         (
             profile_of(base | {"u": RowCounts.from_dense(np.ones(5))}),
-            r"u \(4 rows × 64 float32, rowwise_adagrad and 5 rows × 64",
+            r"u \(4 rows × 64 float32, rowwise_adagrad, .* and u \(5 rows × 64",
         ),
-        (one.with_tables(dim=8), r"t \(3 rows × 64 .* and 3 rows × 8 .*; u \("),
+        (one.with_tables(dim=8), r"t \(3 rows × 64 .* and t \(3 rows × 8 .*; u \("),
     ]:
         with pytest.raises(ProfileError, match=message):
             Profile.merge([one, other])
     (table, *_) = one.tables
     renamed = replace(table, table=replace(table.table, features=(Feature("new"),)))
-    with pytest.raises(ProfileError, match="read by other features"):
+    with pytest.raises(ProfileError, match=r"features \{\}\) and t .* features \{'new': "):
         Profile.merge([one, replace(one, tables=(renamed, *one.tables[1:]))])
 
 

@@ -174,7 +174,7 @@ def test_a_task_holds_no_more_than_it_may() -> None:
 
 def test_what_cannot_be_counted() -> None:
     log = pa.table({"user": [1, 2], "at": [0, -1], "label": [0, 1]})
-    with pytest.raises(DataError, match="Arrow table has no column 'time'"):
+    with pytest.raises(DataError, match="Table of pyarrow has no column 'time'"):
         PartitionCounter.for_log(log, position="time")
     counter = PartitionCounter.for_log(log, ignore=["at"], rows=2)
     with pytest.raises(DataError, match="partition 3, row 1: feature 'user' has id 2"):

@@ -21,6 +21,7 @@ from placer.data.files.opening import Unpacked
 from placer.data.files.staging import Staging
 from placer.data.formats.parquet import ParquetSource
 from placer.data.keys import bags_from_arrow
+from placer.data.layout import NamedColumns
 from placer.data.text_keys import MOST_TEXT_BYTES
 from placer.errors import (
     DataError,
@@ -57,7 +58,7 @@ def test_statistics_are_those_of_the_column_itself(tmp_path: Path, first: str) -
     path = written(tmp_path / "log.parquet", **nested, **columns)
     log = open_log(path, ignore=["s"])
     assert log.tables == {"a": 11, "a.b": 50_001, "z": 9}
-    assert ParquetSource([str(path)], ignore=["s"]).id_ranges() == {
+    assert ParquetSource([str(path)], named=NamedColumns(ignore=["s"])).id_ranges() == {
         "a": (0, 10),
         "a.b": (0, 50_000),
         "z": (0, 8),

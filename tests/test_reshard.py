@@ -21,7 +21,7 @@ from placer import Plan, Table
 from placer.errors import CheckpointError, PlacerError, PlanMismatchError
 from placer.plan.diff import diff
 from placer.plan.fields import RowOrder
-from placer.report.reshard import reshard_report
+from placer.report.moves import reshard_report
 from placer.storage import row_blocks
 from placer.storage.safetensors_layout import StoredTensor
 from placer.storage.shards import open_shards, reshard, shard_file, write_shards

@@ -37,6 +37,7 @@ from placer.simulator.draws import drawn_batches
 from placer.simulator.replay import ReplayOptions, Simulator
 from placer.simulator.summary import device_totals, served
 from placer.simulator.windows import StepRecord, Window, drifted, equal_windows
+from placer.tables import DType
 
 BATCHES = 12
 
@@ -67,10 +68,13 @@ def sharded(problem: Problem, lookup: Lookup, tables: dict[int, tuple[str, ...]]
     return plan_for(problem, *shards)
 
 
-@pytest.mark.parametrize("lookup", ["device", "uva", "host"])
-def test_drawn_batches_take_what_the_roofline_expects(lookup: Lookup) -> None:
-    problem = two_tables()
+@pytest.mark.parametrize(
+    ("lookup", "dtype"), [("device", "float32"), ("uva", "float16"), ("host", "bfloat16")]
+)
+def test_drawn_batches_take_what_the_roofline_expects(lookup: Lookup, dtype: DType) -> None:
+    problem = replace(two_tables(), exchange_dtype=dtype)
     plan = sharded(problem, lookup, {0: ("gpu:0",), 1: ("gpu:1",)})
+    plan = replace(plan, exchange_dtype=dtype)
     expected = Roofline().evaluate(problem, plan)
     simulator = Simulator(plan)
     timer = StepTimer(simulator.arrangement, Roofline(), problem.profile)

@@ -198,6 +198,8 @@ def test_rows_move_between_drives_and_memory() -> None:
 def test_a_width_that_is_none() -> None:
     with pytest.raises(ProblemError, match="int4"):
         replace(small_memories(), widths=("int4",))  # type: ignore[arg-type]
+    with pytest.raises(ProblemError, match="exchange type 'int8' is none of float32"):
+        replace(small_memories(), exchange_dtype="int8")  # type: ignore[arg-type]
 
 
 def test_costs_of_shards_on_drives_name_their_shard() -> None:

@@ -58,9 +58,8 @@ def two_gpus(*, hbm: int = 2**30, dram: int = 2**32, nvlink: bool = True) -> Pla
         FlopRate(2e9, 0.5, "round"),
         FlopRate(1e8, 1.0, "round"),
         host,
-        1,
-        1e6,
         {},
+        1e6,
     )
 
 

@@ -17,40 +17,17 @@ FORMAT = "placer-calibration"
 VERSION = 2
 
 TERMS = (
-    "lookup",
-    "lookup_byte",
+    "lookup", "lookup_byte",
     *(f"row.{optimizer}" for optimizer in OPTIMIZERS),
     *(f"row_byte.{optimizer}" for optimizer in OPTIMIZERS),
-    "staged.row",
-    "staged.row_byte",
-    "hit.row",
-    "miss.row",
-    "miss.row_byte",
-    "cache_row",
-    "uva.lookup",
-    "uva.row",
-    "uva.row_byte",
-    "host.lookup",
-    "host.lookup_byte",
-    "host.row",
-    "host.row_byte",
-    "host.vector",
+    "staged.row", "staged.row_byte", "hit.row", "miss.row", "miss.row_byte", "cache_row",
+    "uva.lookup", "uva.row", "uva.row_byte",
+    "host.lookup", "host.lookup_byte", "host.row", "host.row_byte", "host.vector",
     "host.vector_byte",
-    "output_vector",
-    "output_byte",
-    "exchange_byte",
-    "mapped_lookup",
-    "step",
-    "arena",
-    "arena_cached",
-    "arena_cached_lookup",
-    "arena_pooled_lookup",
-    "replicas",
-    "column_slice",
-    "rowwise_slice",
-    "rowwise_slice_byte",
-    "shard",
-)
+    "output_vector", "output_byte", "exchange_byte", "mapped_lookup", "step",
+    "arena", "arena_cached", "arena_cached_lookup", "arena_pooled_lookup",
+    "replicas", "column_slice", "rowwise_slice", "rowwise_slice_byte", "shard",
+)  # fmt: skip
 """Constants, in seconds. Those of ``staged``, ``hit``, ``uva`` come on top of rows in HBM, those
 of ``miss`` on top of a hit; ``host`` stands for itself.
 
@@ -76,53 +53,31 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """How much the machine's speed varied.
+    """How much the machine's speed varied."""
 
-    Attributes
-    ----------
-    spread : float
-        Interquartile range of the steps of a case over their median: the median case's.
-    drift : float
-        Range of a case that was measured again and again, over its median.
-    wait : float
-        Time on the clock beyond that on the processor, over the latter: the median case's.
-    """
-
+    # Interquartile range of the steps of a case over their median: the median case's.
     spread: float = 0.0
-    drift: float = 0.0
+    drift: float = 0.0  # Range of a case that was measured again and again, over its median.
+    # Time on the clock beyond that on the processor, over the latter: the median case's.
     wait: float = 0.0
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Constants of the step equation for one executor on one machine.
+    """Constants of the step equation for one executor on one machine."""
 
-    Attributes
-    ----------
-    constants : dict of str to Constant
-        By name of `TERMS`; those that were not measured are missing.
-    tiers : bool
-        Whether the executor keeps HBM and DRAM apart. Where it does not, all ways to read rows
-        cost the same.
-    relative_error, p90_error : float
-        Mean error, and that which one of ten exceeds, of predicted step times of cases that a
-        fit had not seen, over the measured time.
-    cases : int
-        Measurements that the constants rest on.
-    noise : Noise
-    noisy : bool
-        Whether the machine was too unsteady to trust them.
-    setting, machine : dict
-        Backend, ranks and threads; processor, versions and date.
-    """
-
-    constants: dict[str, Constant]
+    constants: dict[str, Constant]  # By name of `TERMS`; those that were not measured are missing.
+    # Whether the executor keeps HBM and DRAM apart. Where it does not, all ways to read rows cost
+    # the same.
     tiers: bool = True
+    # Mean error, and that which one of ten exceeds, of predicted step times of cases that a fit had
+    # not seen, over the measured time.
     relative_error: float = 0.0
     p90_error: float = 0.0
-    cases: int = 0
+    cases: int = 0  # Measurements that the constants rest on.
     noise: Noise = Noise()
-    noisy: bool = False
+    noisy: bool = False  # Whether the machine was too unsteady to trust them.
+    # Backend, ranks and threads; processor, versions and date.
     setting: dict[str, Any] = field(default_factory=dict)
     machine: dict[str, Any] = field(default_factory=dict)
 
@@ -150,41 +105,22 @@ class Calibration:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Calibration":
-        """Read what `save` wrote.
-
-        Raises
-        ------
-        PlacerError
-            If it is no such file, or of another version.
-        """
+        """Read what `save` wrote."""
         try:
-            data = read_json(Path(path))
+            return cls.from_json(read_json(Path(path)), path)
         except (OSError, LimitError) as error:
-            raise PlacerError(
-                f"cannot read a calibration from {path}: {error!r}; make one with "
-                "`placer calibrate -o FILE`"
-            ) from error
-        return cls.from_json(data, path)
+            raise _unreadable(path, error) from error
 
     @classmethod
     def from_json(cls, document: Any, path: str | os.PathLike[str]) -> "Calibration":
-        """Read what `to_json` returned; errors name `path`, its file.
-
-        Raises
-        ------
-        PlacerError
-            If it is something else, or of another version.
-        """
+        """Read what `to_json` returned; errors name `path`, its file."""
         try:
             data = dict(document)
             altered = bool(data.get(SEAL)) and data[SEAL] != sealed(data)[SEAL]
             data.pop(SEAL, None)
             kind, version = data.pop("format"), data.pop("version")
         except (TypeError, ValueError, KeyError) as error:
-            raise PlacerError(
-                f"cannot read a calibration from {path}: {error!r}; make one with "
-                "`placer calibrate -o FILE`"
-            ) from error
+            raise _unreadable(path, error) from error
         if kind != FORMAT or version != VERSION:
             raise PlacerError(
                 f"{path} is {kind!r} of version {version}; this placer reads {FORMAT!r} of "
@@ -214,3 +150,10 @@ class Calibration:
 def _is_sound(constant: Constant) -> bool:
     """Return whether all three are seconds."""
     return all(0 <= seconds < math.inf for seconds in astuple(constant))
+
+
+def _unreadable(path: str | os.PathLike[str], error: Exception) -> PlacerError:
+    return PlacerError(
+        f"cannot read a calibration from {path}: {error!r}; make one with "
+        "`placer calibrate -o FILE`"
+    )

@@ -45,16 +45,10 @@ _COLUMN = {term: number for number, term in enumerate(TERMS)}
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """A case, and its step time.
-
-    Attributes
-    ----------
-    amounts : float64, shape (gpus, len(TERMS))
-        How often each GPU meets each constant.
-    """
+    """A case, and its step time."""
 
     case: Case
-    amounts: Float
+    amounts: Float  # float64, shape (gpus, len(TERMS)): how often each GPU meets each constant.
     seconds: float
 
 
@@ -158,10 +152,7 @@ def predicted_s(observed: Sequence[Observation], constants: Float) -> Float:
 def calibrate(dataset: Dataset, clock: Clock = "wall") -> Calibration:
     """Fit constants with error bars to measurements.
 
-    Raises
-    ------
-    PlacerError
-        If there are too few measurements.
+    Raises PlacerError if there are too few measurements.
     """
     observed = observations(dataset, clock)
     if len(observed) < LEAST_CASES:

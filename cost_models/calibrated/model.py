@@ -33,7 +33,6 @@ class Calibrated(StepEquation):
 
     Parameters
     ----------
-    calibration : Calibration
     name : str
         As `cost_models.cost_model` finds it again.
     """
@@ -47,13 +46,7 @@ class Calibrated(StepEquation):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Calibrated":
-        """Return the model of a file that `placer calibrate` wrote.
-
-        Raises
-        ------
-        PlacerError
-            If it is no such file.
-        """
+        """Return the model of a file that `placer calibrate` wrote."""
         return cls(Calibration.load(path), f"calibrated:{os.fspath(path)}")
 
     def identity(self) -> Any:

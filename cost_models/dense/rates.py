@@ -17,21 +17,11 @@ _CPU_SHARE = 0.50
 
 @dataclass(frozen=True, slots=True)
 class FlopRate:
-    """Floating-point operations per second.
+    """Floating-point operations per second."""
 
-    Attributes
-    ----------
-    stated_per_s : float
-        The vendor's peak, or what was measured.
-    share : float
-        What MLPs reach of it, in 0..1; 1 where it was measured.
-    source : str
-        Where both come from.
-    """
-
-    stated_per_s: float
-    share: float
-    source: str
+    stated_per_s: float  # The vendor's peak, or what was measured.
+    share: float  # What MLPs reach of it, in 0..1; 1 where it was measured.
+    source: str  # Where both come from.
 
     @property
     def per_s(self) -> float:
@@ -102,13 +92,7 @@ GPU_FLOPS: dict[str, dict[DenseMath, FlopRate]] = {
 
 
 def gpu_rate(gpu: Gpu, layers: DenseLayers) -> float:
-    """Operations per second that a GPU reaches in given layers.
-
-    Raises
-    ------
-    ProblemError
-        If nobody says so and its chip is not known, or does not multiply in that type.
-    """
+    """Operations per second that a GPU reaches in given layers."""
     if layers.flops_per_s is not None:
         return layers.flops_per_s
     known = GPU_FLOPS.get(gpu.chip)

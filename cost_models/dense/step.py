@@ -44,28 +44,15 @@ _STATES = {"sgd": 0, "adagrad": 1, "adam": 2}
 
 @dataclass(frozen=True, slots=True)
 class DenseCost:
-    """Seconds that the dense part takes on one GPU in one step.
+    """Seconds that the dense part takes on one GPU in one step."""
 
-    Attributes
-    ----------
-    forward_s : float
-        All of the forward pass, the bottom MLP included.
-    backward_s, update_s : float
-        The backward pass, and the optimizer.
-    allreduce_s : float
-        The sum of the gradients over all GPUs, on the links between them.
-    exposed_s : float
-        What of that goes on when the backward pass has ended.
-    input_s : float
-        Dense features and labels on their way from the host, over the host link, ahead of the
-        step.
-    """
-
-    forward_s: float
+    forward_s: float  # All of the forward pass, the bottom MLP included.
+    # The backward pass, and the optimizer.
     backward_s: float
     update_s: float
-    allreduce_s: float
-    exposed_s: float
+    allreduce_s: float  # The sum of the gradients over all GPUs, on the links between them.
+    exposed_s: float  # What of that goes on when the backward pass has ended.
+    # Dense features and labels on their way from the host, over the host link, ahead of the step.
     input_s: float
 
     @property
@@ -98,10 +85,7 @@ class _Device:
 def dense_costs(problem: Problem) -> tuple[DenseCost, ...]:
     """Cost of the dense layers on each GPU; empty where a problem has none that are known.
 
-    Raises
-    ------
-    ProblemError
-        If it is not known how fast a GPU is in these layers; see `rates.gpu_rate`.
+    Raises ProblemError if it is not known how fast a GPU is in these layers; see `rates.gpu_rate`.
 
     Examples
     --------
@@ -200,14 +184,8 @@ def _backward(
 def _summed_at(steps: list[tuple[float, int]], byte_s: float, latency_s: float) -> float:
     """When the last bucket is summed over the GPUs, in seconds from the backward pass's begin.
 
-    Parameters
-    ----------
-    steps : list of (float, int)
-        Of the backward pass, as `_backward` gives them.
-    byte_s : float
-        Seconds on the links for each byte of gradients.
-    latency_s : float
-        What each bucket takes besides.
+    `steps` are as `_backward` gives them. A byte of gradients takes `byte_s` on the links, and each
+    bucket `latency_s` besides.
     """
     now, ready, limit, summed_at = 0.0, 0, FIRST_BUCKET_BYTES, 0.0
     for seconds, gradient_bytes in steps:

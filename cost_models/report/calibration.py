@@ -2,7 +2,7 @@
 
 from cost_models.calibrated.calibration import Calibration
 from placer.report import section as form
-from placer.report.section import Column, Report, attributes, table_of
+from placer.report.section import Report, attributes, columns, table_of
 
 
 def calibration_warnings(calibration: Calibration) -> list[str]:
@@ -27,23 +27,16 @@ def calibration_report(calibration: Calibration) -> Report:
     ]
     if calibration.noisy:
         headline.append("THE MACHINE WAS TOO NOISY to trust this: calibrate again when it is idle")
-    return Report(
-        title=f"Calibration of backend {calibration.setting.get('backend', '?')}",
-        facts={
-            **attributes(calibration, "cases", "relative_error", "p90_error"),
-            **attributes(noise, "spread", "drift", "wait"),
-            "noisy": calibration.noisy,
-        },
-        headline=tuple(headline),
-        sections=(
-            table_of(
-                calibration.constants.items(),
-                "constants",
-                "Constants",
-                Column("constant", "constant", of=lambda item: item[0]),
-                Column("value_s", "time of a unit", of=lambda item: item[1].value_s),
-                Column("low_s", "at least", of=lambda item: item[1].low_s),
-                Column("high_s", "at most", of=lambda item: item[1].high_s),
-            ),
-        ),
+    constants = table_of(
+        [(name, one.value_s, one.low_s, one.high_s) for name, one in calibration.constants.items()],
+        "constants",
+        "Constants",
+        *columns(constant="constant", value_s="time of a unit", low_s="at least", high_s="at most"),
     )
+    facts = {
+        **attributes(calibration, "cases", "relative_error", "p90_error"),
+        **attributes(noise, "spread", "drift", "wait"),
+        "noisy": calibration.noisy,
+    }
+    backend = calibration.setting.get("backend", "?")
+    return Report(f"Calibration of backend {backend}", (constants,), facts, tuple(headline))

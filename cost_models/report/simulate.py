@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from placer.report import section as form
-from placer.report.growing import keys_section
-from placer.report.section import Column, Report, Row, Section, table_of
+from placer.report.section import Column, Report, Row, Section, columns, table_of
+from placer.report.training import keys_section
 from placer.units import counted, format_seconds
 
 if TYPE_CHECKING:
@@ -25,19 +26,13 @@ def simulate_report(simulated: "Simulated") -> Report:
     facts: Row = {
         "steps": steps,
         "samples": totals.samples,
-        "cache_policy": options.cache_policy,
-        "look_ahead": options.look_ahead,
-        "lookups": served.lookups,
-        "hbm_lookups": served.hbm_lookups,
+        **form.attributes(options, "cache_policy", "look_ahead"),
+        **form.attributes(served, "lookups", "hbm_lookups"),
         "hbm_share": share,
         "slow_lookups_per_step": served.slow_lookups / steps,
         "slow_rows_per_step": served.slow_rows / steps,
-        "step_mean_s": times.mean_s,
-        "step_p50_s": times.p50_s,
-        "step_p99_s": times.p99_s,
-        "sum_mean_s": sums.mean_s,
-        "sum_p50_s": sums.p50_s,
-        "sum_p99_s": sums.p99_s,
+        **{f"step_{name}": value for name, value in asdict(times).items()},
+        **{f"sum_{name}": value for name, value in asdict(sums).items()},
         "dense_s": simulated.dense_s,
     }
     dense = "steps are embeddings alone"
@@ -63,45 +58,28 @@ def simulate_report(simulated: "Simulated") -> Report:
 
 
 def _devices(devices: "Sequence[DeviceTotals]", steps: int, gpu_s: Sequence[float]) -> Section:
-    rows: list[Row] = []
-    for number, one in enumerate(devices):
-        per_step = {name: getattr(one, name) / steps for name in _PER_STEP}
-        rows.append(
-            {
-                "device": one.device,
-                **per_step,
-                "hbm_share": one.hbm_share,
-                "pool_entries": one.cache_entries,
-                "most_held": one.most_held,
-                "most_needed": one.most_needed,
-                "hbm_bytes": one.hbm_bytes,
-                "most_hbm_bytes": one.most_hbm_bytes,
-                "work_s": gpu_s[number] if number < len(gpu_s) else None,
-            }
-        )
-    return Section(
-        "devices",
-        "A step of each device (means)",
-        (
-            Column("device", "device"),
-            Column("work_s", "work"),
-            Column("lookups", "lookups", form.count),
-            Column("rows", "rows", form.count),
-            Column("hbm_share", "in HBM"),
-            Column("staged_rows", "copied in", form.count),
-            Column("written_back_rows", "back", form.count),
-            Column("in_place_rows", "in place", form.count),
-            Column("link_in_bytes", "link in"),
-            Column("link_out_bytes", "out"),
-            Column("sent_bytes", "sent"),
-            Column("received_bytes", "received"),
-            Column("dram_read_bytes", "DRAM read", spare=True),
-            Column("pool_entries", "entries", form.count, spare=True),
-            Column("most_held", "most used", form.count, spare=True),
-            Column("most_needed", "most asked", form.count, spare=True),
-        ),
-        tuple(rows),
+    rows: list[Row] = [
+        {
+            "device": one.device,
+            **{name: getattr(one, name) / steps for name in _PER_STEP},
+            "hbm_share": one.hbm_share,
+            "pool_entries": one.cache_entries,
+            **form.attributes(one, "most_held", "most_needed", "hbm_bytes", "most_hbm_bytes"),
+            "work_s": gpu_s[number] if number < len(gpu_s) else None,
+        }
+        for number, one in enumerate(devices)
+    ]
+    shown = (
+        *columns(device="device", work_s="work", lookups="lookups", rows="rows"),
+        *columns(hbm_share="in HBM", staged_rows="copied in", written_back_rows="back"),
+        *columns(in_place_rows="in place", link_in_bytes="link in", link_out_bytes="out"),
+        *columns(sent_bytes="sent", received_bytes="received"),
+        Column("dram_read_bytes", "DRAM read", spare=True),
+        Column("pool_entries", "entries", form.count, spare=True),
+        Column("most_held", "most used", form.count, spare=True),
+        Column("most_needed", "most asked", form.count, spare=True),
     )
+    return Section("devices", "A step of each device (means)", shown, tuple(rows))
 
 
 _PER_STEP = (
@@ -114,46 +92,38 @@ _PER_STEP = (
 def _exchange(totals: "Totals") -> Section:
     kept = {kind: int(sent.diagonal().sum()) for kind, sent in totals.sent.items()}
     return table_of(
-        totals.sent.items(),
+        [
+            (kind, (int(sent.sum()) - kept[kind]) / totals.steps, kept[kind] / totals.steps)
+            for kind, sent in totals.sent.items()
+        ],
         "exchange",
         "Exchanged in a step",
-        Column("kind", "what", of=lambda item: item[0]),
-        Column(
-            "to_others_bytes",
-            "between GPUs",
-            of=lambda item: (int(item[1].sum()) - kept[item[0]]) / totals.steps,
-        ),
-        Column("to_self_bytes", "within one", of=lambda item: kept[item[0]] / totals.steps),
+        *columns(kind="what", to_others_bytes="between GPUs", to_self_bytes="within one"),
     )
 
 
 def _windows(drift: "Sequence[Drifted]") -> Section:
-    def of_window(name: str) -> Callable[["Drifted"], Any]:
-        return lambda one: getattr(one.window, name)
+    def of(which: str, name: str) -> Callable[["Drifted"], Any]:
+        return lambda one: getattr(getattr(one, which), name, None)
 
-    def of_other(name: str) -> Callable[["Drifted"], Any]:
-        return lambda one: getattr(one.other, name, None)
+    def vs_first(one: "Drifted") -> float | None:
+        return form.ratio(one.window.mean_s, one.first.mean_s)
 
     return table_of(
         drift,
         "windows",
         "Over time",
-        Column("window", "window", of=of_window("name")),
-        Column("steps", "steps", form.count, of=of_window("steps")),
-        Column("hbm_share", "in HBM", of=of_window("hbm_share")),
+        Column("window", "window", of=of("window", "name")),
+        Column("steps", "steps", form.count, of=of("window", "steps")),
+        Column("hbm_share", "in HBM", of=of("window", "hbm_share")),
         Column("lost_share", "lost"),
-        Column("slow_lookups", "slow lookups", form.count, of=of_window("slow_lookups")),
-        Column("slow_rows", of=of_window("slow_rows")),
-        Column("step_mean_s", "step", of=of_window("mean_s")),
-        Column("step_p99_s", "p99", of=of_window("p99_s")),
-        Column(
-            "ratio",
-            "vs first",
-            form.times,
-            of=lambda one: one.window.mean_s / one.first.mean_s if one.first.mean_s else None,
-        ),
-        Column("other_hbm_share", "other: in HBM", of=of_other("hbm_share")),
-        Column("other_step_mean_s", "step", of=of_other("mean_s")),
+        Column("slow_lookups", "slow lookups", of=of("window", "slow_lookups")),
+        Column("slow_rows", of=of("window", "slow_rows")),
+        Column("step_mean_s", "step", of=of("window", "mean_s")),
+        Column("step_p99_s", "p99", of=of("window", "p99_s")),
+        Column("ratio", "vs first", of=vs_first),
+        Column("other_hbm_share", "other: in HBM", of=of("other", "hbm_share")),
+        Column("other_step_mean_s", "step", of=of("other", "mean_s")),
         Column("migration_s", "to move"),
         Column("break_even_steps"),
         Column("break_even", "pays after", of=_break_even),
@@ -181,13 +151,10 @@ def _steps(records: "Sequence[StepRecord]") -> Section:
         records,
         "steps_in_order",
         "Steps",
-        Column("lookups"),
-        Column("hbm_lookups"),
-        Column("slow_rows"),
+        *columns(lookups=None, hbm_lookups=None, slow_rows=None),
         Column("entries_held", of=lambda one: one.held),
         Column("entries_needed", of=lambda one: one.needed),
-        Column("step_s", "step"),
-        Column("sum_s", "sum"),
+        *columns(step_s="step", sum_s="sum"),
         shown=3,
         order="first ones",
     )

@@ -3,15 +3,15 @@
 import itertools
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from cost_models.sweep.run import Point, Sweep
 from placer.errors import PlacerError
 from placer.report import section as form
-from placer.report.picture import INK, MARKERS, SERIES, grid_behind, picture, plain_panel
-from placer.report.section import Column, Report, Row, Section
+from placer.report.picture import INK, MARKERS, SERIES, picture, plain_grid
+from placer.report.section import Column, Report, Row, Section, columns, grouped
 from placer.units import significant
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ _COLOURS, _SHAPES = (*SERIES, INK), (*MARKERS, "p")
 _LEGEND_POINTS = 8
 _LEGEND_INCHES, _LINE_INCHES = 1.2, 0.17
 """Width of the longest name with its colour, and height of a line, at so many points."""
-
-Case = tuple[tuple[str, float], ...]
 
 
 def sweep_report(sweep: Sweep) -> Report:
@@ -52,42 +50,38 @@ def sweep_tables(sweep: Sweep) -> Report:
     """Return samples per second of each placement, machine by machine, for people."""
     sections: list[Section] = []
     winners = {(row["platform"], row["varied"]): row for row in _winner_rows(sweep)}
-    by_case = _by_case(sweep.points)
+    cases = grouped(sweep.points, _case).values()
     for platform in sweep.platforms:
-        rows: list[Row] = []
-        for (name, case), members in by_case.items():
-            if name != platform.name:
-                continue
-            cells: dict[str, Any] = {point.placement: point.samples_per_s for point in members}
-            rows.append({**winners[name, _words(case)], **cells})
-        columns = (
+        rows: list[Row] = [
+            winners[platform.name, _words(points[0].varied)]
+            | {one.placement: one.samples_per_s for one in points}
+            for points in cases
+            if points[0].platform == platform.name
+        ]
+        shown = (
             Column("varied", "model"),
-            *(Column(name, name, form.count) for name in sweep.placements),
+            *columns(form.count, **{name: name for name in sweep.placements}),
             Column("winner", "fastest"),
             Column("lead", "ahead by", form.times, spare=True),
             Column("waits_for", "waits for", spare=True),
         )
         title = f"{platform.name}: samples/s by placement"
-        sections.append(Section(platform.name, title, columns, tuple(rows)))
+        sections.append(Section(platform.name, title, shown, tuple(rows)))
     if len(sweep.platforms) > 1:
         sections.append(_machines(sweep, winners))
-    impossible = _impossible(sweep)
-    if impossible:
+    if impossible := _impossible(sweep):
         reasons = (
-            Column("platform", "machine"),
-            Column("placement", "placement"),
+            *columns(platform="machine", placement="placement"),
             Column("cases", "model", wraps=True),
             Column("detail", "why not", wraps=True),
         )
         sections.append(Section("impossible", "Not possible", reasons, tuple(impossible)))
-    base = ", ".join(
-        f"{axis} {significant(value, 6)}" for axis, value in asdict(sweep.base).items()
-    )
+    base = (f"{axis} {significant(value, 6)}" for axis, value in asdict(sweep.base).items())
     return Report(
         "Sweep over placements",
         tuple(sections),
         headline=(
-            f"where nothing else is said: {base}",
+            f"where nothing else is said: {', '.join(base)}",
             f"cost model {sweep.cost_model}; remote needs further machines, and is the fastest "
             "only where nothing else is possible",
         ),
@@ -99,7 +93,7 @@ def _point_row(point: Point) -> Row:
     return {
         "platform": point.platform,
         "placement": point.placement,
-        "varied": _words(_case(point)),
+        "varied": _words(point.varied),
         **asdict(point.setting),
         "feasible": point.samples_per_s is not None,
         "step_time_s": point.step_time_s,
@@ -114,25 +108,21 @@ def _point_row(point: Point) -> Row:
     }
 
 
-def _case(point: Point) -> Case:
-    return tuple(point.varied.items())
+def _case(point: Point) -> tuple[object, ...]:
+    """Return what placements are compared on: the machine, and the model."""
+    return point.platform, *point.varied.items()
 
 
-def _words(case: Case) -> str:
-    return " ".join(f"{axis}={significant(value, 6).replace(',', '')}" for axis, value in case)
+def _words(case: Mapping[str, float]) -> str:
+    words = {axis: significant(value, 6).replace(",", "") for axis, value in case.items()}
+    return " ".join(f"{axis}={value}" for axis, value in words.items())
 
 
-def _by_case(points: Sequence[Point]) -> dict[tuple[str, Case], list[Point]]:
-    cases: dict[tuple[str, Case], list[Point]] = {}
-    for point in points:
-        cases.setdefault((point.platform, _case(point)), []).append(point)
-    return cases
-
-
-def _winner_rows(sweep: Sweep) -> list[Row]:
-    rows: list[Row] = []
-    for platform, case in _by_case(sweep.points):
-        ranked = sweep.ranked(platform, dict(case))
+def _winner_rows(sweep: Sweep) -> list[dict[str, Any]]:
+    rows = []
+    for first_of_case, *_ in grouped(sweep.points, _case).values():
+        platform, case = first_of_case.platform, first_of_case.varied
+        ranked = sweep.ranked(platform, case)
         first = ranked[0] if ranked else None
         best = (first.samples_per_s or 0.0) if first else 0.0
         # What fits into GPUs is the same split or not: no rival of itself.
@@ -143,7 +133,7 @@ def _winner_rows(sweep: Sweep) -> list[Row]:
                 "platform": platform,
                 "varied": _words(case),
                 **dict.fromkeys(sweep.axes, None),
-                **dict(case),
+                **case,
                 "winner": first.placement if first else None,
                 "samples_per_s": first.samples_per_s if first else None,
                 "waits_for": first.waits_for if first else None,
@@ -156,55 +146,51 @@ def _winner_rows(sweep: Sweep) -> list[Row]:
 
 def _machines(sweep: Sweep, winners: Mapping[tuple[Any, Any], Row]) -> Section:
     """Return the best of each machine side by side."""
-    cases = dict.fromkeys(case for _, case in winners)
-    rows: list[Row] = []
-    for case in cases:
-        best = {one.name: winners.get((one.name, case)) for one in sweep.platforms}
-        rows.append(
-            {
-                "varied": case,
-                **{
-                    name: f"{form.count(row['samples_per_s'])} ({row['winner']})"
-                    if row and row["winner"]
-                    else None
-                    for name, row in best.items()
-                },
-            }
+
+    def best(machine: str, case: str) -> str | None:
+        row = winners.get((machine, case))
+        return (
+            f"{form.count(row['samples_per_s'])} ({row['winner']})"
+            if row and row["winner"]
+            else None
         )
-    columns = (Column("varied", "model"), *(Column(p.name, p.name) for p in sweep.platforms))
-    return Section("machines", "The fastest placement of each machine", columns, tuple(rows))
+
+    names = [one.name for one in sweep.platforms]
+    rows = [
+        {"varied": case, **{name: best(name, case) for name in names}}
+        for case in dict.fromkeys(case for _, case in winners)
+    ]
+    shown = (Column("varied", "model"), *columns(**{name: name for name in names}))
+    return Section("machines", "The fastest placement of each machine", shown, tuple(rows))
 
 
 def _impossible(sweep: Sweep) -> list[Row]:
     """List placements that some case rules out: the cases, and why the last of them does."""
-    impossible: dict[tuple[str, str], dict[str, Any]] = {}
-    for point in sweep.points:
-        if point.samples_per_s is None:
-            row = impossible.setdefault((point.platform, point.placement), {"cases": []})
-            row["cases"].append(_words(_case(point)))
-            row["detail"] = point.detail
-    total = len(_by_case(sweep.points)) // max(1, len(sweep.platforms))
+    impossible = grouped(
+        (one for one in sweep.points if one.samples_per_s is None),
+        lambda one: (one.platform, one.placement),
+    )
+    total = len(grouped(sweep.points, _case)) // max(1, len(sweep.platforms))
     return [
         {
             "platform": platform,
             "placement": placement,
-            "cases": "all" if len(row["cases"]) == total else ", ".join(row["cases"]),
-            "detail": row["detail"],
+            "cases": "all"
+            if len(points) == total
+            else ", ".join(_words(point.varied) for point in points),
+            "detail": points[-1].detail,
         }
-        for (platform, placement), row in impossible.items()
+        for (platform, placement), points in impossible.items()
     ]
 
 
 def plot_sweep(sweep: Sweep, path: str | os.PathLike[str]) -> None:
-    """Draw throughput over each axis, a row of panels per machine; png, pdf or svg.
+    """Draw throughput over each axis, a row of panels per machine.
 
     Raises
     ------
-    BackendError
-        If matplotlib is missing.
     PlacerError
-        If nothing is possible, the sweep is a grid, the ending is another one, or the file cannot
-        be written.
+        If nothing is possible, or the sweep is a grid; see `picture` for other errors.
     """
     if not any(point.samples_per_s for point in sweep.points):
         raise PlacerError("there is nothing to draw: no placement is possible")
@@ -279,8 +265,7 @@ def _draw_lines(
     ticks = [step * 10.0**power for power in powers for step in (1, 2, 5)]
     inside = [tick for tick in ticks if low <= tick <= high]
     panel.set_yticks(inside, [_short(tick) for tick in inside])
-    grid_behind(panel, linewidth=0.6)
-    plain_panel(panel)
+    plain_grid(panel, linewidth=0.6)
 
 
 def _short(value: float) -> str:

@@ -14,7 +14,8 @@ LENGTH_BYTES = 4
 """The length of a bag is an int32 on the wire."""
 
 OUTPUT_BYTES = 4
-"""A column of a pooled row, or of a gradient, is a float32 whatever the weights are."""
+"""A column of a pooled row, or of a gradient, is a float32 whatever the weights are. Between GPUs
+it may be of 16 bits: `Problem.exchange_dtype`."""
 
 
 def returned_vectors(table: Table, samples: float, lookups: float, *, all_rows: bool) -> float:

@@ -44,6 +44,7 @@ from placer.plan.plan import Plan
 from placer.plan.shard import Shard
 from placer.problem import Problem
 from placer.profile.table_profile import TableProfile
+from placer.tables import DTYPE_BYTES
 from placer.topology.topology import Topology
 
 
@@ -355,7 +356,8 @@ def exchange_of(
     samples = problem.global_batch_size // replicas if returns_bags else 0
     vectors = returned_vectors(spec, samples, lookups, all_rows=all_rows)
     output = vectors * width * OUTPUT_BYTES
-    ids, outputs = lookups * ID_BYTES + length_bytes(spec, samples), output
+    ids = lookups * ID_BYTES + length_bytes(spec, samples)
+    outputs = vectors * width * DTYPE_BYTES[problem.exchange_dtype]
     if replicated is None:
         gradients = outputs + row_sum_bytes(spec, rows, column_slices, gpus)
     else:

@@ -13,6 +13,8 @@ from placer.plan.shard import Lookup, Memory, Shard, whole_table_shard
 from placer.problem import Problem
 
 PlanOf = Callable[[Problem, CostModel], Plan]
+Parts = Callable[[int, int], list[Shard]]
+"""The shards of a table, by its number and how many of its rows are in HBM."""
 
 
 def _plan(problem: Problem, model: CostModel, shards: list[Shard]) -> Plan:
@@ -82,11 +84,9 @@ def hot_and_cold(problem: Problem, model: CostModel) -> Plan:
 
     def parts(number: int, hot: int) -> list[Shard]:
         table, gpu = problem.profile.tables[number].table, _gpu_of(problem, number)
-        shards = [
-            whole_table_shard(table, gpu, "hbm", "device", (0, hot, 1)),
-            whole_table_shard(table, gpu, "dram", "staged", (hot, table.rows, 1)),
-        ]
-        return [shard for shard in shards if shard.row_count]
+        in_hbm = whole_table_shard(table, gpu, "hbm", "device", (0, hot, 1))
+        cold = whole_table_shard(table, gpu, "dram", "staged", (hot, table.rows, 1))
+        return [shard for shard in (in_hbm, cold) if shard.row_count]
 
     return _filled(problem, model, parts)
 
@@ -102,9 +102,7 @@ def behind_caches(problem: Problem, model: CostModel) -> Plan:
     return _filled(problem, model, parts)
 
 
-def _filled(
-    problem: Problem, model: CostModel, parts: Callable[[int, int], list[Shard]]
-) -> Plan:  # fmt: skip
+def _filled(problem: Problem, model: CostModel, parts: Parts) -> Plan:
     """Return the plan whose tables have as many rows in HBM as fit, the same number on one GPU."""
     gpus = problem.topology.gpus
     shards: list[Shard] = []
@@ -119,13 +117,7 @@ def _filled(
     return _plan(problem, model, shards)
 
 
-def _most_rows(
-    problem: Problem,
-    model: CostModel,
-    number: int,
-    parts: Callable[[int, int], list[Shard]],
-    room: int,
-) -> int:
+def _most_rows(problem: Problem, model: CostModel, number: int, parts: Parts, room: int) -> int:
     """Find the most rows of table `number` that take at most `room` bytes of HBM.
 
     Bytes may fall over the first rows, which save more of staging than they take, but once
@@ -156,14 +148,10 @@ def shortage(plan: Plan) -> Shortage | None:
     worst = min(device_memory(plan).values(), key=lambda use: use.free_bytes)
     if worst.free_bytes >= 0:
         return None
-    on_gpu = worst.device in plan.topology.gpus_by_id
+    memory: Memory = "hbm" if worst.device in plan.topology.gpus_by_id else "dram"
     rows = worst.weight_bytes + worst.state_bytes
-    return Shortage(
-        worst.device,
-        "hbm" if on_gpu else "dram",
-        -worst.free_bytes,
-        "rows" if rows > worst.capacity_bytes else "rows and buffers" if rows else "buffers",
-    )
+    what = "rows" if rows > worst.capacity_bytes else "rows and buffers" if rows else "buffers"
+    return Shortage(worst.device, memory, -worst.free_bytes, what)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,19 +29,18 @@ class Platform:
 
     Attributes
     ----------
-    name : str
     topology : Topology or None
         None for CPU servers.
     gpu, cpu : FlopRate
         Of one GPU, which is meaningless for CPU servers, and of the CPUs of one host.
     server : Host
         One host.
-    servers : int
-        Number of CPU servers, trainers and parameter servers together; 1 for other machines.
-    network_bytes_per_s : float or None
-        Of one host, each way; None where it is not known.
     sources : mapping
         Where the rates come from, beside `Topology.sources`.
+    network_bytes_per_s : float or None
+        Of one host, each way; None where it is not known.
+    servers : int
+        Number of CPU servers, trainers and parameter servers together; 1 for other machines.
     """
 
     name: str
@@ -49,27 +48,21 @@ class Platform:
     gpu: FlopRate
     cpu: FlopRate
     server: Host
-    servers: int
-    network_bytes_per_s: float | None
     sources: dict[str, str]
+    network_bytes_per_s: float | None = None
+    servers: int = 1
 
 
 def cpu_server() -> Host:
     """Return the memory of the dual-socket server of Acun et al."""
-    return Host(
-        "cpu:0",
-        int(CPU_SERVER.memory_bytes * (1 - RESERVED_DRAM_SHARE)),
-        CPU_SERVER.dram.bytes_per_s,
-    )
+    memory_bytes = int(CPU_SERVER.memory_bytes * (1 - RESERVED_DRAM_SHARE))
+    return Host("cpu:0", memory_bytes, CPU_SERVER.dram.bytes_per_s)
 
 
 def platform(text: str, *, hbm: str | int | None = None, dram: str | int | None = None) -> Platform:
     """Make the machine of a name: a preset of topologies, ``Nxcpu`` servers, or ``auto``.
 
-    Parameters
-    ----------
-    hbm, dram : str or int, optional
-        Memory of each GPU and of each host that embeddings may take.
+    `hbm` and `dram` are the memory of each GPU and of each host that embeddings may take.
 
     Raises
     ------
@@ -101,41 +94,25 @@ def platform(text: str, *, hbm: str | int | None = None, dram: str | int | None 
     part = per_host / 8
     cpu = FlopRate(whole.stated_per_s * part, whole.share, whole.source)
     network = host_kind.network.scaled(part)
-    return Platform(
-        name,
-        topology,
-        gpu,
-        cpu,
-        topology.hosts[0],
-        1,
-        network.bytes_per_s,
-        {
-            "GPU float32": gpu.describe(),
-            "CPU float32": cpu.describe(),
-            "network bandwidth": network.describe(),
-        },
-    )
+    sources = {
+        "GPU float32": gpu.describe(),
+        "CPU float32": cpu.describe(),
+        "network bandwidth": network.describe(),
+    }
+    return Platform(name, topology, gpu, cpu, topology.hosts[0], sources, network.bytes_per_s)
 
 
 def _cpu_servers(name: str, count: int, dram: str | int | None) -> Platform:
     if not 1 <= count <= _MOST_SERVERS:
         raise TopologyError(f"{name!r} has {count} servers; there can be 1 to {_MOST_SERVERS}")
-    cpu = CPU_FLOPS["dual-socket"]
+    cpu, network = CPU_FLOPS["dual-socket"], CPU_SERVER.network
     server = server_topology(cpu_server()).with_memory(dram=dram).hosts[0]
-    return Platform(
-        name,
-        None,
-        cpu,
-        cpu,
-        server,
-        count,
-        CPU_SERVER.network.bytes_per_s,
-        {
-            "CPU float32": cpu.describe(),
-            "dram bandwidth": CPU_SERVER.dram.describe(),
-            "network bandwidth": CPU_SERVER.network.describe(),
-        },
-    )
+    sources = {
+        "CPU float32": cpu.describe(),
+        "dram bandwidth": CPU_SERVER.dram.describe(),
+        "network bandwidth": network.describe(),
+    }
+    return Platform(name, None, cpu, cpu, server, sources, network.bytes_per_s, count)
 
 
 def server_topology(server: Host) -> Topology:
@@ -144,38 +121,23 @@ def server_topology(server: Host) -> Topology:
     A topology has a GPU; here it is one without memory, which stands for the CPUs that take the
     pooled rows, at the bandwidth of the host's memory.
     """
-    rows_per_s = server.dram_bytes_per_s
-    return Topology(
-        "server",
-        (Gpu("gpu:0", server.id, 0, rows_per_s, 0.0),),
-        (server,),
-        (Link("gpu:0", server.id, "pcie", rows_per_s),),
-        emulated=True,
-    )
+    gpu = Gpu("gpu:0", server.id, 0, server.dram_bytes_per_s, 0.0)
+    link = Link("gpu:0", server.id, "pcie", server.dram_bytes_per_s)
+    return Topology("server", (gpu,), (server,), (link,), emulated=True)
 
 
 def _this_machine(hbm: str | int | None, dram: str | int | None) -> Platform:
     import torch
 
-    if hbm is None and not torch.cuda.is_available():
+    has_gpu = torch.cuda.is_available()
+    if hbm is None and not has_gpu:
         hbm = int(host_memory_bytes() * _EMULATED_SHARE)
     topology = Topology.parse("auto", hbm=hbm, dram=dram)
-    cpu = FlopRate(_measured_flops("cpu"), 1.0, "products of 1600 × 512 × 512 measured on the CPU")
-    gpu = cpu
-    if torch.cuda.is_available():
-        gpu = FlopRate(
-            _measured_flops("cuda"), 1.0, "products of 1600 × 512 × 512 measured on the GPU"
-        )
-    return Platform(
-        "auto",
-        topology,
-        gpu,
-        cpu,
-        topology.hosts[0],
-        1,
-        None,
-        {"GPU float32": gpu.describe(), "CPU float32": cpu.describe()},
-    )
+    words = "products of 1600 × 512 × 512 measured on the"
+    cpu = FlopRate(_measured_flops("cpu"), 1.0, f"{words} CPU")
+    gpu = FlopRate(_measured_flops("cuda"), 1.0, f"{words} GPU") if has_gpu else cpu
+    sources = {"GPU float32": gpu.describe(), "CPU float32": cpu.describe()}
+    return Platform("auto", topology, gpu, cpu, topology.hosts[0], sources)
 
 
 def _measured_flops(device: str) -> float:

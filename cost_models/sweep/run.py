@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from cost_models import CostModel
 from cost_models.sweep.placements import PLACEMENTS, Placement
@@ -27,9 +28,7 @@ class Point:
         None where the placement is not possible. With CPU servers, a step is the time in which
         every trainer does one batch.
     parts_s : mapping of name to seconds
-        What the step may wait for; the step takes as long as the longest part.
-    waits_for : str
-        The name of the longest part.
+        What the step may wait for; it takes as long as the longest part, which it `waits_for`.
     hbm_lookup_share : float or None
         Share of lookups that are served from HBM.
     shortage : Shortage or None
@@ -127,42 +126,29 @@ def sweep(
     >>> [swept.ranked(name, {"batch": 200})[0].placement for name in ("big-basin", "zion")]
     ['gpu', 'gpu']
     """
-    _check(platforms, axes, placements)
-    base = base or Setting()
-    todo = [(one, *case) for one in platforms for case in cases(base, axes, grid=grid)]
-    embeddings = Embeddings(cost_model)
-    points: list[Point] = []
-    for done, (machine, varied, setting) in enumerate(todo):
-        if stop is not None and stop():
-            break
-        steps = Steps(machine, setting, embeddings, parameter_servers)
-        points += [_point(steps, PLACEMENTS[name], varied) for name in placements]
-        if on_point is not None:
-            on_point(done + 1, len(todo), machine.name)
-    return Sweep(
-        base,
-        {axis: tuple(values) for axis, values in axes.items()},
-        grid,
-        tuple(platforms),
-        tuple(placements),
-        cost_model.name,
-        tuple(points),
-    )
-
-
-def _check(
-    platforms: Sequence[Platform], axes: Mapping[str, Sequence[float]], placements: Sequence[str]
-) -> None:
-    unknown = [name for name in placements if name not in PLACEMENTS]
-    if unknown:
-        raise ProblemError(
-            f"no placement is called {unknown[0]!r}; choose from {', '.join(PLACEMENTS)}"
-        )
+    for name in placements:
+        if name not in PLACEMENTS:
+            known = ", ".join(PLACEMENTS)
+            raise ProblemError(f"no placement is called {name!r}; choose from {known}")
     if not platforms or not axes or not placements:
         raise ProblemError("a sweep needs a platform, a placement and an axis to vary")
     names = [platform.name for platform in platforms]
     if len(set(names)) < len(names):
         raise ProblemError(f"platforms are named more than once: {', '.join(names)}")
+    base = base or Setting()
+    todo = [(one, *case) for one in platforms for case in cases(base, axes, grid=grid)]
+    embeddings = Embeddings(cost_model)
+    points: list[Point] = []
+    for done, (machine, changed, setting) in enumerate(todo):
+        if stop is not None and stop():
+            break
+        steps = Steps(machine, setting, embeddings, parameter_servers)
+        points += [_point(steps, PLACEMENTS[name], changed) for name in placements]
+        if on_point is not None:
+            on_point(done + 1, len(todo), machine.name)
+    varied = {axis: tuple(values) for axis, values in axes.items()}
+    what = tuple(platforms), tuple(placements), cost_model.name
+    return Sweep(base, varied, grid, *what, tuple(points))
 
 
 def _point(steps: Steps, placement: Placement, varied: Mapping[str, float]) -> Point:
@@ -173,13 +159,6 @@ def _point(steps: Steps, placement: Placement, varied: Mapping[str, float]) -> P
         return Point(*place, shortage=error.shortage, detail=str(error))
     except PlanMismatchError as error:  # A cost model that does not know the placement.
         return Point(*place, detail=str(error))
-    return Point(
-        *place,
-        step_time_s=step.parts_s[step.waits_for],
-        samples_per_s=step.samples_per_s,
-        parts_s=step.parts_s,
-        waits_for=step.waits_for,
-        hbm_lookup_share=step.hbm_lookup_share,
-        detail=step.detail,
-        extra_servers=step.extra_servers,
-    )
+    speed = step.parts_s[step.waits_for], step.samples_per_s, step.parts_s, step.waits_for
+    more: Any = {"detail": step.detail, "extra_servers": step.extra_servers}
+    return Point(*place, *speed, step.hbm_lookup_share, **more)

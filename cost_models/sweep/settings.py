@@ -74,17 +74,12 @@ class Setting:
     def profile(self, tables: int | None = None) -> Profile:
         """Make the tables, or the first few, with accesses by Zipf's law; ids are ranks."""
         cdf = zipf_cdf(self.rows, self.skew)
-        return Profile(
-            tuple(
-                TableProfile(
-                    _table(self, number),
-                    cdf,
-                    zipf_exponent=self.skew,
-                )
-                for number in range(self.sparse if tables is None else tables)
-            ),
-            source=f"sweep: {self.sparse} tables alike, Zipf exponent {self.skew:g} assumed",
+        made = (
+            TableProfile(_table(self, number), cdf, zipf_exponent=self.skew)
+            for number in range(self.sparse if tables is None else tables)
         )
+        source = f"sweep: {self.sparse} tables alike, Zipf exponent {self.skew:g} assumed"
+        return Profile(tuple(made), source=source)
 
     def with_values(self, values: Mapping[str, float]) -> "Setting":
         """Return the setting with other values on some axes."""

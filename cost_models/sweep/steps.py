@@ -1,6 +1,7 @@
 """What one step of `placer sweep` takes, part by part, for each placement on each platform."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from cost_models import CostModel, CostReport
 from cost_models.dense import DenseCost, dense_cost
@@ -59,8 +60,7 @@ class Step:
         return self.samples / self.parts_s[self.waits_for]
 
 
-@dataclass(frozen=True, slots=True)
-class _ServerLoad:
+class _ServerLoad(NamedTuple):
     """What one table takes of a server that pools it: seconds of its memory a step, and bytes."""
 
     dram_s: float
@@ -81,20 +81,15 @@ class Embeddings:
         """Return what a placement on the GPUs of the platform of that name costs."""
         key = (name, placement.name, setting.batch, *setting.embedding_key)
         if key not in self._reports:
-            self._reports[key] = self._evaluated(topology, setting, placement)
+            assert placement.plan is not None, "servers have no plan on GPUs"
+            problem = Problem(setting.profile(), topology, setting.batch)
+            plan = placement.plan(problem, self.model)
+            short = shortage(plan)
+            self._reports[key] = _too_small(short) if short else self.model.evaluate(problem, plan)
         report = self._reports[key]
         if isinstance(report, ImpossibleError):
             raise report
         return report
-
-    def _evaluated(
-        self, topology: Topology, setting: Setting, placement: Placement
-    ) -> CostReport | ImpossibleError:
-        assert placement.plan is not None, "servers have no plan on GPUs"
-        problem = Problem(setting.profile(), topology, setting.batch)
-        plan = placement.plan(problem, self.model)
-        short = shortage(plan)
-        return _too_small(short) if short else self.model.evaluate(problem, plan)
 
     def server_load(self, server: Host, setting: Setting, samples: int) -> _ServerLoad:
         """Return what one of the tables takes of a server, for a step of so many samples."""
@@ -189,20 +184,15 @@ class Steps:
             load = self._load(platform.server, CPU_BATCH, self.setting.sparse, platform.name)
             parts = {"cpu": compute_s, "host memory": self.setting.sparse * load.dram_s}
             return Step(CPU_BATCH, parts, 0.0, "one server")
-        short: ImpossibleError | None = None
-        best: Step | None = None
+        steps: list[Step] = []
         for trainers in range(1, servers):
             try:
-                step = self._with_trainers(trainers, servers - trainers)
-            except ImpossibleError as error:
-                short = short or error  # Of the most parameter servers, which lack least.
+                steps.append(self._with_trainers(trainers, servers - trainers))
+            except ImpossibleError:
+                if not steps:  # Of the most parameter servers, which lack least.
+                    raise
                 break
-            if best is None or step.samples_per_s > best.samples_per_s:
-                best = step
-        if best is None:
-            assert short is not None, "there is at least one way to divide two servers"
-            raise short
-        return best
+        return max(steps, key=lambda step: step.samples_per_s)
 
     def _with_trainers(self, trainers: int, servers: int) -> Step:
         platform, setting = self.platform, self.setting

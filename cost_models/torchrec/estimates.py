@@ -1,5 +1,6 @@
 """TorchRec's own estimators, asked about tables of a problem. Importing this needs torchrec."""
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -8,6 +9,11 @@ import torch
 from torchrec import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.fbgemm_qcomm_codec import (
+    CommType,
+    QCommsConfig,
+    get_qcomm_codecs_registry,
+)
 from torchrec.distributed.planner import Topology as TorchRecTopology
 from torchrec.distributed.planner.constants import DEFAULT_PERF_ESTIMATOR
 from torchrec.distributed.planner.enumerators import get_partition_by_type
@@ -32,12 +38,18 @@ from placer.adapters.torchrec.sharding import Sharding
 from placer.errors import ProblemError, TopologyError
 from placer.problem import Problem
 from placer.profile.table_profile import TableProfile
-from placer.tables import Table
+from placer.tables import DType, Table
 from placer.topology.topology import Topology
 
 Float = npt.NDArray[np.float64]
 
 Bandwidths = Literal["torchrec", "topology"]
+
+_COMM_TYPES: Mapping[DType, CommType] = {
+    "float32": CommType.FP32,
+    "bfloat16": CommType.BF16,
+    "float16": CommType.FP16,
+}
 
 OPTIMIZERS: dict[str, type] = {
     "sgd": torch.optim.SGD,
@@ -218,10 +230,15 @@ class Estimates:
             True: EmbeddingBagCollection(tables=[], device=_META),
             False: EmbeddingCollection(tables=[], device=_META),
         }
+        kind = _COMM_TYPES[problem.exchange_dtype]
+        codecs = get_qcomm_codecs_registry(QCommsConfig(kind, kind), device=torch.device("cuda"))
         self._sharders = build_sharder_data_map(
             {
                 sharder_name(sharder.module_type): sharder
-                for sharder in (EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder())
+                for sharder in (
+                    EmbeddingBagCollectionSharder(qcomm_codecs_registry=codecs),
+                    EmbeddingCollectionSharder(qcomm_codecs_registry=codecs),
+                )
             }
         )
         # What the planner's enumerator asks by default.

@@ -15,25 +15,12 @@ def document_for(
     module: str = "",
     staged_as: Literal["uva", "cached"] | None = None,
 ) -> Any:
-    """A plan in the form that a trainer reads from JSON.
+    """A plan in the form that one of `TRAINERS` reads from JSON.
 
-    Parameters
-    ----------
-    trainer : str
-        One of `TRAINERS`.
-    plan : Plan
-    module : str
-        Path of TorchRec's embedding module in the model.
-    staged_as : {"uva", "cached"}, optional
-        How TorchRec reads staged rows, which it cannot stage.
+    `module` is the path of TorchRec's embedding module in the model, and `staged_as` says how
+    TorchRec reads staged rows, which it cannot stage. Raises PlacerError if the plan has what the
+    trainer cannot run; the message names it.
 
-    Raises
-    ------
-    PlacerError
-        If there is no such trainer, or the plan has what it cannot run; the message names it.
-
-    Examples
-    --------
     >>> from placer import Problem, Topology
     >>> from placer.workloads import named_workload
     >>> from solvers import solve

@@ -15,16 +15,10 @@ _SPLIT_EVERY = 8
 
 
 def count_dask(parts: Any, counter: PartitionCounter, split_out: int = 1) -> Any:
-    """The counts of a log, added up by a tree: a DataFrame with a line for each row read.
+    """The counts of a log, added up by trees: a DataFrame of `split_out` partitions.
 
-    Parameters
-    ----------
-    parts : dask.dataframe.DataFrame, or sequence of Delayed
-        Delayed parts hold what `placer.data.in_memory.batches_of` takes. Vocabularies number ids
-        in the order of the parts.
-    counter : PartitionCounter
-    split_out : int
-        Partitions of the result, each made by a tree of its own.
+    `parts` are a DataFrame, or Delayed that hold what `placer.data.in_memory.batches_of` takes.
+    Vocabularies number ids in the order of the parts.
     """
     from dask import dataframe, delayed
 

@@ -16,14 +16,9 @@ _POSITION = "__position"
 def count_ray(dataset: Any, counter: PartitionCounter, partitions: int | None = None) -> Any:
     """The counts of a log, added up by a shuffle: a Dataset with a line for each row read.
 
-    Parameters
-    ----------
-    dataset : ray.data.Dataset
-    counter : PartitionCounter
-        Ray does not number blocks: where there are vocabularies to make, a column of the samples
-        has their positions (`PartitionCounter.position`).
-    partitions : int, optional
-        Of the shuffle; Ray's own number by default.
+    Ray does not number blocks: where there are vocabularies to make, a column of the samples has
+    their positions (`PartitionCounter.position`). `partitions` is Ray's own number of them by
+    default.
     """
     from ray.data.aggregate import Min, Sum
 

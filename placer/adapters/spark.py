@@ -16,11 +16,7 @@ _SOME_SAMPLES = 1000
 def count_spark(frame: Any, counter: PartitionCounter) -> Any:
     """The counts of a log, added up by a shuffle: a DataFrame with a line for each row read.
 
-    Parameters
-    ----------
-    frame : pyspark.sql.DataFrame
-        Of Spark 4 or newer. Vocabularies number ids in the order of its partitions.
-    counter : PartitionCounter
+    The frame is of Spark 4 or newer. Vocabularies number ids in the order of its partitions.
     """
     from pyspark.sql import functions
 

@@ -28,13 +28,7 @@ def choose_mappings(
     headroom: float = 0.0,
     progress: Progress | None = None,
 ) -> tuple[dict[str, IdMapping], list[str]]:
-    """A mapping for each table, and notes for the user; see `placer.data.open_log`.
-
-    Raises
-    ------
-    DataError
-        If an option does not fit a table, or there is no such table.
-    """
+    """A mapping for each table, and notes for the user; see `placer.data.open_log`."""
     names = list(dict.fromkeys(feature_tables.values()))
     chosen, row_counts = mapping_kinds(source, feature_tables, id_mapping, rows)
     asked = _of_each("id_mapping", id_mapping, names)
@@ -99,13 +93,7 @@ def choose_mappings(
 def feature_tables_of(
     source: Source, sparse: Sequence[str] | None, renamed: Mapping[str, str] | None
 ) -> dict[str, str]:
-    """The table that each feature reads, in the log's order.
-
-    Raises
-    ------
-    DataError
-        If there is no such feature.
-    """
+    """The table that each feature reads, in the log's order."""
     tables = dict(renamed or {})
     kept = list(source.text_features) if sparse is None else list(sparse)
     unknown = [name for name in [*kept, *tables] if name not in source.text_features]
@@ -123,13 +111,7 @@ def mapping_kinds(
     id_mapping: str | Mapping[str, str],
     rows: int | Mapping[str, int] | None,
 ) -> tuple[dict[str, MappingKind], dict[str, int]]:
-    """How the ids of each table become rows, and the rows of those whose number is set.
-
-    Raises
-    ------
-    DataError
-        If an option is for a table that is not there, rows are too few, or are missing for a hash.
-    """
+    """How the ids of each table become rows, and the rows of those whose number is set."""
     names = list(dict.fromkeys(feature_tables.values()))
     row_counts = _of_each("rows", rows, names)
     asked = _of_each("id_mapping", id_mapping, names)

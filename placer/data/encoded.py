@@ -21,10 +21,6 @@ class EncodedLog:
 
     Attributes
     ----------
-    source : Source
-    encoding : Encoding
-    tables, feature_tables, dense_names
-        See `placer.data.log.Log`.
     notes : sequence of str
         What the user should hear: columns that were left out, files without a sample.
     expected_samples : int or None
@@ -88,11 +84,8 @@ class EncodedLog:
 
         The samples do not depend on how the log is divided into files, row groups or chunks.
 
-        Raises
-        ------
-        DataError
-            If the log is empty, a column is missing, a line is ragged or an id is out of
-            range; the message names the file and the place.
+        Raises DataError if the log is empty, a column is missing, a line is ragged or an id is out
+        of range; the message names the file and the place.
         """
         with self._reading(samples) as cursor:
             cursor.skip(skip)
@@ -141,13 +134,7 @@ class EncodedLog:
 
 
 def rows_of(batch: RawBatch, feature: str, table: str, mapping: IdMapping) -> Rows:
-    """The rows that the ids of a feature read.
-
-    Raises
-    ------
-    DataError
-        If an id is out of range; the message names its place.
-    """
+    """The rows that the ids of a feature read."""
     raw = batch.features[feature]
     try:
         return mapping.map(raw.keys)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from placer.data.layout import Layout
+from placer.data.layout import Layout, NamedColumns
 from placer.data.mapping import Hash, Identity, IdMapping, RawKeys, Vocabulary
 from placer.data.names import NULLS, Missing
 from placer.data.text_keys import Keys
@@ -22,27 +22,14 @@ class Encoding:
 
     Recorded in a profile, so that training maps ids as they were counted:
     ``open_log(paths, encoding=profile.encoding)``.
-
-    Attributes
-    ----------
-    feature_tables : mapping of feature (column) name to table name
-        In the log's order.
-    mappings : mapping of table name to IdMapping
-    dense : tuple of str
-        Numeric columns.
-    label : str or None
-        The label's column.
-    missing : {"zero", "empty"}
-        Whether a missing value is read as id 0 or as an empty bag.
-    layout : Layout
-        How the values of the log's files were written.
     """
 
-    feature_tables: Mapping[str, str]
+    feature_tables: Mapping[str, str]  # In the log's order.
     mappings: Mapping[str, IdMapping]
-    dense: tuple[str, ...] = ()
-    label: str | None = None
-    missing: Missing = "zero"
+    dense: tuple[str, ...] = ()  # Numeric columns.
+    label: str | None = None  # The label's column.
+    missing: Missing = "zero"  # Whether a missing value is read as id 0 or as an empty bag.
+    # How the values of the log's files were written.
     layout: Layout = Layout(lists={})  # noqa: RUF009  # It is frozen.
 
     def __post_init__(self) -> None:
@@ -54,6 +41,12 @@ class Encoding:
     def tables(self) -> dict[str, int]:
         """Rows of each table."""
         return {name: mapping.rows for name, mapping in self.mappings.items()}
+
+    @property
+    def columns(self) -> NamedColumns:
+        """The columns of the log."""
+        names = list(self.feature_tables)
+        return NamedColumns(names, self.dense, self.label, (), self.missing, recorded=True)
 
     @property
     def vocabularies(self) -> dict[str, Keys]:
@@ -110,13 +103,7 @@ class Encoding:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any], vocabularies: Mapping[str, Keys]) -> "Encoding":
-        """What `to_json` wrote, with the vocabularies that were saved beside it.
-
-        Raises
-        ------
-        DataError
-            If a mapping is of an unknown kind or its vocabulary is missing.
-        """
+        """What `to_json` wrote, with the vocabularies that were saved beside it."""
         mappings: dict[str, IdMapping] = {}
         for name, mapping in values["mappings"].items():
             kind = mapping["kind"]

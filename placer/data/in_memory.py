@@ -26,7 +26,7 @@ from placer.data.formats.base import (
 )
 from placer.data.formats.columns import Columns, check_columns, once
 from placer.data.formats.nested import flat, outermost
-from placer.data.layout import Layout
+from placer.data.layout import Layout, NamedColumns
 from placer.errors import DataError
 
 _Read = Iterator[pa.RecordBatch]
@@ -37,26 +37,13 @@ _IDENTITY_ROWS = 4096
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchSource:
-    """Where record batches come from.
+    """Where record batches come from."""
 
-    Attributes
-    ----------
-    name : str
-        What it is, for messages: ``DuckDB relation``.
-    schema : pyarrow.Schema
-    read : callable
-        Reads some columns from the start.
-    samples : int or None
-        Where that is known without reading.
-    once : bool
-        Whether it can be read once only.
-    """
-
-    name: str
+    name: str  # What it is, for messages: ``DuckDB relation``.
     schema: pa.Schema
-    read: Callable[[Sequence[str]], _Read]
-    samples: int | None = None
-    once: bool = False
+    read: Callable[[Sequence[str]], _Read]  # Reads some columns from the start.
+    samples: int | None = None  # Where that is known without reading.
+    once: bool = False  # Whether it can be read once only.
 
 
 def is_in_memory(value: object) -> bool:
@@ -73,28 +60,13 @@ def is_in_memory(value: object) -> bool:
 def batches_of(value: InMemory) -> BatchSource:
     """The record batches of a log that a program holds.
 
-    Parameters
-    ----------
-    value
-        A table, record batch, record batch reader or data set of pyarrow; a DataFrame or
-        LazyFrame of polars; a DataFrame of pandas; a relation of DuckDB; a Dataset or
-        IterableDataset of Hugging Face; any other object with ``__arrow_c_stream__``; or a
-        function without parameters that returns one of these, anew at each call.
-
-    Raises
-    ------
-    DataError
-        If it is none of these.
+    It may be a table, record batch, record batch reader or data set of pyarrow; a DataFrame or
+    LazyFrame of polars; a DataFrame of pandas; a relation of DuckDB; a Dataset or IterableDataset
+    of Hugging Face; any other object with ``__arrow_c_stream__``; or a function without parameters
+    that returns one of these, anew at each call.
     """
-    if isinstance(value, pa.Table | pa.RecordBatch):
-        table = pa.table(value)
-        name = "Arrow table" if isinstance(value, pa.Table) else "Arrow record batch"
-        return BatchSource(
-            name,
-            table.schema,
-            lambda columns: iter(table.select(columns).to_batches()),
-            table.num_rows,
-        )
+    if isinstance(value, pa.RecordBatch):
+        value = pa.table(value)
     library = _library(value)
     if library in _READERS and (found := _READERS[library](value)) is not None:
         return found
@@ -102,8 +74,9 @@ def batches_of(value: InMemory) -> BatchSource:
         once = isinstance(value, pa.RecordBatchReader)
         name = "Arrow stream" if once else f"{type(value).__name__} of {library}"
         schema = value.schema if once else _stream(value, name).schema
+        samples = len(value) if hasattr(value, "__len__") else None
         return BatchSource(
-            name, schema, lambda columns: _projected(value, name, columns), once=once
+            name, schema, lambda columns: _projected(value, name, columns), samples, once
         )
     if callable(value):
         first = batches_of(value())
@@ -157,14 +130,8 @@ def _of_pyarrow(value: Any) -> BatchSource | None:
 
 
 def _of_polars(value: Any) -> BatchSource | None:
-    if not hasattr(value, "collect_schema"):
-        return None
     if not hasattr(value, "collect"):
-        name = "polars DataFrame"
-        schema = _stream(value.head(0), name).schema
-        return BatchSource(
-            name, schema, lambda columns: iter(_stream(value.select(columns), name)), len(value)
-        )
+        return None
     name = "polars LazyFrame"
 
     def read(columns: Sequence[str]) -> _Read:
@@ -225,28 +192,20 @@ _READERS: Mapping[str, Callable[[Any], BatchSource | None]] = {
 
 
 class ArrowSource(ColumnSource):
-    """A log of record batches, of one schema; see `ColumnSource`.
-
-    Parameters
-    ----------
-    batches : BatchSource
-    columns : Columns, optional
-        Instead of `sparse`, `dense`, `label` and `ignore`.
-    """
+    """A log of record batches, of one schema; see `ColumnSource`. Its columns may be known."""
 
     def __init__(
         self,
         batches: BatchSource,
         layout: Layout | None = None,
-        *,
+        named: NamedColumns | None = None,
         columns: Columns | None = None,
-        **options: Any,
     ) -> None:
         self._held, self.samples, self._was_read = batches, batches.samples, False
-        super().__init__((batches.name,), layout, **options)
+        super().__init__((batches.name,), layout, named)
         schema = flat(plain_schema(batches.schema))
         if columns is None:
-            self._infer(schema, self._sample(schema) if self._is_inferred else None)
+            self._infer(schema, None if self._named.recorded else self._sample(schema))
         else:
             check_columns(batches.name, schema, columns)
             self._choose(columns)
@@ -264,10 +223,7 @@ class ArrowSource(ColumnSource):
     def open(self, *, may_be_empty: bool = False) -> BatchCursor:
         """A cursor at the log's start; a part of a log may be empty.
 
-        Raises
-        ------
-        DataError
-            If it was read already and can be read once only.
+        Raises DataError if it was read already and can be read once only.
         """
         if self._held.once and self._was_read:
             raise DataError(
@@ -297,10 +253,7 @@ class ArrowSource(ColumnSource):
     def identity(self) -> tuple[FileIdentity, ...]:
         """What the log is known by: its columns and its first samples.
 
-        Raises
-        ------
-        DataError
-            If it can be read once only.
+        Raises DataError if it can be read once only.
         """
         cursor = self.open(may_be_empty=True)
         try:

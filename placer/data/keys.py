@@ -56,21 +56,10 @@ def is_whole_decimal(kind: pa.DataType) -> bool:
 
 
 def bags_from_arrow(array: pa.Array, missing: Missing) -> tuple[Keys, Offsets | None]:
-    """Keys and bag offsets of a categorical column.
+    """Keys, uint64, and bag offsets of a column of integers, texts, or lists of these.
 
-    Parameters
-    ----------
-    array : pyarrow.Array
-        Integers, texts, a dictionary of these, or lists of these, one entry a sample.
-    missing : {"zero", "empty"}
-        Whether a missing value is key 0 or an empty bag. A missing list is always empty,
-        and a missing value within a list always key 0.
-
-    Returns
-    -------
-    keys : uint64, shape (lookups,)
-    offsets : int64, shape (samples + 1,), or None
-        None when every sample has one key.
+    `missing` says whether a missing value is key 0 or an empty bag. A missing list is always empty,
+    and a missing value within a list always key 0. Offsets are None where every sample has one key.
     """
     if is_list(array.type):
         return _keys(array.flatten())[0], list_offsets(array)

@@ -1,10 +1,10 @@
 """How the values of a log's files are written: what one must know to read the next one."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from placer.data.names import NULLS, Decimal, Format, IdType
+from placer.data.names import NULLS, Decimal, Format, IdType, Missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,37 +13,21 @@ class Layout:
 
     Recorded in a profile, so that the next file is read with no option. What is None is found
     from the first file.
-
-    Attributes
-    ----------
-    format : str, optional
-        One of `placer.data.FORMATS`.
-    separator : str, optional
-        Between the fields of a line of text; it may have several characters.
-    header : bool, optional
-        Whether the first line of each text file names the columns.
-    quotes : bool, optional
-        Whether a field of text may stand between double quotes.
-    names : tuple of str
-        The columns in order, where no file names them.
-    types : mapping of column name to str
-        ``integer``, ``unsigned``, ``text`` or ``boolean``, for columns of ids.
-    lists : mapping of column name to str
-        The separator of ids, in each column of texts that hold several: ``"12|7|9"``.
-    decimal : str, optional
-        What begins the decimals of a number in text: a comma, or else a point.
-    nulls : tuple of str
-        Texts that stand for a missing value; an empty one always does.
     """
 
-    format: Format | None = None
+    format: Format | None = None  # One of `placer.data.FORMATS`.
+    # Between the fields of a line of text; it may have several characters.
     separator: str | None = None
-    header: bool | None = None
-    quotes: bool | None = None
-    names: tuple[str, ...] = ()
+    header: bool | None = None  # Whether the first line of each text file names the columns.
+    quotes: bool | None = None  # Whether a field of text may stand between double quotes.
+    names: tuple[str, ...] = ()  # The columns in order, where no file names them.
+    # ``integer``, ``unsigned``, ``text`` or ``boolean``, for columns of ids.
     types: Mapping[str, IdType] = field(default_factory=dict)
+    # The separator of ids, in each column of texts that hold several: ``"12|7|9"``.
     lists: Mapping[str, str] | None = None
+    # What begins the decimals of a number in text: a comma, or else a point.
     decimal: Decimal | None = None
+    # Texts that stand for a missing value; an empty one always does.
     nulls: tuple[str, ...] = NULLS
 
     def to_json(self) -> dict[str, Any]:
@@ -65,3 +49,18 @@ class Layout:
         """
         names, nulls = values.get("names", ()), map(str, values["nulls"])
         return cls(**{**values, "names": tuple(names), "nulls": tuple(nulls)})
+
+
+@dataclass(frozen=True, slots=True)
+class NamedColumns:
+    """What somebody says of a log's columns; the others are inferred."""
+
+    # All columns of their kind.
+    sparse: Sequence[str] | None = None
+    dense: Sequence[str] | None = None
+    label: str | None = None
+    ignore: Sequence[str] = ()  # What the inference leaves out.
+    missing: Missing = "zero"
+    # Whether a profile says all this, so that no sample of the log has to be looked at: else even
+    # those of named columns are, to see whether they hold lists.
+    recorded: bool = False

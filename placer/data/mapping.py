@@ -34,10 +34,7 @@ class Identity:
     def map(self, keys: Keys) -> Rows:
         """Rows of `keys`, same shape.
 
-        Raises
-        ------
-        OutOfRange
-            At the first key that is not below `rows`; negative ids are among them.
+        Raises OutOfRange at the first key that is not below `rows`; negative ids are among them.
         """
         if keys.size and int(keys.max()) >= self.rows:
             position = int(np.argmax(keys >= np.uint64(self.rows)))
@@ -67,16 +64,10 @@ class Hash:
 
 @dataclass(frozen=True, eq=False)
 class Vocabulary:
-    """A listed key has the row after its place in the list; every other key has row 0.
-
-    Attributes
-    ----------
-    keys : uint64, shape (n,)
-        Distinct; ``keys[i]`` is row i + 1.
-    """
+    """A listed key has the row after its place in the list; every other key has row 0."""
 
     kind: ClassVar[MappingKind] = "vocabulary"
-    keys: Keys
+    keys: Keys  # Shape (n,): distinct; ``keys[i]`` is row i + 1.
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "keys", np.ascontiguousarray(self.keys, dtype=np.uint64))
@@ -118,16 +109,10 @@ class Vocabulary:
 
 @dataclass(frozen=True, slots=True)
 class RawKeys:
-    """Keys as they are, of a table that gives its rows to keys as they are read.
-
-    Attributes
-    ----------
-    rows : int
-        Of the table; keys may be any int64.
-    """
+    """Keys as they are, of a table that gives its rows to keys as they are read."""
 
     kind: ClassVar[MappingKind] = "key"
-    rows: int
+    rows: int  # Of the table; keys may be any int64.
 
     def map(self, keys: Keys) -> Rows:
         """`keys` as int64."""

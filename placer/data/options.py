@@ -105,12 +105,7 @@ class LogOptions(TextOptions):
     def schema(self, log_format: Any = None, id_mapping: str = "auto") -> Schema:
         """The schema of the file, if one is given, with what was given besides.
 
-        Parameters
-        ----------
-        log_format : str, optional
-            One of `placer.data.FORMATS`.
-        id_mapping : str
-            What is used where nothing says.
+        `id_mapping` is used where nothing says.
         """
         from placer.data.schema import ALL, Schema
 

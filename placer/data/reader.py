@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
-from typing import Any, Literal
+from typing import Literal
 
 from placer.data.choosing import choose_mappings, feature_tables_of
 from placer.data.encoded import EncodedLog
@@ -14,7 +14,7 @@ from placer.data.files.opening import head, suffixes
 from placer.data.files.stores import shown
 from placer.data.formats.dialect import sniff
 from placer.data.in_memory import ArrowSource, InMemory, batches_of, is_in_memory
-from placer.data.layout import Layout
+from placer.data.layout import Layout, NamedColumns
 from placer.data.mapping import Identity
 from placer.data.names import FORMATS, LABEL, Format, Missing, listed
 from placer.data.source import Progress, Source
@@ -94,29 +94,14 @@ def open_log(
         If a file is missing, empty or unreadable, or lacks a column, or an option does not fit.
     """
     if encoding is not None:
-        source = open_source(
-            paths,
-            format,
-            layout=encoding.layout if layout is None else layout,
-            sparse=list(encoding.feature_tables),
-            dense=encoding.dense,
-            label=encoding.label,
-            missing=encoding.missing,
-            recorded=True,
-        )
+        source = open_source(paths, format, layout or encoding.layout, encoding.columns)
         _check_largest_ids(source, encoding)
         return EncodedLog(source, encoding)
     layout = layout or Layout()
-    source = open_source(
-        paths,
-        format,
-        layout=layout if null is None else replace(layout, nulls=tuple(null)),
-        sparse=sparse,
-        dense=dense,
-        label=label,
-        ignore=ignore,
-        missing=missing,
-    )
+    if null is not None:
+        layout = replace(layout, nulls=tuple(null))
+    named = NamedColumns(sparse, dense, label, ignore, missing)
+    source = open_source(paths, format, layout, named)
     features = feature_tables_of(source, sparse if source.is_fixed else None, feature_tables)
     mappings, chosen = choose_mappings(
         source, features, id_mapping, rows, min_count, headroom, progress
@@ -130,13 +115,12 @@ def open_log(
 def open_source(
     paths: AnyPath | Sequence[AnyPath] | InMemory,
     format: Format | None,
-    *,
     layout: Layout,
-    **columns: Any,
+    named: NamedColumns,
 ) -> Source:
     """The files of a log with their columns, ids still raw; parameters as of `open_log`."""
     if is_in_memory(paths):
-        return ArrowSource(batches_of(paths), layout=layout, **columns)
+        return ArrowSource(batches_of(paths), layout, named)
     metadata: list[str] = []
     files = find(paths, metadata)
     before = states(files)
@@ -144,8 +128,12 @@ def open_source(
     if not full:
         raise DataError(f"{shown(files[0])} is empty; a log needs at least one sample")
     kind = format or _format_of(full, layout)
-    _check_options(full[0], kind, columns)
-    source = _source(full, kind, layout, **columns)
+    if kind in ("criteo", "dlrm") and (named.ignore or named.label not in (None, LABEL)):
+        raise DataError(
+            f"{shown(full[0])} is read as {kind}, whose columns have no names to choose by; "
+            "leave out label= and ignore="
+        )
+    source = _source(full, kind, layout, named)
     if kind == "parquet":
         from placer.data.formats.parquet import check_parts
 
@@ -153,16 +141,6 @@ def open_source(
     empty = [f"{shown(file)} is empty and was passed over" for file in files if file not in full]
     source.before, source.notes = before, (*empty, *source.notes)
     return source
-
-
-def _check_options(file: str, format: str, columns: Mapping[str, Any]) -> None:
-    """Refuse names of columns for formats whose columns are fixed; an encoding's are theirs."""
-    named = columns.get("ignore", ()) or columns.get("label") not in (None, LABEL)
-    if named and format in ("criteo", "dlrm"):
-        raise DataError(
-            f"{shown(file)} is read as {format}, whose columns have no names to choose by; "
-            "leave out label= and ignore="
-        )
 
 
 def _decisions(source: Source) -> list[str]:
@@ -204,23 +182,17 @@ _SOURCES = {
 """By format, a class in a module of `placer.data.formats`, which is imported when it is needed."""
 
 
-def _source(files: Sequence[str], format: Format, layout: Layout, **columns: Any) -> Source:
+def _source(files: Sequence[str], format: Format, layout: Layout, named: NamedColumns) -> Source:
     if format not in FORMATS:
         raise DataError(f"format {format!r} is none of {', '.join(FORMATS)}")
     module, name = _SOURCES[format].split(".")
     kind = getattr(import_module(f"placer.data.formats.{module}"), name)
-    source: Source = kind(files, replace(layout, format=format), **columns)
+    source: Source = kind(files, replace(layout, format=format), named)
     return source
 
 
 def _check_largest_ids(source: Source, encoding: Encoding) -> None:
-    """Refuse a log whose files say at once that some id is no row.
-
-    Raises
-    ------
-    DataError
-        Names the feature and the id.
-    """
+    """Refuse a log whose files say at once that some id is no row."""
     ranges = source.id_ranges() or {}
     for feature, table in encoding.feature_tables.items():
         mapping, most = encoding.mappings[table], ranges.get(feature, (0, 0))[1]

@@ -17,7 +17,7 @@ from placer.config_file import StrictModel, read_file
 from placer.data.encoded import EncodedLog
 from placer.data.files.finding import AnyPath
 from placer.data.files.stores import shown
-from placer.data.layout import Layout
+from placer.data.layout import Layout, NamedColumns
 from placer.data.names import NULLS, Decimal, Format, IdType
 from placer.data.reader import open_log, open_source
 from placer.data.source import Progress, Source
@@ -66,23 +66,7 @@ class _SchemaModel(StrictModel):
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """How a log is read, and what its columns are; what is None is inferred.
-
-    Attributes
-    ----------
-    format : str, optional
-        One of `placer.data.FORMATS`.
-    layout : Layout
-    sparse, dense : tuple of str, optional
-    label : str, optional
-    ignore : tuple of str
-    feature_tables : mapping of column name to table name
-    rows, dims, min_counts, id_mappings : mapping of table name to value
-        ``"*"`` stands for every other table.
-    poolings : mapping of column name to pooling
-    missing : {"zero", "empty"}
-    headroom : float
-    """
+    """How a log is read, and what its columns are; what is None is inferred."""
 
     format: Format | None = None
     layout: Layout | None = None
@@ -90,12 +74,13 @@ class Schema:
     dense: tuple[str, ...] | None = None
     label: str | None = None
     ignore: tuple[str, ...] = ()
-    feature_tables: Mapping[str, str] = field(default_factory=dict)
+    feature_tables: Mapping[str, str] = field(default_factory=dict)  # By column.
+    # By table; ``"*"`` stands for every other one.
     rows: Mapping[str, int] = field(default_factory=dict)
     dims: Mapping[str, int] = field(default_factory=dict)
     min_counts: Mapping[str, int] = field(default_factory=dict)
     id_mappings: Mapping[str, str] = field(default_factory=dict)
-    poolings: Mapping[str, Pooling] = field(default_factory=dict)
+    poolings: Mapping[str, Pooling] = field(default_factory=dict)  # By column.
     missing: Literal["zero", "empty"] = "zero"
     headroom: float = 0.0
 
@@ -149,7 +134,13 @@ class Schema:
         """Open a log by this schema; see `placer.data.open_log`."""
         return open_log(
             paths,
-            **self._reading(),
+            self.format,
+            layout=self.layout,
+            sparse=self.sparse,
+            dense=self.dense,
+            label=self.label,
+            ignore=self.ignore,
+            missing=self.missing,
             id_mapping=self.id_mappings or "auto",
             rows=self.rows or None,
             min_count=self.min_counts or 1,
@@ -170,24 +161,14 @@ class Schema:
         """
         if Path(file).suffix.lower() != ".toml":
             raise DataError(f"{file}: schemas are written as TOML; end the name in .toml")
-        source = open_source(paths, **{**self._reading(), "layout": self.layout or Layout()})
+        named = NamedColumns(self.sparse, self.dense, self.label, self.ignore, self.missing)
+        source = open_source(paths, self.format, self.layout or Layout(), named)
         if not source.decisions:
             raise DataError(
                 f"{shown(source.files[0])} is of a format whose columns are fixed; it needs no "
                 "schema"
             )
         write_text(Path(file), _text(source, self.missing))
-
-    def _reading(self) -> dict[str, Any]:
-        return {
-            "format": self.format,
-            "sparse": self.sparse,
-            "dense": self.dense,
-            "label": self.label,
-            "ignore": self.ignore,
-            "missing": self.missing,
-            "layout": self.layout,
-        }
 
 
 def _given(models: Mapping[str, Any], field: str) -> dict[str, Any]:

@@ -45,22 +45,12 @@ def samples_of(bags: RawBags, samples: int) -> Offsets:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Place:
-    """Where consecutive samples are.
-
-    Attributes
-    ----------
-    file : str
-    first : int
-        Place in the file of the first sample.
-    unit : str
-        What `first` counts: ``line`` (from 1), ``row`` or ``sample`` (from 0).
-    lines : int64, shape (samples,), or None
-        The line of each sample, where a sample may take several.
-    """
+    """Where consecutive samples are."""
 
     file: str
-    first: int
-    unit: str = "row"
+    first: int  # Place in the file of the first sample.
+    unit: str = "row"  # What `first` counts: ``line`` (from 1), ``row`` or ``sample`` (from 0).
+    # Shape (samples,), or None: the line of each sample, where a sample may take several.
     lines: npt.NDArray[np.int64] | None = None
 
     def of(self, sample: int) -> str:
@@ -71,22 +61,13 @@ class Place:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RawBatch:
-    """Consecutive samples of one file, with the place that they come from.
-
-    Attributes
-    ----------
-    place : Place
-    samples : int
-    features : mapping of feature name to RawBags
-    dense : float32, shape (samples, columns)
-    labels : float32, shape (samples,), or None
-    """
+    """Consecutive samples of one file, with the place that they come from."""
 
     place: Place
     samples: int
     features: Mapping[str, RawBags]
-    dense: npt.NDArray[np.float32]
-    labels: npt.NDArray[np.float32] | None
+    dense: npt.NDArray[np.float32]  # Shape (samples, columns)
+    labels: npt.NDArray[np.float32] | None  # Shape (samples,), or None
 
     def slice(self, start: int, stop: int) -> "RawBatch":
         """Samples start..stop of the batch."""
@@ -134,41 +115,19 @@ class Cursor(ABC):
 
 
 class Source(ABC):
-    """The files of a log, whose columns are known and whose ids are still raw.
+    """The files of a log, whose columns are known and whose ids are still raw."""
 
-    Attributes
-    ----------
-    files : sequence of str
-        In order; the name of a log that has none.
-    text_features : mapping of feature name to bool
-        The categorical features in order, and whether their ids are texts.
-    dense_names : tuple of str
-    label_name : str or None
-    layout : Layout
-        How the next file of the kind is read.
-    samples : int or None
-        Samples of the log where that is known without reading it.
-    decisions : tuple of Decision
-        What each column was taken for; empty where a format says it.
-    notes : sequence of str
-        What else the user should hear.
-    before : mapping of file to FileState
-        What the files were when reading began. One that changes between or within passes is a
-        DataError.
-    is_fixed : bool
-        Whether the format says what the columns are.
-    """
-
-    files: Sequence[str]
-    text_features: Mapping[str, bool]
+    files: Sequence[str]  # In order; the name of a log that has none.
+    text_features: Mapping[str, bool]  # In order, and whether their ids are texts.
     dense_names: tuple[str, ...] = ()
     label_name: str | None = None
-    layout: Layout = Layout(lists={})
-    samples: int | None = None
-    decisions: "tuple[Decision, ...]" = ()
-    notes: Sequence[str] = ()
+    layout: Layout = Layout(lists={})  # How the next file of the kind is read.
+    samples: int | None = None  # Where that is known without reading.
+    decisions: "tuple[Decision, ...]" = ()  # What columns were taken for, if no format says it.
+    notes: Sequence[str] = ()  # What else the user should hear.
+    # What the files were when reading began: one that changes in or between passes is an error.
     before: Mapping[str, FileState] = MappingProxyType({})
-    is_fixed: bool = False
+    is_fixed: bool = False  # Whether the format says what the columns are.
 
     @abstractmethod
     def open(self) -> Cursor:

@@ -34,13 +34,8 @@ _ONES = np.uint64(0x0101010101010101)
 def text_keys(data: Bytes, starts: Offsets, lengths: Offsets) -> Keys:
     """Keys of the texts ``data[starts[i]:starts[i] + lengths[i]]``; an empty one's is 0.
 
-    Raises
-    ------
-    DataError
-        If a text is longer than `MOST_TEXT_BYTES`.
+    Raises DataError if a text is longer than `MOST_TEXT_BYTES`.
 
-    Examples
-    --------
     >>> data = np.frombuffer(b"0000002asite-7", dtype=np.uint8)
     >>> keys = text_keys(data, np.array([0, 8, 14]), np.array([8, 6, 0]))
     >>> [hex(key) for key in keys]

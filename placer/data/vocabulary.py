@@ -87,21 +87,10 @@ def build_vocabularies(
 ) -> dict[str, Vocabulary]:
     """Vocabularies of the tables that `feature_tables` names, from one pass over a log.
 
-    Keys keep the order in which they first appear: sample by sample, within a sample
-    feature by feature, within a bag by key. Memory grows with the distinct ids.
-
-    Parameters
-    ----------
-    source : Source
-    feature_tables : mapping of feature name to table name
-        May leave features out.
-    min_count : int or mapping of table name to int
-        Keys read less often than this share row 0.
-    rows : mapping of table name to int, optional
-        A table's largest number of rows; the most read keys are kept (ties to the one that
-        appeared first), and row 0 is counted.
-    progress : callable, optional
-        Called with the samples that are done and those that there are (None if unknown).
+    Keys keep the order in which they first appear: sample by sample, within a sample feature by
+    feature, within a bag by key. Those that are read less often than `min_count` share row 0. Of a
+    table with `rows`, row 0 included, the most read keys are kept (ties to the one that appeared
+    first). Memory grows with the distinct ids.
     """
     distinct = {table: DistinctKeys() for table in feature_tables.values()}
     feature_count = len(feature_tables)
@@ -136,14 +125,10 @@ def vocabulary_of(run: Run, min_count: int, rows: int | None) -> Vocabulary:
 class UnknownKeys:
     """How many different keys a vocabulary does not list, in memory that does not grow with them.
 
-    The smallest k hashes tell.
-
     Of n different hashes within 0..1 the k-th smallest is near k / n, so that (k − 1) / it is an
     unbiased estimate of n. Z. Bar-Yossef et al., "Counting Distinct Elements in a Data Stream",
     RANDOM 2002, doi:10.1007/3-540-45726-7_1. Up to `KEPT_HASHES` keys the number is exact.
 
-    Examples
-    --------
     >>> seen = UnknownKeys()
     >>> seen.add(np.array([3, 5, 3], dtype=np.uint64))
     >>> seen.estimate()

@@ -38,11 +38,8 @@ class DenseEntry(StrictModel):
 def read(path: str | os.PathLike[str]) -> DenseLayers:
     """Read dense layers from a file.
 
-    Raises
-    ------
-    ProblemError
-        If the file cannot be read (see `placer.config_file.read_file`), or there can be no such
-        layers.
+    Raises ProblemError if the file cannot be read (see `placer.config_file.read_file`), or there
+    can be no such layers.
     """
     entry = read_file(path, DenseEntry, "dense", ProblemError)
     try:

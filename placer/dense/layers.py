@@ -82,7 +82,24 @@ class DenseLayers:
         ):
             if value not in known:
                 raise ProblemError(f"dense layers: {name} {value!r} is none of {', '.join(known)}")
-        self._check_sizes()
+        if not self.top:
+            raise ProblemError("dense layers: top lists no layer; the last one gives the logits")
+        sizes = {
+            "top": (min(self.top), 1),
+            "bottom": (min(self.bottom, default=1), 1),
+            "concat_stride": (self.concat_stride, 1),
+            "dense_features": (self.dense_features, 0),
+            "cross_layers": (self.cross_layers, 0),
+            "cross_rank": (self.cross_rank, 0),
+            "reserved_bytes": (self.reserved_bytes, 0),
+        }
+        for name, (size, least) in sizes.items():
+            if size < least:
+                raise ProblemError(f"dense layers: {name} must be at least {least}, not {size}")
+        if self.flops_per_s is not None and not self.flops_per_s > 0:
+            raise ProblemError(
+                f"dense layers: flops_per_s must be more than 0, not {self.flops_per_s:g}"
+            )
         if (self.interaction == "cross") != (self.cross_layers > 0):
             raise ProblemError(
                 f"dense layers: interaction {self.interaction!r} with cross_layers "
@@ -94,27 +111,6 @@ class DenseLayers:
             raise ProblemError("dense layers: concat_stride goes with interaction concat alone")
         if self.bottom and not self.dense_features:
             raise ProblemError("dense layers: a bottom MLP needs dense_features, which are 0")
-
-    def _check_sizes(self) -> None:
-        if not self.top:
-            raise ProblemError("dense layers: top lists no layer; the last one gives the logits")
-        least = {
-            "top": min(self.top),
-            "bottom": min(self.bottom, default=1),
-            "concat_stride": self.concat_stride,
-        }
-        for name, size in least.items():
-            if size < 1:
-                raise ProblemError(f"dense layers: {name} must be at least 1, not {size}")
-        for name in ("dense_features", "cross_layers", "cross_rank", "reserved_bytes"):
-            if getattr(self, name) < 0:
-                raise ProblemError(
-                    f"dense layers: {name} must be at least 0, not {getattr(self, name)}"
-                )
-        if self.flops_per_s is not None and not self.flops_per_s > 0:
-            raise ProblemError(
-                f"dense layers: flops_per_s must be more than 0, not {self.flops_per_s:g}"
-            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,24 +10,16 @@ _STATES = {"sgd": 0, "adagrad": 1, "adam": 2}
 
 @dataclass(frozen=True, slots=True)
 class DenseMemory:
-    """Bytes of a dense part on each GPU.
+    """Bytes of a dense part on each GPU."""
 
-    Attributes
-    ----------
-    parameter_bytes, gradient_bytes, state_bytes : int
-        Of the parameters, of their gradients and of their optimizer's state, in float32; half
-        precision has copies of the parameters beside them.
-    bucket_bytes : int
-        Copies of the gradients that are summed over the GPUs; 0 on a single one.
-    activation_bytes : int
-        Inputs, activations and their gradients when they take most. Pooled embeddings and their
-        gradients are not among them: buffers of the embeddings have these.
-    """
-
+    # Of the parameters, of their gradients and of their optimizer's state, in float32; half
+    # precision has copies of the parameters beside them.
     parameter_bytes: int
     gradient_bytes: int
     state_bytes: int
-    bucket_bytes: int
+    bucket_bytes: int  # Copies of the gradients that are summed over the GPUs; 0 on a single one.
+    # Inputs, activations and their gradients when they take most. Pooled embeddings and their
+    # gradients are not among them: buffers of the embeddings have these.
     activation_bytes: int
 
     @property
@@ -71,14 +63,10 @@ def dense_memory(network: DenseNetwork, samples: int, gpus: int = 1) -> DenseMem
 
 
 def pass_bytes(network: DenseNetwork, samples: int) -> tuple[int, int]:
-    """Activations and gradients of parameters that exist at once in each pass, at most.
+    """Activations and gradients of parameters that exist at once at most, forward and backward.
 
     In the backward pass the last layers' gradients are there while activations of the first still
     are.
-
-    Returns
-    -------
-    Bytes of the forward pass, and of the backward pass.
     """
     forward, backward = _values(network)
     top = [one for one in network.products if one.part == "top"]
@@ -91,8 +79,8 @@ def pass_bytes(network: DenseNetwork, samples: int) -> tuple[int, int]:
 def _values(network: DenseNetwork) -> tuple[int, list[tuple[int, int]]]:
     """Activations and gradients of one sample that exist at once.
 
-    A layer keeps its input for the backward pass, and its activation the output, which is the
-    next one's input. They exist at most
+    A layer keeps its input for the backward pass, and its activation the output, which is the next
+    one's input. They exist at most
 
     * in the forward pass, where a layer of the top MLP has its output before and after the
       activation, beside what the interaction has not let go of yet;
@@ -100,16 +88,10 @@ def _values(network: DenseNetwork) -> tuple[int, list[tuple[int, int]]]:
       activation exist, or the gradients of its output and of its input;
     * or in the backward pass of the interaction.
 
-    As PyTorch runs `placer.training.dlrm.Dlrm`; of ``cross``, as TorchRec's low-rank cross net;
-    of ``concat`` with means, as a pooling that keeps its input.
-
-    Returns
-    -------
-    int
-        The largest number in the forward pass.
-    list of (int, int)
-        For each point of the backward pass: their number, and the first layer of the top MLP whose
-        parameters have gradients by then.
+    As PyTorch runs `placer.training.dlrm.Dlrm`; of ``cross``, as TorchRec's low-rank cross net; of
+    ``concat`` with means, as a pooling that keeps its input. Returns the largest number in the
+    forward pass, and for each point of the backward pass their number and the first layer of the
+    top MLP whose parameters have gradients by then.
     """
     top = [one for one in network.products if one.part == "top"]
     bottom = sum(one.outputs for one in network.products if one.part == "bottom")

@@ -18,24 +18,14 @@ _MATH_BYTES = {"float32": 4, "tf32": 4, "float16": 2, "bfloat16": 2}
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A linear layer, or one of the two matrices of a cross layer.
+    """A linear layer, or one of the two matrices of a cross layer."""
 
-    Attributes
-    ----------
-    inputs, outputs : int
-        Columns.
-    part : {"bottom", "projection", "cross", "top"}
-    bias : bool
-        Whether it adds a bias.
-    is_first : bool
-        Whether its inputs are dense features, which need no gradient.
-    """
-
+    # Columns.
     inputs: int
     outputs: int
     part: Part
-    bias: bool = True
-    is_first: bool = False
+    bias: bool = True  # Whether it adds a bias.
+    is_first: bool = False  # Whether its inputs are dense features, which need no gradient.
 
     @property
     def parameters(self) -> int:
@@ -52,19 +42,6 @@ class Product:
 class DenseNetwork:
     """The products of a dense part, in the order of the forward pass.
 
-    Attributes
-    ----------
-    layers : DenseLayers
-    products : tuple of Product
-    vectors : int
-        Vectors that interact: one for each feature, and the bottom MLP's output.
-    vector_columns : int
-        Columns of all of them together.
-    interaction_macs : int
-        Multiply-accumulates of the interaction of a sample that are not in `products`.
-
-    Examples
-    --------
     >>> from placer.workloads import named_workload
     >>> tables = [profile.table for profile in named_workload("criteo-kaggle")]
     >>> layers = DenseLayers(top=(512, 256, 1), bottom=(512, 256, 64, 16), dense_features=13)
@@ -75,8 +52,9 @@ class DenseNetwork:
 
     layers: DenseLayers
     products: tuple[Product, ...]
-    vectors: int
-    vector_columns: int
+    vectors: int  # Vectors that interact: one for each feature, and the bottom MLP's output.
+    vector_columns: int  # Columns of all of them together.
+    # Multiply-accumulates of the interaction of a sample that are not in `products`.
     interaction_macs: int
 
     @classmethod

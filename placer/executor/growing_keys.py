@@ -32,6 +32,11 @@ class GrowingKeys:
     part, parts : int
         Which part of each table's keys is here, where several processes share them.
 
+    Attributes
+    ----------
+    in_batches : bool
+        Whether batches that are looked up have keys; else who looks them up has asked `rows_of`.
+
     Raises
     ------
     PlanMismatchError
@@ -57,8 +62,9 @@ class GrowingKeys:
                     f"{how.capacity:,} keys takes {how.rows:,}, as row 0 is of all other keys"
                 )
         self.maps = {name: KeyMap(how, part, parts) for name, how in growing.items()}
-        self._seed = seed
+        self.seed = seed
         self.open_steps = 0
+        self.in_batches = True
 
     def rows_of(
         self,
@@ -111,8 +117,8 @@ class GrowingKeys:
         table = order.plan.tables_by_name[name]
         for tensor in tensors_of(table, order.optimizers[name]):
             values = torch.zeros(rows.numel(), *tensor.shape[1:])
-            if tensor.name == "weight" and self._seed is not None:
-                values = weights_of_keys(table, self._seed, keys)
+            if tensor.name == "weight" and self.seed is not None:
+                values = weights_of_keys(table, self.seed, keys)
             order.write_rows(table, tensor.name, rows, values)
 
     def counts(self) -> dict[str, KeyCounts]:

@@ -300,11 +300,13 @@ class KeyMap:
     def state(self) -> dict[str, Int]:
         """Return all that the next steps depend on, to be saved: int64 arrays by `STATE`.
 
-        Those of all maps of a table, one after the other, are what `load_state` takes.
+        Those of all maps of a table, one after the other, are what `load_state` takes. Their shapes
+        do not depend on the keys, so that `torch.distributed.checkpoint` reads into them.
         """
         used = int(self._state[self._kernels.USED])
-        records = self._rows[1 : used + 1].view(np.int64).reshape(used, 2)
-        rows = np.column_stack((records, self._numbered(np.arange(1, used + 1))))
+        rows = np.zeros((self._own.capacity, 3), np.int64)  # Zeros for rows that had no key yet.
+        rows[:used, :2] = self._rows[1 : used + 1].view(np.int64).reshape(used, 2)
+        rows[:used, 2] = self._numbered(np.arange(1, used + 1))
         sketch = np.pad(self._sketch.reshape(-1), (0, -self._sketch.size % 8))
         values = rows, self._state[None].copy(), sketch.view(np.int64)[None]
         return dict(zip(self.STATE, values, strict=True))
@@ -324,7 +326,10 @@ class KeyMap:
         """
         kernels = self._kernels
         rows, counts, sketch = (np.ascontiguousarray(state[name], np.int64) for name in self.STATE)
-        if not self._fits(rows, counts, sketch):
+        size = len(rows)
+        if rows.ndim == 2 and rows.shape[1] == 3:
+            rows = rows[rows[:, 2] != 0]
+        if size not in (len(rows), self.growing.capacity) or not self._fits(rows, counts, sketch):
             raise CheckpointError(
                 f"saved keys are not of a table with capacity {self.growing.capacity:,} and "
                 f"admission {self.growing.admission}, or are damaged"

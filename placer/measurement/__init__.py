@@ -1,8 +1,7 @@
 """Measures what plans take on this machine: cases, measurements of them, and files of those."""
 
-from placer.measurement.cases import Case
+from placer.measurement.cases import Case, random_cases
 from placer.measurement.dataset import Dataset, Measurement, repeated
-from placer.measurement.draw import random_cases
 from placer.measurement.machine import collect
 from placer.measurement.measure import Measurer, measure_plan
 from placer.measurement.times import QUICK, Effort, Measured, Setting

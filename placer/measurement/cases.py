@@ -1,9 +1,12 @@
-"""A case to measure: tables, how they are looked up, GPUs and a plan; small enough to keep."""
+"""A case to measure: tables, how they are looked up, GPUs and a plan; and random ones."""
 
+import math
+from collections.abc import Iterator
 from dataclasses import asdict, astuple, dataclass, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 from pydantic import TypeAdapter
 
 from placer.errors import DataError
@@ -14,7 +17,7 @@ from placer.problem import Problem
 from placer.profile.profile import Profile
 from placer.profile.table_profile import TableProfile
 from placer.profile.zipf import zipf_cdf
-from placer.tables import Feature, Table
+from placer.tables import Feature, OptimizerName, Table
 from placer.topology.devices import Gpu, Host, Link
 from placer.topology.topology import Topology
 
@@ -25,30 +28,15 @@ _ROOM_BYTES = 1 << 50
 
 @dataclass(frozen=True)
 class Case:
-    """Tables with Zipf accesses, samples of a step, and shards for one host's GPUs.
+    """Tables with Zipf accesses, samples of a step, and shards for one host's GPUs."""
 
-    Attributes
-    ----------
-    workload : str
-        Cases of one workload differ in their shards alone.
-    tables : tuple of Table
-    exponents : tuple of float
-        Zipf exponent of each table's accesses; ranks are ids.
-    batch_size : int
-        Samples per GPU and step.
-    gpus : int
-    shards : tuple of Shard
-    kind : str
-        What the case was made for, such as ``random``.
-    """
-
-    workload: str
+    workload: str  # Cases of one workload differ in their shards alone.
     tables: tuple[Table, ...]
-    exponents: tuple[float, ...]
-    batch_size: int
+    exponents: tuple[float, ...]  # Zipf exponent of each table's accesses; ranks are ids.
+    batch_size: int  # Samples per GPU and step.
     gpus: int
     shards: tuple[Shard, ...]
-    kind: str = "random"
+    kind: str = "random"  # What the case was made for, such as ``random``.
 
     @cached_property
     def profile(self) -> Profile:
@@ -127,13 +115,7 @@ class Case:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "Case":
-        """Return what `to_json` gave.
-
-        Raises
-        ------
-        DataError
-            If it is something else.
-        """
+        """Return what `to_json` gave; raises DataError if it is something else."""
         try:
             tables = [
                 {
@@ -149,3 +131,142 @@ class Case:
             return TypeAdapter(cls).validate_python(known)
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"this is no case that was measured: {error!r}") from error
+
+
+DIMS = (4, 8, 16, 32, 64, 128)
+_MOST_TABLES = 12
+_ROWS = (1e3, 2e6)
+_POOLING = (1.0, 60.0)
+_COVERAGE = (0.3, 1.0)
+_MOST_EXPONENT = 1.3
+_BATCH_SIZES = (64, 16384)
+_OPTIMIZERS: tuple[OptimizerName, ...] = ("rowwise_adagrad", "adagrad", "sgd", "adam")
+_OPTIMIZER_ODDS = (0.4, 0.25, 0.2, 0.15)
+_WORKLOAD_BYTES = 256 << 20
+"""Weights and state of a workload's tables together."""
+
+_STEP_LOOKUPS = (3e4, 3e5)
+"""Lookups of a step of one GPU: with fewer of them nothing but Python is measured."""
+
+_HOT_SHARES = (0.01, 0.03, 0.1, 0.3, 0.6, 0.9)
+"""Shares of a table's rows in HBM, or in a cache, where it is split."""
+
+_PLAN_STYLES = ("device", "staged", "uva", "host", "cached", "split", "mixed", "mixed", "mixed")
+
+
+def random_cases(
+    seed: int, workloads: int, *, plans: int = 1, gpus: int = 1, first: int = 0, load: int = 1
+) -> Iterator[Case]:
+    """`plans` random placements of each of `workloads` random sets of tables, on so many `gpus`.
+
+    Workload number n of a seed is the same however many are drawn, from the `first` on. With a
+    `load` there are so many times the lookups that one core of a CPU is given, in larger tables.
+    """
+    for number in range(first, first + workloads):
+        rng = np.random.default_rng([seed, number, gpus])
+        tables, exponents = _tables(rng, times_rows(load))
+        per_sample = sum(table.lookups_per_sample for table in tables)
+        wanted = math.log2(_log_uniform(rng, *_STEP_LOOKUPS) / per_sample)
+        batch_size = min(max(2 ** round(wanted), _BATCH_SIZES[0]), _BATCH_SIZES[1]) * load
+        bare = Case(f"random-{seed}-{number}", tables, exponents, batch_size, gpus, ())
+        for _ in range(plans):
+            yield replace(bare, shards=_placement(rng, bare))
+
+
+def times_rows(load: int) -> int:
+    """Return how much larger tables are: less than lookups, for they have to be made and filled."""
+    return max(1, load // 4)
+
+
+def _log_uniform(rng: np.random.Generator, low: float, high: float) -> float:
+    return math.exp(rng.uniform(math.log(low), math.log(high)))
+
+
+def _tables(rng: np.random.Generator, times: int) -> tuple[tuple[Table, ...], tuple[float, ...]]:
+    count = int(rng.integers(1, _MOST_TABLES + 1))
+    # Models have one optimizer and a few widths; tables of one width share an arena.
+    optimizer = _OPTIMIZERS[int(rng.choice(len(_OPTIMIZERS), p=_OPTIMIZER_ODDS))]
+    widths = rng.choice(DIMS, size=int(rng.integers(1, 4)))
+    tables: list[Table] = []
+    exponents = []
+    for number in range(count):
+        rows = round(_log_uniform(rng, *_ROWS)) * times
+        feature = Feature(
+            f"t{number}",
+            round(_log_uniform(rng, *_POOLING), 2),
+            round(float(rng.uniform(*_COVERAGE)), 3),
+        )
+        table = Table(f"t{number}", rows, int(rng.choice(widths)), "float32", optimizer, (feature,))
+        room = times * _WORKLOAD_BYTES - sum(other.total_bytes for other in tables)
+        if table.total_bytes > room:
+            table = replace(table, rows=max(1000, room // (2 * table.bytes_per_row())))
+        tables.append(table)
+        exponents.append(round(float(rng.uniform(0.0, _MOST_EXPONENT)), 3))
+    return tuple(tables), tuple(exponents)
+
+
+def _placement(rng: np.random.Generator, case: Case) -> tuple[Shard, ...]:
+    style = str(rng.choice(_PLAN_STYLES))
+    shards: list[Shard] = []
+    for number in range(len(case.tables)):
+        shards += _table_shards(rng, case, number, style)
+    return tuple(shards)
+
+
+def _table_shards(rng: np.random.Generator, case: Case, number: int, style: str) -> Iterator[Shard]:
+    """Draw the shards of one table: slices of columns and rows, each read in some way."""
+    table = case.tables[number]
+    gpus = [f"gpu:{number}" for number in range(case.gpus)]
+    sharding = str(
+        rng.choice(["whole", "columns", "rows", "replicated"], p=[0.7, 0.12, 0.12, 0.06])
+    )
+    if sharding == "replicated" and case.gpus > 1:
+        yield from _hot_cold_shards(
+            rng, case, number, "device", (0, table.rows, 1), (0, table.dim), tuple(gpus)
+        )
+        return
+    column_slices, ways = [(0, table.dim)], 1
+    if sharding == "columns" and table.dim >= 8:
+        column_slices = [(0, table.dim // 2), (table.dim // 2, table.dim)]
+    elif sharding == "rows":
+        ways = int(rng.choice([2, 4]))
+    order = rng.permutation(case.gpus)
+    turn = 0
+    for cols in column_slices:
+        for offset in range(ways):
+            gpu = gpus[order[turn % case.gpus]]
+            turn += 1
+            own = style
+            if style == "mixed":
+                own = str(rng.choice(["device", "staged", "uva", "host", "cached", "split"]))
+            yield from _hot_cold_shards(
+                rng, case, number, own, (offset, table.rows, ways), cols, (gpu,)
+            )
+
+
+def _hot_cold_shards(
+    rng: np.random.Generator,
+    case: Case,
+    number: int,
+    style: str,
+    rows: tuple[int, int, int],
+    cols: tuple[int, int],
+    devices: tuple[str, ...],
+) -> Iterator[Shard]:
+    """Yield the shards of one slice: one, or its hottest rows in HBM and the rest in DRAM."""
+    start, stop, step = rows
+    members = len(range(*rows))
+    share = float(rng.choice(_HOT_SHARES))
+    hot = min(members - 1, max(1, round(members * share)))
+
+    if style == "split":
+        colds: tuple[Lookup, ...] = ("staged", "staged", "uva", "host")
+        edge = start + hot * step
+        hot_rows, cold_rows = (start, min(stop, edge), step), (edge, stop, step)
+        yield case.shard(number, "device", hot_rows, cols, devices, is_first=True)
+        cold = colds[int(rng.integers(len(colds)))]
+        yield case.shard(number, cold, cold_rows, cols, devices, is_first=False)
+    elif style == "cached":
+        yield case.shard(number, "cached", rows, cols, devices, is_first=True, cache_rows=hot)
+    else:
+        yield case.shard(number, cast(Lookup, style), rows, cols, devices, is_first=True)

@@ -34,18 +34,10 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """Measurements of one machine in one setting, as they are in a file.
-
-    Attributes
-    ----------
-    setting : Setting
-    machine : dict
-        Processor, cores, system, versions and date.
-    measurements : tuple of Measurement
-    """
+    """Measurements of one machine in one setting, as they are in a file."""
 
     setting: Setting
-    machine: dict[str, Any]
+    machine: dict[str, Any]  # Processor, cores, system, versions and date.
     measurements: tuple[Measurement, ...]
 
     @classmethod
@@ -54,10 +46,7 @@ class Dataset:
 
         Its last line may be incomplete, as an interrupted run leaves it.
 
-        Raises
-        ------
-        DataError
-            If it is none, or of a newer version.
+        Raises DataError if it is none, or of a newer version.
         """
         try:
             with open_file(path) as file:

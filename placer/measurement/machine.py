@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from placer.errors import DataError, PlacerError
-from placer.measurement.cases import Case
+from placer.measurement.cases import Case, random_cases
 from placer.measurement.dataset import FORMAT, VERSION, Dataset, case_sha256
-from placer.measurement.draw import random_cases
 from placer.measurement.measure import Measurer
 from placer.measurement.times import QUICK, Effort, Measured, Setting, resolved
 from placer.read_files import open_file
@@ -41,21 +40,9 @@ def measure_machine(
 ) -> None:
     """Measure what embedding work takes here, going on with what is in the file already.
 
-    Parameters
-    ----------
-    file : Path
-        Of measurements; `placer.measurement.Dataset.load` reads it.
-    setting : Setting
-        Backend, device and processes that are measured.
-    budget_s : float
-        Seconds after which no case is begun, except for the first `LEAST_CASES`: with fewer there
-        are no constants.
-    fresh : bool
-        Start anew.
-    stop : callable
-        Returns whether to end early.
-    on_case : callable
-        Called with the measurements that are done, and their number in all.
+    After `budget_s` seconds no case is begun, except for the first `LEAST_CASES`: with fewer there
+    are no constants. `stop` returns whether to end early; `on_case` is called with the measurements
+    that are done, and their number in all.
     """
     setting = resolved(setting)
     if fresh:
@@ -100,29 +87,10 @@ def collect(
 ) -> bool:
     """Measure cases and append them to a file; those that are in it already are left out.
 
-    Parameters
-    ----------
-    cases : iterable of Case
-    path : path
-        A new file, or one that was begun in the same setting; not a compressed one.
-    budget_s : float
-        No case is begun after so many seconds,
-    least : int
-        but for those that are missing to so many.
-    repeats : int
-        How often each case is measured, all of them once before one of them twice.
-    on_case : callable, optional
-        Called with the number of measurements in the file after each of them.
-
-    Returns
-    -------
-    bool
-        Whether all cases are measured.
-
-    Raises
-    ------
-    DataError
-        If the file is of another setting, or compressed.
+    The file is new, or was begun in the same setting, and is not compressed. After `budget_s`
+    seconds no case is begun, but for those that are missing to `least`. With `repeats`, all cases
+    are measured once before one of them twice. `on_case` is called with the number of measurements
+    in the file after each of them. Returns whether all cases are measured.
     """
     started = time.perf_counter()
     target = Path(path)

@@ -1,21 +1,40 @@
 """How long steps of a plan take on this machine: prefetch, forward, backward and update."""
 
 import contextlib
+import gc
 import multiprocessing
+import os
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
+from itertools import islice
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
 from placer.errors import BackendError
-from placer.measurement.timed_steps import Job, quiet, run
+from placer.executor import (
+    BagBatch,
+    Embeddings,
+    PlacedEmbeddings,
+    ShardedEmbeddings,
+    keep_freed_memory,
+    look_ahead,
+)
 from placer.measurement.times import Effort, Measured, Setting
+from placer.plan.order import Ranks
 from placer.plan.plan import Plan
+from placer.profile.cdf import AccessCdf
 from placer.profile.profile import Profile
+from placer.tables import Feature
 
 _TIMEOUT_S = 120.0
 
@@ -55,10 +74,6 @@ class Measurer:
 
     As `placer train` does, the process that measures keeps memory that it has freed
     (`placer.executor.keep_freed_memory`).
-
-    Parameters
-    ----------
-    setting : Setting
     """
 
     def __init__(self, setting: Setting) -> None:
@@ -68,12 +83,7 @@ class Measurer:
     def __enter__(self) -> "Measurer":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._processes is not None:
             self._processes.close()
             self._processes = None
@@ -129,7 +139,7 @@ class _Processes:
             self._processes.append(process)
             self._pipes.append(ours)
 
-    def run(self, job: Job) -> list[Measured]:
+    def run(self, job: "Job") -> list[Measured]:
         """Return times of each rank."""
         for pipe in self._pipes:
             pipe.send(job)
@@ -174,3 +184,161 @@ def _serve(rank: int, setting: Setting, folder: str, pipe: Any) -> None:
             except Exception as error:
                 pipe.send(f"{type(error).__name__}: {error}")
     dist.destroy_process_group()
+
+
+Int = npt.NDArray[np.int64]
+
+_WARM_UP = 4
+_GPU_BLOCK = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A plan to time, with its profile, batch size, seed and effort."""
+
+    plan: Plan
+    profile: Profile
+    samples: int
+    seed: int
+    effort: Effort
+
+
+def run(job: Job, setting: Setting, rank: int = 0) -> Measured:
+    """Time the steps of a job in this process."""
+    plan, effort = job.plan, job.effort
+    weights = {t.name: torch.full((1, 1), 0.01).expand(t.rows, t.dim) for t in plan.tables}
+    kind = PlacedEmbeddings if setting.ranks == 1 else ShardedEmbeddings
+    model: Embeddings = kind(plan, weights=weights, backend=setting.backend, device=setting.device)
+    for held in (model, *model.children()):
+        if isinstance(held, PlacedEmbeddings):
+            _touch_state(held)
+    source = drawn_batches(plan, job.profile, job.samples, job.seed * setting.ranks + rank)
+    batches = list(islice(source, effort.batches))
+    if setting.device.startswith("cuda"):
+        batches = [batch.pin_memory() for batch in batches]
+    try:
+        return _timed(model, batches, effort, setting)
+    finally:
+        model.close()
+
+
+def _touch_state(model: PlacedEmbeddings) -> None:
+    """Write optimizer state everywhere: pages that nobody wrote yet would come in the steps."""
+    order = model.id_order()
+    for tensor in order.states():
+        values = torch.full(tensor.shape[:1] if tensor.is_per_row else (1, 1), 0.01)
+        order.overwrite(tensor, values.expand(tensor.shape))
+
+
+def _timed(
+    model: Embeddings,
+    batches: Sequence[BagBatch],
+    effort: Effort,
+    setting: Setting,
+) -> Measured:
+    block = _GPU_BLOCK if setting.device.startswith("cuda") else 1
+    together = setting.ranks > 1
+    gradients: list[Tensor] = []
+    wall: list[float] = []
+    cpu: list[float] = []
+    collecting = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        started, start, start_cpu = time.perf_counter(), 0.0, 0.0
+        stream = look_ahead(_endless(batches), model)
+        with contextlib.closing(stream):
+            for number, batch in enumerate(stream):
+                outputs = list(model(batch).values())
+                if not gradients:
+                    gradients = [torch.randn_like(out) / len(out) for out in outputs]
+                torch.autograd.backward(outputs, gradients)
+                if (number + 1) % block:
+                    continue
+                if block > 1:
+                    torch.cuda.synchronize()
+                now, now_cpu = time.perf_counter(), time.process_time()
+                if number < _WARM_UP * block:
+                    started = now
+                else:
+                    wall.append((now - start) / block)
+                    cpu.append((now_cpu - start_cpu) / block)
+                    if _enough(len(wall), now - started, effort, together):
+                        break
+                start, start_cpu = time.perf_counter(), time.process_time()
+    finally:
+        if collecting:
+            gc.enable()
+    return Measured(tuple(wall), tuple(cpu))
+
+
+def _enough(steps: int, seconds: float, effort: Effort, together: bool) -> bool:
+    if together:  # All ranks have to stop at the same step.
+        return steps >= 2 * effort.least_steps
+    if steps >= effort.most_steps or seconds >= effort.most_s:
+        return True
+    return steps >= effort.least_steps and seconds >= effort.least_s
+
+
+def _endless(batches: Sequence[BagBatch]) -> Iterator[BagBatch]:
+    while True:
+        yield from batches
+
+
+@contextlib.contextmanager
+def quiet(setting: Setting, rank: int) -> Iterator[None]:
+    """Set the threads and cores of a setting, for a while."""
+    threads = torch.get_num_threads()
+    cores: set[int] | None = None
+    if hasattr(os, "sched_getaffinity"):
+        cores = os.sched_getaffinity(0)
+    torch.set_num_threads(setting.threads)
+    keep_freed_memory()  # As `placer train` does.
+    try:
+        if setting.pinned and cores and len(cores) >= setting.ranks * setting.threads:
+            first = rank * setting.threads
+            os.sched_setaffinity(0, sorted(cores)[first : first + setting.threads])
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        if cores:
+            os.sched_setaffinity(0, cores)
+
+
+def drawn_batches(plan: Plan, profile: Profile, samples: int, seed: int) -> Iterator[BagBatch]:
+    """Yield batches without end: independent lookups, each by its table's access CDF.
+
+    Bags of a feature are empty but for its coverage; the others hold one lookup or more, as
+    many as its pooling factor on average. Ranks become ids by the plan's row order.
+    """
+    rng = np.random.default_rng([seed, samples])
+    order = {table.name: Ranks.in_plan(plan, table.name) for table in plan.tables}
+    while True:
+        ids: list[Int] = []
+        lengths: list[Int] = []
+        for table in plan.tables:
+            for feature in table.features:
+                bags = _lengths(rng, feature, table.rows > 0, samples)
+                ranks = _ranks(rng, profile[table.name].cdf, int(bags.sum()))
+                ids.append(order[table.name].ids(ranks))
+                lengths.append(bags)
+        offsets = np.concatenate([[0], *lengths]).cumsum()
+        joined = np.concatenate(ids) if ids else np.zeros(0, np.int64)
+        yield BagBatch(torch.from_numpy(joined), torch.from_numpy(offsets), samples)
+
+
+def _lengths(rng: np.random.Generator, feature: Feature, has_rows: bool, samples: int) -> Int:
+    """Draw the lookups of each sample's bag, shape (samples,); all 0 without rows."""
+    if not has_rows:
+        return np.zeros(samples, np.int64)
+    least = int(min(1.0, feature.pooling_factor))
+    drawn = least + rng.poisson(feature.pooling_factor - least, samples)
+    lengths: Int = drawn * (rng.random(samples) < feature.coverage)
+    return lengths
+
+
+def _ranks(rng: np.random.Generator, cdf: AccessCdf, size: int) -> Int:
+    quantiles = rng.random(size) * cdf.shares[-1]
+    ranks: Int = np.interp(quantiles, cdf.shares, cdf.ranks).astype(np.int64)
+    last: Int = np.minimum(ranks, cdf.rows - 1)
+    return last

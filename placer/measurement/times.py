@@ -24,23 +24,15 @@ NOISY_WAIT = 0.15
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How long to measure.
+    """How long to measure."""
 
-    Attributes
-    ----------
-    least_steps, most_steps : int
-        Steps that are timed, after a few that warm up.
-    least_s, most_s : float
-        Timing ends after `least_s`, but not before `least_steps`; and after `most_s` anyway.
-    batches : int
-        Batches that the steps cycle through.
-    """
-
+    # Steps that are timed, after a few that warm up.
     least_steps: int = 8
     most_steps: int = 100
+    # Timing ends after `least_s`, but not before `least_steps`; and after `most_s` anyway.
     least_s: float = 0.25
     most_s: float = 2.0
-    batches: int = 12
+    batches: int = 12  # Batches that the steps cycle through.
 
 
 QUICK = Effort(least_steps=4, most_steps=8, least_s=0.02, most_s=0.5, batches=6)
@@ -48,18 +40,10 @@ QUICK = Effort(least_steps=4, most_steps=8, least_s=0.02, most_s=0.5, batches=6)
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Times of steps, each prefetch of the next batch, forward, backward and update.
+    """Times of steps, each prefetch of the next batch, forward, backward and update."""
 
-    Attributes
-    ----------
-    wall_s : tuple of float
-        By the clock. With several ranks, of the slowest.
-    cpu_s : tuple of float
-        Of all the process's threads; with several ranks, of the busiest.
-    """
-
-    wall_s: tuple[float, ...]
-    cpu_s: tuple[float, ...]
+    wall_s: tuple[float, ...]  # By the clock. With several ranks, of the slowest.
+    cpu_s: tuple[float, ...]  # Of all the process's threads; with several ranks, of the busiest.
 
     def seconds(self, clock: Clock = "wall") -> float:
         """Return the lower quartile of the times: whatever else runs only ever adds time."""
@@ -88,26 +72,13 @@ def step_s(measured: Iterable[Measured], clock: Clock = "wall") -> float:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How steps are measured: times of other settings cannot be compared.
+    """How steps are measured: times of other settings cannot be compared."""
 
-    Attributes
-    ----------
-    backend : str
-        Of the executor; see `PlacedEmbeddings`.
-    device : str
-    ranks : int
-        Processes that train together over gloo, as many as the plan has GPUs.
-    threads : int
-        Of each process.
-    pinned : bool
-        Whether each process stays on cores of its own.
-    """
-
-    backend: str = "auto"
+    backend: str = "auto"  # Of the executor; see `PlacedEmbeddings`.
     device: str = "cpu"
-    ranks: int = 1
-    threads: int = 1
-    pinned: bool = True
+    ranks: int = 1  # Processes that train together over gloo, as many as the plan has GPUs.
+    threads: int = 1  # Of each process.
+    pinned: bool = True  # Whether each process stays on cores of its own.
 
     @property
     def load(self) -> int:
@@ -121,12 +92,6 @@ class Setting:
 
 
 def resolved(setting: Setting) -> Setting:
-    """Return the same with the backend that ``auto`` means here.
-
-    Raises
-    ------
-    BackendError
-        If the backend is not there.
-    """
+    """Return the same with the backend that ``auto`` means here."""
     backend = make_backend(setting.backend, torch.device(setting.device))
     return replace(setting, backend=backend.name)

@@ -32,7 +32,7 @@ from placer.plan.fields import SCHEMA_VERSION, Provenance, RowOrder, SolverRecor
 from placer.plan.shard import Shard
 from placer.read_files import LimitError, read_json
 from placer.seal import check_seal, sealed
-from placer.tables import ColdDType, Table
+from placer.tables import ColdDType, DType, Table
 from placer.topology.devices import Drive, Gpu, Host, Link
 from placer.topology.topology import Topology
 
@@ -229,6 +229,7 @@ def to_dict(plan: "Plan", row_order: dict[str, dict[str, Any]] | None = None) ->
         "provenance": _provenance(plan.provenance),
         **({} if plan.pipeline == "look-ahead" else {"pipeline": plan.pipeline}),
         **({"widths": list(plan.widths)} if plan.widths else {}),
+        **({} if plan.exchange_dtype == "float32" else {"exchange_dtype": plan.exchange_dtype}),
         **({} if plan.dense is None else {"dense": _dense(plan.dense)}),
         **(
             {"growing": {n: asdict(how) for n, how in plan.growing.items()}} if plan.growing else {}
@@ -280,6 +281,7 @@ class _Document(BaseModel):
     batch_size: int
     pipeline: Pipeline
     widths: tuple[ColdDType, ...]
+    exchange_dtype: DType
     solver: SolverRecord
     provenance: Provenance
 

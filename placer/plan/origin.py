@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from placer.data.files.stores import uri_of
 from placer.data.options import TextOptions
-from placer.errors import PlacerError, PlanError, PlanMismatchError
+from placer.errors import PlacerError, PlanError, PlanMismatchError, ProfileError
 from placer.plan.plan import Plan
 from placer.profile.growing_tables import with_growing
 from placer.profile.profile import Profile
@@ -103,8 +103,6 @@ def open_log_of(
     PlanMismatchError
         If that profile is not there, or has no id mapping.
     """
-    from placer.data.reader import open_log  # not above: it needs pyarrow, and plans do not
-
     recorded = profile_of(plan, file, profile, other_data=other_data)
     if recorded is None or recorded.encoding is None:
         raise PlanMismatchError(
@@ -112,11 +110,34 @@ def open_log_of(
             f"{plan.provenance.profile!r} has none or is not there (nothing is fetched from an "
             "address that a file names); give --profile"
         )
-    layout = None if options is None else options.layout(recorded.encoding.layout)
+    return open_as_profiled(recorded, logs, format, options)
+
+
+def open_as_profiled(
+    profile: Profile,
+    logs: Sequence[str | Path],
+    format: str | None = None,
+    options: TextOptions | None = None,
+) -> "EncodedLog":
+    """A log, its ids mapped to rows as in a profile; see `open_log_of`.
+
+    Raises
+    ------
+    ProfileError
+        If the profile has no id mapping.
+    """
+    from placer.data.reader import open_log  # not above: it needs pyarrow, and plans do not
+
+    if profile.encoding is None:
+        raise ProfileError(
+            f"the profile {profile.source!r} does not say how ids become rows, so that no log can "
+            "be read with it; give one that `placer profile` counted in a log"
+        )
+    layout = None if options is None else options.layout(profile.encoding.layout)
     kind: Any = format
-    log = open_log(list(logs), kind, encoding=recorded.encoding, layout=layout)
-    if recorded.source == log.description and recorded.sampling == 1:
-        log.expected_samples = recorded.samples
+    log = open_log(list(logs), kind, encoding=profile.encoding, layout=layout)
+    if profile.source == log.description and profile.sampling == 1:
+        log.expected_samples = profile.samples
     return log
 
 

@@ -311,7 +311,10 @@ def _phases(
         phases.insert(0, ("exchange of ids", sent | {"dense gradients": gradients}))
     phases.append(("lookup", shared | {"outputs": out}))
     if ranks > 1:
-        phases.append(("exchange of outputs", shared | {"outputs": out, "exchange": out + own}))
+        # Numbers of 16 bits beside those that they are made from and become.
+        narrow = 0.0 if plan.exchange_dtype == "float32" else (out + own) / 2
+        sums = {"outputs": out, "exchange": out + own + narrow}
+        phases.append(("exchange of outputs", shared | sums))
     # The outputs that a rank's samples got are let go of with the forward pass. Those that it sent
     # are not, for the backward pass begins at them.
     kept = {"outputs": out if ranks > 1 else 0.0}
@@ -319,7 +322,8 @@ def _phases(
     phases.append(("backward", shared | kept | {"activations": backward}))
     held = kept | {"dense gradients": gradients}
     if ranks > 1:
-        phases.append(("exchange of gradients", shared | held | {"exchange": 2 * own + out}))
+        sums = {"exchange": 2 * own + out + narrow}
+        phases.append(("exchange of gradients", shared | held | sums))
     joined = {"gradients of outputs": 2 * out + own, "sums of rows": updating}
     phases.append(("update", shared | held | joined))
     share = FRAGMENTATION_SHARE if kind == "cuda" else 0.0

@@ -21,7 +21,7 @@ from placer.pipeline import Pipeline
 from placer.plan.fields import Provenance, RowOrder, SolverRecord
 from placer.plan.shard import Memory, Shard
 from placer.summary import Summarized
-from placer.tables import ColdDType, Table
+from placer.tables import ColdDType, DType, Table
 from placer.topology.topology import Topology
 from placer.units import format_bytes, format_seconds
 
@@ -50,6 +50,8 @@ class Plan(Summarized):
         What is trained beside the embeddings; None where nobody says.
     growing : dict of table name to Growing
         Tables whose ids may be any int64: rows are given to them as they are read.
+    exchange_dtype : {"float32", "bfloat16", "float16"}
+        Type in which pooled rows and their gradients travel between processes.
 
     Examples
     --------
@@ -75,6 +77,7 @@ class Plan(Summarized):
     dense: Dense | None = None
     widths: tuple[ColdDType, ...] = ()
     growing: dict[str, Growing] = field(default_factory=dict)
+    exchange_dtype: DType = "float32"
 
     @cached_property
     def tables_by_name(self) -> dict[str, Table]:

@@ -163,6 +163,7 @@ class PlanModel(_Strict):
     batch_size: int = Field(1, ge=1, lt=1 << 31, description="samples per GPU and step")
     pipeline: Pipeline = "look-ahead"
     widths: list[ColdDType] = Field([], description="types that cold rows might have had")
+    exchange_dtype: DType = Field("float32", description="type of pooled rows between GPUs")
     dense: DenseLayersModel | MeasuredDenseModel | None = None
     tables: list[TableModel]
     topology: TopologyModel

@@ -100,7 +100,7 @@ def refuse_growing(plan: Plan, reader: str) -> None:
     for name in plan.growing:
         raise PlanMismatchError(
             f"table {name!r} grows: its rows mean nothing without its key map, which {reader} does "
-            "not have; train with `placer train` or `placer.executor.make_embeddings`"
+            "not have; train with `placer train`, `apply_plan` or `make_embeddings`"
         )
 
 

@@ -41,11 +41,13 @@ class TableOptions:
         return Table(
             name=name,
             rows=rows,
-            dim=self._dim_of(name),
+            dim=_given(self.dim, name, 64),
             dtype=self.dtype,
             optimizer=self.optimizer,
             features=tuple(
-                count.measured(Feature(feature, pooling=self._pooling_of(feature)), samples)
+                count.measured(
+                    Feature(feature, pooling=_given(self.pooling, feature, "sum")), samples
+                )
                 for feature, count in features.items()
             ),
         )
@@ -56,13 +58,7 @@ class TableOptions:
         features: Mapping[str, dict[str, FeatureCounts]],
         samples: int,
     ) -> list[TableProfile]:
-        """Profiles of tables, from counts of their rows and features over `samples` samples.
-
-        Raises
-        ------
-        DataError
-            If an option is for a feature or a table that is not there.
-        """
+        """Profiles of tables, from counts of their rows and features over `samples` samples."""
         self.check([name for own in features.values() for name in own], counts)
         return [
             TableProfile.counted(
@@ -71,24 +67,8 @@ class TableOptions:
             for name, own in counts.items()
         ]
 
-    def _dim_of(self, table: str) -> int:
-        dim = self.dim
-        return dim if isinstance(dim, int) else dim.get(table, dim.get("*", 64))
-
-    def _pooling_of(self, feature: str) -> Pooling:
-        pooling = self.pooling
-        if isinstance(pooling, str):
-            return pooling
-        return pooling.get(feature, pooling.get("*", "sum"))
-
     def check(self, features: Collection[str], tables: Collection[str]) -> None:
-        """Check that poolings are of features that there are, and dims of tables.
-
-        Raises
-        ------
-        DataError
-            Names the first that is not.
-        """
+        """Check that poolings are of features that there are, and dims of tables."""
         for what, given, known in (
             ("pooling is given for feature", self.pooling, features),
             ("dim is given for table", self.dim, tables),
@@ -98,20 +78,13 @@ class TableOptions:
                     raise DataError(f"{what} {name!r}; there are {listed(list(known))}")
 
 
+def _given(given: Any, name: str, default: Any) -> Any:
+    """What is given for all, or for one by its name; ``*`` is all others."""
+    return given.get(name, given.get("*", default)) if isinstance(given, Mapping) else given
+
+
 class AccessCounter:
-    """Counts chunks of samples; memory is 4 bytes a row, whatever the log's length.
-
-    Parameters
-    ----------
-    tables : mapping of table name to int
-        Rows of each table.
-    feature_tables : mapping of feature name to table name
-
-    Raises
-    ------
-    DataError
-        If a feature reads a table that is not there.
-    """
+    """Counts chunks of samples; memory is 4 bytes a row, whatever the log's length."""
 
     def __init__(self, tables: Mapping[str, int], feature_tables: Mapping[str, str]) -> None:
         for feature, table in feature_tables.items():
@@ -128,11 +101,8 @@ class AccessCounter:
     def add(self, samples: int, features: Mapping[str, Bags]) -> None:
         """Count the bags of `samples` samples, which follow those before; arrays are kept a while.
 
-        Raises
-        ------
-        DataError
-            If a feature is missing or unknown, has another number of samples, or an id is
-            not within its table's rows; nothing of these samples is then counted.
+        Raises DataError if a feature is missing or unknown, has another number of samples, or an id
+        is not within its table's rows; nothing of these samples is then counted.
         """
         if features.keys() != self._feature_tables.keys():
             different = sorted(features.keys() ^ self._feature_tables.keys())

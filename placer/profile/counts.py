@@ -20,21 +20,11 @@ _MOST_LOOKUPS = 1 << 62
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowCounts:
-    """Access counts by row id; rows that were never read are not listed.
+    """Access counts by row id; rows that were never read are not listed."""
 
-    Attributes
-    ----------
-    rows : int
-        Rows of the table.
-    ids : int32 or int64, shape (n,)
-        Rows that were read, ascending.
-    counts : int32 or int64, shape (n,)
-        How often, at least 1.
-    """
-
-    rows: int
-    ids: AnyInt
-    counts: AnyInt
+    rows: int  # Rows of the table.
+    ids: AnyInt  # Shape (n,): rows that were read, ascending.
+    counts: AnyInt  # Shape (n,): how often, at least 1.
     _sha256: str = field(default="", init=False, repr=False)
 
     def __post_init__(self) -> None:

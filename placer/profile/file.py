@@ -17,10 +17,11 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, astuple
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from placer.data.encoding import Encoding
 from placer.data.text_keys import Keys
@@ -38,11 +39,10 @@ from placer.growing.working_set import HitRate
 from placer.profile.cdf import AccessCdf
 from placer.profile.counts import RowCounts
 from placer.profile.locality import WindowCounts
-from placer.profile.schema import check_document
 from placer.profile.table_profile import FeatureCounts, TableProfile, UnknownIds
 from placer.read_files import LimitError, read_json, read_limited
 from placer.seal import SEAL, sealed
-from placer.tables import Feature, Table
+from placer.tables import DType, Feature, OptimizerName, Table
 
 if TYPE_CHECKING:
     from placer.profile.profile import Profile
@@ -53,14 +53,58 @@ JSON_NAME = "profile.json"
 _Arrays = dict[str, npt.NDArray[Any]]
 
 
-def write(profile: "Profile", path: StrPath) -> None:
-    """Write a profile into the folder `path`, replacing one that is there.
+class _Strict(BaseModel):
+    """Values of exactly these types; keys of later versions are passed over."""
 
-    Raises
-    ------
-    PlacerError
-        If the folder cannot be written or the disk is full.
-    """
+    model_config = ConfigDict(strict=True)
+
+
+class _Table(_Strict):
+    name: str
+    rows: int
+    dim: int
+    dtype: DType
+    optimizer: OptimizerName
+    zipf_exponent: float | None
+    features: list[Feature]
+    counted: dict[str, FeatureCounts]
+    locality: list[list[int]] = []
+    unknown: UnknownIds | None = None
+    hit_rates: list[HitRate] = []
+
+
+class _Mapping(_Strict):
+    kind: str
+    rows: int | None = None
+
+
+class _Encoding(_Strict):
+    mappings: dict[str, _Mapping]
+    feature_tables: dict[str, str]
+    dense: list[str]
+    label: str | None
+    missing: Literal["zero", "empty"]
+
+
+class _File(_Strict):
+    name: str
+    bytes: int = Field(ge=0)
+    sha256: str
+
+
+class _Document(_Strict):
+    """What a profile's JSON holds, and of which types."""
+
+    source: str
+    samples: int = Field(ge=0)
+    sampling: float
+    encoding: _Encoding | None
+    tables: list[_Table]
+    files: dict[str, _File]
+
+
+def write(profile: "Profile", path: StrPath) -> None:
+    """Write a profile into the folder `path`, replacing one that is there."""
     folder = Path(path)
     with replacing_parts(folder / JSON_NAME, lambda: _parts_of(folder)) as names:
         names |= _write_all(profile, folder)
@@ -97,10 +141,7 @@ def _parts_of(folder: Path) -> Iterator[Path]:
 def read(path: StrPath) -> dict[str, Any]:
     """Read the fields of a profile from its folder or its JSON; all files of one version.
 
-    Raises
-    ------
-    ProfileError
-        If a file is missing, cut short, altered or of a newer version.
+    Raises ProfileError if a file is missing, cut short, altered or of a newer version.
     """
     file = Path(path)
     if file.is_dir():
@@ -110,24 +151,29 @@ def read(path: StrPath) -> dict[str, Any]:
 
 def _read_all(file: Path) -> dict[str, Any]:
     document = _read_document(file)
-    check_document(document, file)
     try:
-        files = document["files"]
-        arrays = _read_safetensors(_read(file.parent, files["counts"]), files["counts"]["name"])
+        # As JSON, where values of dataclasses are their fields.
+        known = _Document.model_validate_json(json.dumps(document))
+        counts = known.files["counts"]
+        arrays = _read_safetensors(_read(file.parent, counts), counts.name)
         vocabularies: dict[str, Keys] = {}
-        if "vocabulary" in files:
-            vocabularies = _vocabulary_from_parquet(_read(file.parent, files["vocabulary"]))
+        if "vocabulary" in known.files:
+            vocabularies = _vocabulary_from_parquet(_read(file.parent, known.files["vocabulary"]))
         encoding = document["encoding"]
         return {
             "tables": tuple(
-                _table_from_json(table, f"{i}", arrays, files["counts"]["sha256"])
-                for i, table in enumerate(document["tables"])
+                _table_from_json(table, f"{i}", arrays, counts.sha256)
+                for i, table in enumerate(known.tables)
             ),
             **{name: document[name] for name in ("samples", "sampling", "source")},
             "encoding": None if encoding is None else Encoding.from_json(encoding, vocabularies),
         }
     except ProfileError:
         raise
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the document"
+        raise ProfileError(f"{file}: {where}: {first['msg']}") from error
     except (KeyError, TypeError, ValueError, PlacerError) as error:
         raise ProfileError(f"{file} is no profile that can be read: {error!r}") from error
 
@@ -153,18 +199,10 @@ def _table_to_json(profile: TableProfile, key: str, arrays: _Arrays) -> dict[str
     }
 
 
-def _table_from_json(
-    values: Mapping[str, Any], key: str, arrays: _Arrays, sha256: str
-) -> TableProfile:
+def _table_from_json(entry: _Table, key: str, arrays: _Arrays, sha256: str) -> TableProfile:
     """A table whose arrays are called by `key`; `sha256` is that of the file that holds them."""
-    table = Table(
-        name=values["name"],
-        rows=values["rows"],
-        dim=values["dim"],
-        dtype=values["dtype"],
-        optimizer=values["optimizer"],
-        features=tuple(Feature(**feature) for feature in values["features"]),
-    )
+    features = tuple(entry.features)
+    table = Table(entry.name, entry.rows, entry.dim, entry.dtype, entry.optimizer, features)
     if f"{key}.ranks" in arrays:
         counts, cdf = None, AccessCdf(arrays[f"{key}.ranks"], arrays[f"{key}.shares"])
     else:
@@ -175,11 +213,11 @@ def _table_from_json(
         table=table,
         cdf=cdf,
         counts=counts,
-        features={name: FeatureCounts(**counted) for name, counted in values["counted"].items()},
-        zipf_exponent=values["zipf_exponent"],
-        locality=tuple(WindowCounts(*map(int, one)) for one in values.get("locality", ())),
-        unknown=UnknownIds(**values["unknown"]) if "unknown" in values else None,
-        hit_rates=tuple(HitRate(**one) for one in values.get("hit_rates", ())),
+        features=entry.counted,
+        zipf_exponent=entry.zipf_exponent,
+        locality=tuple(WindowCounts(*one) for one in entry.locality),
+        unknown=entry.unknown,
+        hit_rates=tuple(entry.hit_rates),
     )
 
 
@@ -287,25 +325,24 @@ def _write(folder: Path, kind: str, suffix: str, content: bytes) -> dict[str, An
     return {"name": name, "bytes": len(content), "sha256": sha256}
 
 
-def _read(folder: Path, entry: Mapping[str, Any]) -> bytes:
-    name: str = entry["name"]
-    if not isinstance(name, str) or not is_name(name):
+def _read(folder: Path, entry: _File) -> bytes:
+    name = entry.name
+    if not is_name(name):
         raise ProfileError(f"a profile's files are beside its JSON, not at {name!r}")
     try:
         # What is longer than the profile says was replaced; one byte of it shows that.
-        most_bytes = int(entry["bytes"]) + 1
-        content = read_limited(folder / name, most_bytes)
+        content = read_limited(folder / name, entry.bytes + 1)
     except (OSError, LimitError, OverflowError) as error:
         raise ProfileError(
             f"cannot read {folder / name}: {getattr(error, 'strerror', None) or error}; it belongs "
             "to the profile"
         ) from error
-    if len(content) != entry["bytes"]:
+    if len(content) != entry.bytes:
         raise ProfileError(
-            f"{folder / name} has {len(content)} bytes instead of {entry['bytes']}; "
+            f"{folder / name} has {len(content)} bytes instead of {entry.bytes}; "
             "it was cut short or replaced, profile the log again"
         )
-    if hashlib.sha256(content).hexdigest() != entry["sha256"]:
+    if hashlib.sha256(content).hexdigest() != entry.sha256:
         raise ProfileError(f"{folder / name} was altered; profile the log again")
     return content
 

@@ -160,13 +160,7 @@ def _read_features(
 
 
 def parquet_batches(file: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """The record batches of a Parquet file with some columns that have no missing value.
-
-    Raises
-    ------
-    DataError
-        If it cannot be read, or a column is not there once, or has missing values.
-    """
+    """The record batches of a Parquet file with some columns that have no missing value."""
     try:
         with pq.ParquetFile(file) as parquet:
             names = parquet.schema_arrow.names

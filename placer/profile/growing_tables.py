@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any, get_args
 
 import numpy as np
 
 from placer.data.mapping import RawKeys
-from placer.errors import ProblemError
-from placer.growing.key_map import Growing
+from placer.errors import PlanMismatchError, ProblemError
+from placer.growing.key_map import Eviction, Growing
 from placer.growing.working_set import WorkingSet
 from placer.profile.cdf import Float
 from placer.profile.profile import Profile
@@ -18,21 +19,9 @@ def with_growing(profile: Profile, growing: Mapping[str, Growing]) -> Profile:
     """Return the profile with tables whose rows are given to keys as they are read.
 
     Such a table has a row for each of its `capacity` keys, and row 0. Its rows have no ids any
-    more, so that which of them are hot is not known. Ids of the log are keys as they are.
+    more, so that which of them are hot is not known. Ids of the log are keys as they are. Tables
+    that grow already are left as they are.
 
-    Parameters
-    ----------
-    profile : Profile
-    growing : mapping of table name to Growing
-        Tables that grow already are left as they are.
-
-    Raises
-    ------
-    ProfileError
-        If there is no such table.
-
-    Examples
-    --------
     >>> from placer.workloads import named_workload
     >>> with_growing(named_workload("random-3@7"), {"t2": Growing(99)})["t2"].cdf.rows
     100
@@ -67,10 +56,7 @@ def hit_rate_for(profile: TableProfile, capacity: int) -> float:
     Between measured capacities it is linear in the logarithm of the capacity. Below the least of
     them it is proportional to the capacity, which is less than it will be.
 
-    Raises
-    ------
-    ProblemError
-        If the profile has no hit rates.
+    Raises ProblemError if the profile has no hit rates.
     """
     capacities, rates = _curve(profile)
     known = float(np.interp(np.log(capacity), np.log(capacities), rates))
@@ -131,42 +117,70 @@ def _curve(profile: TableProfile) -> tuple[Float, Float]:
     return capacities, np.maximum.accumulate([measured[int(one)] for one in capacities])
 
 
-def growing_of(profile: Profile, texts: Sequence[str]) -> dict[str, Growing]:
-    """Read which tables grow, as the command line has them.
+def most_capacity(profile: TableProfile) -> int:
+    """Return the capacity that was measured with a row for each id of the log."""
+    return int(_curve(profile)[0][-1])
 
-    Parameters
-    ----------
-    profile : Profile
-    texts : sequence of str
-        ``TABLE=KEYS``, or ``TABLE=PERCENT%`` for the smallest capacity with that hit rate in the
-        next window (see `capacity_for`); several between commas.
 
-    Raises
-    ------
-    ProblemError
-        If a text is neither.
+def growing_of(profile: Profile, texts: Sequence[str]) -> tuple[dict[str, Growing], list[str]]:
+    """Read which tables grow and how, as the command line has them.
 
-    Examples
-    --------
+    A text is ``TABLE=SIZE:OPTION:…``; several between commas. The size is a number of keys, or a
+    percentage for the smallest capacity with that hit rate in the next window (see `capacity_for`),
+    or ``auto``, which may be left out. Options are ``lfu`` or ``lru``, ``admit=N``, ``ttl=STEPS``.
+    Returns the tables, those of ``auto`` with a row for each id, and the names of those.
+
     >>> from placer.workloads import named_workload
-    >>> growing_of(named_workload("random-3@7"), ["t1=5000,t3=20000"])["t3"].capacity
-    20000
+    >>> growing, auto = growing_of(named_workload("random-3@7"), ["t1=5000,t3=20000:lru:admit=2"])
+    >>> growing["t3"]
+    Growing(capacity=20000, admission=2, eviction='lru', ttl=0)
     """
-    growing = {}
-    for text in (part for one in texts for part in one.split(",")):
-        name, _, size = text.rpartition("=")
+    growing: dict[str, Growing] = {}
+    chosen = []
+    for text in (part.strip() for one in texts for part in one.split(",")):
+        # Names may have signs that separate.
+        named = [name for name in profile.table_names if text.startswith(name)]
+        named = [name for name in named if text[len(name) :][:1] in ("", "=", ":")]
+        if not named:
+            known = ", ".join(profile.table_names[:5])
+            raise ProblemError(
+                f"--growing {text!r} begins with no table of the profile ({known}, …)"
+            )
+        name = max(named, key=len)
+        if name in growing:
+            raise ProblemError(f"--growing names table {name!r} twice")
+        rest = text[len(name) :]
+        size, *words = (rest[1:] if rest.startswith("=") else f"auto{rest}").split(":")
         try:
-            if size.endswith("%"):
+            options = dict(map(_option, words))
+            if len(options) < len(words):
+                raise ValueError(text)
+            if size == "auto":
+                capacity = most_capacity(profile[name])
+                chosen.append(name)
+            elif size.endswith("%"):
                 capacity = capacity_for(profile[name], float(size[:-1]) / 100)
             else:
                 capacity = int(size)
-        except ValueError:
+            growing[name] = Growing(capacity, **options)
+        except (ValueError, PlanMismatchError) as error:
+            said = error if isinstance(error, PlanMismatchError) else "it is of another form"
             raise ProblemError(
-                f"--growing {text!r} is neither TABLE=KEYS, as item=2000000, nor "
-                "TABLE=PERCENT%, as item=99%"
+                f"--growing {text!r}: {said}. Write TABLE=KEYS, TABLE=PERCENT% or TABLE=auto, and "
+                "behind it :lfu or :lru, :admit=READS, :ttl=STEPS, as item=2000000:lru:admit=2"
             ) from None
-        growing[name] = Growing(capacity)
-    return growing
+    return growing, chosen
+
+
+def _option(word: str) -> tuple[str, Any]:
+    """A field of `Growing` and its value."""
+    if word in get_args(Eviction):
+        return "eviction", word
+    name, _, value = word.partition("=")
+    fields = {"admit": "admission", "ttl": "ttl"}
+    if name not in fields:
+        raise ValueError(word)
+    return fields[name], int(value)
 
 
 def _percent(share: float) -> str:

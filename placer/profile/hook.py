@@ -121,22 +121,10 @@ def profile_batches(
 def features_in(batch: Any, names: Sequence[str]) -> dict[str, BagsLike]:
     """The features of a batch by name, wherever they are in it.
 
-    Parameters
-    ----------
-    batch
-        A mapping of feature name to ids (and to other things, which are left out), a
-        KeyedJaggedTensor of TorchRec's, or a tuple, list, mapping or object with `__dict__` that
-        holds one of these.
-    names : sequence of str
-        Features to look for.
+    A batch is a mapping of feature name to ids (and to other things, which are left out), a
+    KeyedJaggedTensor of TorchRec's, or a tuple, list, mapping or object with `__dict__` that holds
+    one of these.
 
-    Raises
-    ------
-    DataError
-        If a feature is not there.
-
-    Examples
-    --------
     >>> sorted(features_in(({"user": [1], "item": [2], "label": [0.0]}, 7), ["user", "item"]))
     ['item', 'user']
     """
@@ -171,10 +159,8 @@ def _named(batch: Any, names: Sequence[str], depth: int) -> dict[str, BagsLike]:
 def as_bags(feature: str, value: BagsLike) -> Bags:
     """Convert one feature's ids to bags; see `CountedLoader` for the accepted forms.
 
-    Raises
-    ------
-    DataError
-        If ids or offsets are not integers, or offsets do not run from 0 to the number of ids.
+    Raises DataError if ids or offsets are not integers, or offsets do not run from 0 to the number
+    of ids.
     """
     if isinstance(value, Bags):
         return value

@@ -30,19 +30,11 @@ _MOST_STRETCHES = 8
 
 @dataclass(frozen=True, slots=True)
 class WindowCounts:
-    """What was counted in windows of one size, as integers, so that merging is exact.
+    """What was counted in windows of one size, as integers, so that merging is exact."""
 
-    Attributes
-    ----------
-    samples : int
-        Of a window.
-    windows : int
-    lookups, distinct : int
-        Lookups of the table in all windows, and distinct rows of each window, added.
-    """
-
-    samples: int
+    samples: int  # Of a window.
     windows: int
+    # Lookups of the table in all windows, and distinct rows of each window, added.
     lookups: int
     distinct: int
 
@@ -78,12 +70,9 @@ class DistinctRows:
 
     Between the sizes that were measured the logarithm is linear in that of the number of lookups,
     from one row for one lookup on; beyond the largest, as before it.
-
-    Attributes
-    ----------
-    log_lookups, log_distinct : float64, shape (sizes + 1,)
     """
 
+    # Shape (sizes + 1,)
     log_lookups: Float
     log_distinct: Float
 
@@ -165,12 +154,6 @@ class LocalityCounter:
 
     At most 16 stretches of `STRETCH_SAMPLES` samples are looked at, evenly over what has been read:
     when there are more, every second one is dropped and half as many are taken from there on.
-
-    Parameters
-    ----------
-    tables : mapping of table name to int
-        Rows of each table.
-    feature_tables : mapping of feature name to table name
     """
 
     def __init__(self, tables: Mapping[str, int], feature_tables: Mapping[str, str]) -> None:

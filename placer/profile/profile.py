@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
+from itertools import zip_longest
 from operator import add
 from pathlib import Path
 from types import MappingProxyType
@@ -277,29 +278,16 @@ def _merged(tables: Sequence[TableProfile], samples: int) -> TableProfile:
 
 
 def _check_alike(first: Profile, other: Profile) -> None:
-    names, others = ([table.name for table in one.tables] for one in (first, other))
-    if names != others:
-        different = sorted(set(names) ^ set(others))
-        raise ProfileError(
-            "profiles of different tables cannot be merged: "
-            + (f"only one has {', '.join(different)}" if different else "their order differs")
-        )
+    """Refuse to merge profiles of other tables, of other features or of ids mapped otherwise."""
+    pairs = zip_longest(first.tables, other.tables)
     different = [
-        f"{one.name} ({_shape(one)} and {_shape(two)})"
-        for one, two in zip(first.tables, other.tables, strict=True)
-        if _shape(one) != _shape(two)
+        f"{_shown(one)} and {_shown(two)}" for one, two in pairs if _shown(one) != _shown(two)
     ]
     if different:
         raise ProfileError(
-            f"profiles of different tables cannot be merged: {'; '.join(different)}; "
+            f"profiles of different tables cannot be merged: {'; '.join(different[:9])}; "
             "profile every part of a log with the same rows= or encoding="
         )
-    for one, two in zip(first.tables, other.tables, strict=True):
-        if _features(one) != _features(two):
-            raise ProfileError(
-                f"table {one.name!r} is read by other features in one profile than in another: "
-                f"{_features(one)} and {_features(two)}"
-            )
     if first.encoding != other.encoding:
         raise ProfileError(
             "profiles whose ids became rows in different ways cannot be merged; profile every "
@@ -307,10 +295,11 @@ def _check_alike(first: Profile, other: Profile) -> None:
         )
 
 
-def _shape(profile: TableProfile) -> str:
-    table = profile.table
-    return f"{table.rows} rows × {table.dim} {table.dtype}, {table.optimizer}"
-
-
-def _features(profile: TableProfile) -> list[tuple[str, str]]:
-    return [(feature.name, feature.pooling) for feature in profile.table.features]
+def _shown(profile: TableProfile | None) -> str:
+    if profile is None:
+        return "none"
+    table, features = profile.table, {one.name: one.pooling for one in profile.table.features}
+    return (
+        f"{table.name} ({table.rows} rows × {table.dim} {table.dtype}, {table.optimizer}, "
+        f"features {features})"
+    )

@@ -14,18 +14,10 @@ from placer.tables import Feature, Table
 
 @dataclass(frozen=True, slots=True)
 class FeatureCounts:
-    """What was counted of one feature, as integers, so that merging is exact.
+    """What was counted of one feature, as integers, so that merging is exact."""
 
-    Attributes
-    ----------
-    lookups : int
-        Ids read by the feature.
-    bags : int
-        Samples whose bag was not empty.
-    """
-
-    lookups: int = 0
-    bags: int = 0
+    lookups: int = 0  # Ids read by the feature.
+    bags: int = 0  # Samples whose bag was not empty.
 
     def __add__(self, other: "FeatureCounts") -> "FeatureCounts":
         return FeatureCounts(self.lookups + other.lookups, self.bags + other.bags)
@@ -41,16 +33,10 @@ class FeatureCounts:
 
 @dataclass(frozen=True, slots=True)
 class UnknownIds:
-    """Ids of a log that a vocabulary does not list: they share row 0, as if they were one id.
-
-    Attributes
-    ----------
-    lookups : int
-    ids : int or None
-        Different ones: exact up to 16,384, within 2% beyond. None where parts were merged.
-    """
+    """Ids of a log that a vocabulary does not list: they share row 0, as if they were one id."""
 
     lookups: int = 0
+    # Different ones: exact up to 16,384, within 2% beyond. None where parts were merged.
     ids: int | None = 0
 
     def __add__(self, other: "UnknownIds") -> "UnknownIds":

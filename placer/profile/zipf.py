@@ -32,10 +32,7 @@ class ZipfMandelbrot:
     P(rank = k) ∝ (k + 1 + shift)^−exponent for k = 0..rows − 1 (Mandelbrot 1953). Shift 0 is
     Zipf's law; a larger one evens out the hottest ranks, as in logs whose hottest ids are alike.
 
-    Raises
-    ------
-    DataError
-        If there is no row, or the exponent or the shift is negative.
+    Raises DataError if there is no row, or the exponent or the shift is negative.
     """
 
     rows: int

@@ -21,20 +21,21 @@ if TYPE_CHECKING:
     from placer.report.console import set_quiet as set_quiet
     from placer.report.console import stoppable as stoppable
     from placer.report.console import this_command as this_command
-    from placer.report.diff import diff_report as diff_report
-    from placer.report.estimate import estimate_report as estimate_report
     from placer.report.failures import one_line_errors as one_line_errors
-    from placer.report.growing import growing_words as growing_words
-    from placer.report.profile import profile_report as profile_report
-    from placer.report.profile import unknown_words as unknown_words
-    from placer.report.profile import workloads_report as workloads_report
-    from placer.report.reshard import grown_report as grown_report
-    from placer.report.reshard import reshard_report as reshard_report
+    from placer.report.inputs import estimate_report as estimate_report
+    from placer.report.inputs import growing_words as growing_words
+    from placer.report.inputs import profile_report as profile_report
+    from placer.report.inputs import topology_report as topology_report
+    from placer.report.inputs import unknown_words as unknown_words
+    from placer.report.inputs import workloads_report as workloads_report
+    from placer.report.moves import diff_report as diff_report
+    from placer.report.moves import grown_report as grown_report
+    from placer.report.moves import reshard_report as reshard_report
     from placer.report.section import Column as Column
     from placer.report.section import Report as Report
     from placer.report.section import Section as Section
     from placer.report.section import rows_to_csv as rows_to_csv
-    from placer.report.topology import topology_report as topology_report
     from placer.report.training import parity_lines as parity_lines
+    from placer.report.training import pilot_report as pilot_report
 
 __getattr__, __all__ = lazy_exports(__name__)

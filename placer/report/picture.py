@@ -32,8 +32,6 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 INK, MUTED, FAINT = "#1f2933", "#6b7785", "#d5dbe1"
 """Text, text beside it, and lines, on white."""
 
-_FORMATS = ("png", "pdf", "svg")
-
 
 @contextmanager
 def picture(
@@ -55,8 +53,8 @@ def picture(
         If the ending is another one, or the file cannot be written.
     """
     suffix = Path(path).suffix.lower().removeprefix(".")
-    if suffix not in _FORMATS:
-        raise PlacerError(f"cannot draw {path}: end its name in one of .{', .'.join(_FORMATS)}")
+    if suffix not in ("png", "pdf", "svg"):
+        raise PlacerError(f"cannot draw {path}: end its name in one of .png, .pdf, .svg")
     try:
         import matplotlib
         from matplotlib.figure import Figure
@@ -71,14 +69,10 @@ def picture(
             figure.savefig(temporary, format=suffix, dpi=dpi)
 
 
-def plain_panel(panel: "Axes", colour: str = MUTED) -> None:
-    """Take the frame and the ticks of a panel away; labels get the colour."""
-    panel.tick_params(length=0, colors=colour, which="both")
+def plain_grid(panel: "Axes", **style: Any) -> None:
+    """Leave faint lines behind what is drawn on a panel, and no frame or ticks."""
+    panel.tick_params(length=0, colors=MUTED, which="both")
     for side in panel.spines.values():
         side.set_visible(False)
-
-
-def grid_behind(panel: "Axes", **style: Any) -> None:
-    """Faint lines at the ticks, behind what is drawn."""
     panel.grid(color=FAINT, **{"linewidth": 0.7, **style})
     panel.set_axisbelow(True)

@@ -13,14 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from rich.cells import cell_len
-from rich.console import (
-    Console,
-    ConsoleOptions,
-    Group,
-    JustifyMethod,
-    RenderableType,
-    RenderResult,
-)
+from rich.console import Console, ConsoleOptions, Group, JustifyMethod, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -72,7 +65,11 @@ UNITS: Mapping[str, Callable[[Any], str]] = {
     "_per_s": count,
     "_bytes": size,
     "_s": seconds,
-    "_share": share,
+    "share": share,
+    "gap": share,
+    "ratio": times,
+    "rows": count,
+    "lookups": count,
 }
 """How values are shown whose keys end so, the longest ending first."""
 
@@ -83,9 +80,8 @@ class Column:
 
     Without a heading it is in JSON and CSV alone. Values are shown by the unit that ends their key,
     see `UNITS`, else as text, unless `show` says how. `of` takes the value from what a row is
-    about, see `table_of`; by default it is the attribute that the key names. `wraps` marks prose,
-    which may take several lines where the terminal is narrow, and `spare` a column that is left out
-    there, the last one first.
+    about, see `table_of`. `wraps` marks prose, which may take several lines where the terminal is
+    narrow, and `spare` a column that is left out there, the last one first.
     """
 
     key: str
@@ -116,6 +112,23 @@ class Column:
         if self.wraps:
             words = [part for cell in words for part in cell.split()]
         return max(cell_len(word) for word in words)
+
+    def value(self, about: Any, place: int) -> Any:
+        """Return its value of what a row is about, see `table_of`; `place` is its number."""
+        if self.of is not None:
+            return self.of(about)
+        if isinstance(about, Mapping):
+            return about[self.key]
+        return about[place] if type(about) is tuple else getattr(about, self.key)
+
+
+def columns(show: Callable[[Any], str] | None = None, /, **headings: str | None) -> list[Column]:
+    """Return columns by their keys and headings, all shown in one way; see `Column`.
+
+    >>> [column.title for column in columns(device="device", total_bytes="in all")]
+    ['device', 'in all']
+    """
+    return [Column(key, heading, show) for key, heading in headings.items()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,15 +190,17 @@ class Section:
         fitting = list(columns)
         while spare and _width(fitting, widths) > options.max_width:
             fitting.remove(spare.pop())
-        for number, block in enumerate(_blocks(fitting, cells, options.max_width)):
+        for number, block in enumerate(_blocks(fitting, cells, widths, options.max_width)):
             if number:
                 yield Text("")
-            yield _table("" if number else self.title, block, cells, options.max_width)
+            fits = _width(block, widths) <= options.max_width
+            yield _table("" if number else self.title, block, cells, fits)
         if len(visible) < len(self.rows):
             order = f", {self.order}" if self.order else ""
-            yield _note(f"{len(visible)} of {len(self.rows)}{order}; --format json has all")
+            words = f"{len(visible)} of {len(self.rows)}{order}; --format json has all"
+            yield Text(words, style="dim")
         if len(fitting) < len(columns):
-            yield _note("--format json has more columns")
+            yield Text("--format json has more columns", style="dim")
 
 
 def table_of(
@@ -198,7 +213,8 @@ def table_of(
 ) -> Section:
     """Make a section with one row for each value.
 
-    Each column says its key, its heading and how to take its cell from the value.
+    A column says by `of` how to take its cell from the value. Else it is the value's attribute, or
+    of a mapping the entry, that the column's key names; a plain tuple has the cells in order.
 
     Examples
     --------
@@ -207,26 +223,28 @@ def table_of(
     >>> section.rows, len(section.columns)
     (({'real': 1, 'doubled': 2}, {'real': 2, 'doubled': 4}), 1)
     """
-    rows = [
-        {one.key: getattr(value, one.key) if one.of is None else one.of(value) for one in columns}
-        for value in values
-    ]
+    rows = tuple(
+        {one.key: one.value(value, place) for place, one in enumerate(columns)} for value in values
+    )
     visible = tuple(one for one in columns if one.title is not None)
-    return Section(name, title, visible, tuple(rows), shown, order)
+    return Section(name, title, visible, rows, shown, order)
 
 
-def _note(words: str) -> Text:
-    return Text(words, style="dim")
+def ratio(part: float | None, whole: float | None) -> float | None:
+    """Return a part of a whole; None where either is unknown or the whole is zero."""
+    return part / whole if part is not None and whole else None
 
 
 def _blocks(
-    columns: Sequence[Column], cells: Mapping[str, Sequence[str]], most: int
-) -> list[Sequence[Column]]:
+    columns: Sequence[Column],
+    cells: Mapping[str, Sequence[str]],
+    widths: Mapping[str, int],
+    most: int,
+) -> list[list[Column]]:
     """Divide columns into several tables where one would be too wide for whole numbers.
 
     Each begins with the columns that tell its rows apart.
     """
-    widths = {column.key: column.least_width(cells[column.key]) for column in columns}
     names = _names_of_rows(columns, cells)
     if _width(names, widths) > most // 2:
         names = columns[:1]
@@ -235,7 +253,7 @@ def _blocks(
         if _width([*blocks[-1], column], widths) > most and len(blocks[-1]) > len(names):
             blocks.append(list(names))
         blocks[-1].append(column)
-    return list(blocks)
+    return blocks
 
 
 def _names_of_rows(
@@ -254,25 +272,19 @@ def _width(columns: Sequence[Column], widths: Mapping[str, int]) -> int:
 
 
 def _table(
-    title: str, columns: Sequence[Column], cells: Mapping[str, Sequence[str]], most: int
+    title: str, columns: Sequence[Column], cells: Mapping[str, Sequence[str]], fits: bool
 ) -> Table:
-    widths = {column.key: column.least_width(cells[column.key]) for column in columns}
-    fits = _width(columns, widths) <= most
-    table = Table(
-        title=Text(plain_line(title), style="bold") if title else None,
-        title_justify="left",
-        box=None,
-        padding=(0, _GAP, 0, 0),
-        pad_edge=False,
-    )
+    heading = Text(plain_line(title), style="bold") if title else None
+    padding = (0, _GAP, 0, 0)
+    table = Table(title=heading, title_justify="left", box=None, padding=padding, pad_edge=False)
     for column in columns:
         justify: JustifyMethod = "left" if column.is_text else "right"
         # A name that is wider than the terminal takes several lines, numbers never.
         wraps = column.wraps or (column.is_text and not fits)
-        heading = Text(plain_line(column.title or ""))
-        table.add_column(heading, justify=justify, no_wrap=not wraps, overflow="fold")
+        words = Text(plain_line(column.title or ""))
+        table.add_column(words, justify=justify, no_wrap=not wraps, overflow="fold")
     for line in zip(*(cells[column.key] for column in columns), strict=True):
-        table.add_row(*(Text(cell) for cell in line))
+        table.add_row(*map(Text, line))
     return table
 
 
@@ -282,12 +294,10 @@ class Report:
 
     Attributes
     ----------
-    title : str
     facts : mapping
         Values that hold for the whole, as JSON has them.
     headline : tuple of str
         The facts in words, for people.
-    sections : tuple of Section
     """
 
     title: str
@@ -295,14 +305,12 @@ class Report:
     facts: Row = field(default_factory=dict)
     headline: tuple[str, ...] = ()
 
-    def renderable(self) -> RenderableType:
+    def renderable(self) -> Group:
         """Return what ``rich.print`` or a Console shows."""
-        lines: list[RenderableType] = [Text(plain_line(self.title), style="bold")]
-        lines += [Prose(plain_line(line)) for line in self.headline]
-        tables: list[RenderableType] = []
-        for section in self.sections:
-            tables += [Text(""), section]
-        return Group(*lines, *tables)
+        title = Text(plain_line(self.title), style="bold")
+        prose = (Prose(plain_line(line)) for line in self.headline)
+        tables = (part for section in self.sections for part in (Text(""), section))
+        return Group(title, *prose, *tables)
 
     def to_json(self) -> dict[str, Any]:
         """Facts, and rows under their section's name: values that `json.dumps` takes."""
@@ -323,9 +331,8 @@ class Report:
         """
         if len(self.sections) == 1:
             return rows_to_csv(self.sections[0].rows)
-        return rows_to_csv(
-            [{"section": one.name, **row} for one in self.sections for row in one.rows]
-        )
+        named = [{"section": one.name, **row} for one in self.sections for row in one.rows]
+        return rows_to_csv(named)
 
 
 def grouped(values: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:

@@ -1,17 +1,19 @@
 """`placer train`: what a run did, which memory served it, and where the time of a step went."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from placer.report import section as form
-from placer.report.growing import keys_section
-from placer.report.section import Column, Report, Row, Section, attributes, table_of
+from placer.report.section import Column, Report, Row, Section, attributes, columns, table_of
 from placer.units import format_seconds
 
 if TYPE_CHECKING:  # They import torch, and every command imports this.
     from placer.executor.local.hit_rates import HitRates
+    from placer.growing.key_map import KeyCounts
     from placer.training.loop import TrainResult
     from placer.training.parity import ParityResult
+    from placer.training.pilot import Candidate
     from placer.training.trace import TraceSummary
 
 
@@ -65,6 +67,47 @@ def parity_lines(parity: "ParityResult") -> Iterator[str]:
     )
 
 
+def pilot_report(candidates: Sequence["Candidate"]) -> Report:
+    """Report AUC and log loss of each candidate beside those of float32, which is the first."""
+    usual = candidates[0]
+    within = [one.name for one in candidates[1:] if one.is_within_spread(usual)]
+    runs = [
+        {"name": one.name, "run": number, "auc": auc, "log_loss": log_loss}
+        for one in candidates
+        for number, (auc, log_loss) in enumerate(zip(one.aucs, one.log_losses, strict=True))
+    ]
+    summary = table_of(
+        candidates,
+        "candidates",
+        "",
+        Column("name", "types"),
+        Column("table_bytes", "tables"),
+        Column("exchanged_bytes", "exchanged a sample"),
+        Column("auc", "AUC", _digits, of=lambda one: mean(one.aucs)),
+        Column("least_auc", "least", _digits, of=lambda one: min(one.aucs)),
+        Column("most_auc", "most", _digits, of=lambda one: max(one.aucs)),
+        Column("log_loss", "log loss", _digits, of=lambda one: mean(one.log_losses)),
+        Column("least_log_loss", "least", _digits, of=lambda one: min(one.log_losses)),
+        Column("most_log_loss", "most", _digits, of=lambda one: max(one.log_losses)),
+        Column(
+            "within_spread",
+            "within",
+            lambda value: "yes" if value else "no",
+            of=lambda one: one.is_within_spread(usual),
+        ),
+    )
+    return Report(
+        f"AUC and log loss: means of {len(usual.aucs)} seeds, and the least and the most of them",
+        (summary,),
+        {"runs": runs},
+        (f"within what seeds make of float32: {', and '.join(within) or 'none'}",),
+    )
+
+
+def _digits(value: float) -> str:
+    return f"{value:.4f}"
+
+
 def hit_rate_report(rates: "HitRates", planned: Mapping[str | None, float]) -> Report:
     """Report lookups by the memory that held their rows when a step asked for them.
 
@@ -90,20 +133,16 @@ def hit_rate_report(rates: "HitRates", planned: Mapping[str | None, float]) -> R
     title = f"Lookups: {form.share(rates.hbm_hit_rate)} found their row in HBM"
     if None in planned:
         title += f", the plan counts on {form.share(planned[None])}"
-    served_section = table_of(
-        served.items(),
-        "served",
-        "",
-        Column("from", "rows in", of=lambda item: item[0]),
-        Column("lookups", "lookups", form.count, of=lambda item: item[1]),
-        Column(
-            "share",
-            "share",
-            form.share,
-            of=lambda item: item[1] / rates.lookups if rates.lookups else 0.0,
-        ),
-    )
-    sections = [served_section]
+    lookups = rates.lookups
+    sections = [
+        table_of(
+            [(memory, own, own / lookups if lookups else 0.0) for memory, own in served.items()],
+            "served",
+            "",
+            Column("from", "rows in"),
+            *columns(lookups="lookups", share="share"),
+        )
+    ]
     if rates.tables:
         sections.append(_table_section(rates.tables, planned))
     return Report(title, tuple(sections), facts)
@@ -115,33 +154,41 @@ def _table_section(shares: Mapping[str, float], planned: Mapping[str | None, flo
         sorted(shares.items(), key=lambda item: item[1] - (planned.get(item[0]) or 0.0)),
         "tables",
         "Lookups from HBM by table",
-        Column("table", "table", of=lambda item: item[0]),
-        Column("hbm_share", "from HBM", of=lambda item: item[1]),
+        *columns(table="table", hbm_share="from HBM"),
         Column("planned_hbm_share", "planned", of=lambda item: planned.get(item[0])),
         shown=10,
         order="those furthest below the plan",
     )
 
 
+def keys_section(counts: "Mapping[str, KeyCounts]") -> Section:
+    """List what the keys of each table that grows did."""
+    names = ("hits", "misses", "waiting", "refused", "admitted", "evicted", "expired", "live")
+    return table_of(
+        ({"table": table, **attributes(one, "hit_rate", *names)} for table, one in counts.items()),
+        "keys",
+        "Keys of tables that grow",
+        Column("table", "table"),
+        Column("hit_rate", "hit rate", form.share),
+        *columns(form.count, **{name: name for name in names}),
+    )
+
+
 def trace_report(summary: "TraceSummary") -> Report:
     """Report phases of a traced step."""
+    step_s = summary.step_s
     phases = table_of(
         summary.phases,
         "phases",
         "",
         Column("phase", "phase", of=lambda phase: phase.name),
         Column("host_s", "host"),
-        Column(
-            "share",
-            "share",
-            form.share,
-            of=lambda phase: phase.host_s / summary.step_s if summary.step_s else 0.0,
-        ),
+        Column("share", "share", of=lambda phase: phase.host_s / step_s if step_s else 0.0),
         Column("device_s", "GPU"),
     )
-    facts: Row = {"path": str(summary.path), "steps": summary.steps, "step_s": summary.step_s}
+    facts: Row = {"path": str(summary.path), "steps": summary.steps, "step_s": step_s}
     title = (
-        f"A step under the profiler: {form.seconds(summary.step_s)}, "
+        f"A step under the profiler: {form.seconds(step_s)}, "
         f"the mean of {summary.steps} in {summary.path}"
     )
     return Report(title, (phases,), facts)

@@ -36,62 +36,38 @@ class _Counts:
 
 @dataclass(frozen=True, eq=False)
 class PartCounts(_Counts):
-    """Counts of one step, or of many; int64 arrays of shape (parts,).
+    """Counts of one step, or of many; int64 arrays of shape (parts,)."""
 
-    Attributes
-    ----------
-    lookups, rows : Int
-        Lookups, and the distinct rows among them.
-    hit_lookups, hit_rows : Int
-        Those whose row had a copy in HBM before the step; of staged and cached parts alone.
-    staged_rows : Int
-        Rows that were copied to HBM.
-    in_place_lookups, in_place_rows : Int
-        Of staged and cached parts: those that got no entry and were read where they are.
-    written_back_rows : Int
-        Updated copies that had to make room.
-    vectors : Int
-        Of parts that the host pools: vectors that it returns.
-    update_rows, update_hit_rows : Int
-        Of replicated parts: rows whose gradients, summed over all holders, are applied in one
-        more pass, and those of them that had a copy in HBM.
-    """
-
+    # Lookups, and the distinct rows among them.
     lookups: Int
     rows: Int
+    # Those whose row had a copy in HBM before the step; of staged and cached parts alone.
     hit_lookups: Int
     hit_rows: Int
-    staged_rows: Int
+    staged_rows: Int  # Rows that were copied to HBM.
+    # Of staged and cached parts: those that got no entry and were read where they are.
     in_place_lookups: Int
     in_place_rows: Int
-    written_back_rows: Int
-    vectors: Int
+    written_back_rows: Int  # Updated copies that had to make room.
+    vectors: Int  # Of parts that the host pools: vectors that it returns.
+    # Of replicated parts: rows whose gradients, summed over all holders, are applied in one more
+    # pass, and those of them that had a copy in HBM.
     update_rows: Int
     update_hit_rows: Int
 
 
 @dataclass(frozen=True, eq=False)
 class Served(_Counts):
-    """What processes return for each table; int64 arrays of shape (tables, processes).
+    """What processes return for each table; int64 arrays of shape (tables, processes)."""
 
-    Attributes
-    ----------
-    output_vectors, output_bytes : Int
-        Pooled rows, or single ones, that leave for the samples' own process, itself included.
-    request_bytes : Int
-        Ids and lengths of bags that come from other processes, before a step.
-    returned_bytes : Int
-        Pooled rows that go to other processes and gradients that come from there; summed
-        gradients of replicated rows, and Σ g², that go to others: within a step.
-    pooled_bytes : Int
-        Those of them that are pooled rows: ahead of the dense layers.
-    """
-
+    # Pooled rows, or single ones, that leave for the samples' own process, itself included.
     output_vectors: Int
     output_bytes: Int
-    request_bytes: Int
+    request_bytes: Int  # Ids and lengths of bags that come from other processes, before a step.
+    # Pooled rows that go to other processes and gradients that come from there; summed gradients of
+    # replicated rows, and Σ g², that go to others: within a step.
     returned_bytes: Int
-    pooled_bytes: Int
+    pooled_bytes: Int  # Those of them that are pooled rows: ahead of the dense layers.
 
 
 def nothing_sent(processes: int) -> dict[ExchangeKind, Int]:
@@ -101,49 +77,33 @@ def nothing_sent(processes: int) -> dict[ExchangeKind, Int]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepCounts:
-    """What one batch does under a plan.
+    """What one batch does under a plan."""
 
-    Attributes
-    ----------
-    samples : int
-        Of all processes together.
-    parts : PartCounts
-    held : int64, shape (row caches,)
-        HBM entries of each of `Arrangement.row_caches` that hold a row once the step's rows are
-        there.
-    needed : int64, shape (row caches,)
-        Distinct pooled rows of the steps in flight: with fewer entries, some stay in place.
-    served : Served
-    sent : mapping of kind to int64 array, shape (processes, processes)
-        Bytes that each process sends to each, itself included.
-    """
-
-    samples: int
+    samples: int  # Of all processes together.
     parts: PartCounts
+    # Shape (row caches,): HBM entries of each of `Arrangement.row_caches` that hold a row
+    # once the step's rows are there.
     held: Int
+    # Shape (row caches,): distinct pooled rows of the steps in flight: with fewer entries,
+    # some stay in place.
     needed: Int
     served: Served
+    # Of each kind, shape (processes, processes): bytes that each process sends to each, itself
+    # included.
     sent: Mapping[ExchangeKind, Int]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Totals:
-    """Sums over steps, and the most entries that any step held.
-
-    Attributes
-    ----------
-    steps, samples : int
-    parts : PartCounts
-    most_held, most_needed : int64, shape (row caches,)
-    sent : mapping of kind to int64 array, shape (processes, processes)
-    """
+    """Sums over steps, and the most entries that any step held."""
 
     steps: int
     samples: int
     parts: PartCounts
+    # Shape (row caches,)
     most_held: Int
     most_needed: Int
-    sent: Mapping[ExchangeKind, Int]
+    sent: Mapping[ExchangeKind, Int]  # Of each kind, shape (processes, processes).
 
     @classmethod
     def zeros(cls, parts: int, row_caches: int, processes: int) -> "Totals":

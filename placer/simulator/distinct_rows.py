@@ -24,18 +24,7 @@ _NOBODY = -1
 def distinct_counts(
     ids: npt.NDArray[np.integer], rows: int
 ) -> tuple[npt.NDArray[np.integer], npt.NDArray[np.integer]]:
-    """The different ones of `ids`, ascending, and how often each comes.
-
-    Parameters
-    ----------
-    ids : integers within 0..rows − 1, shape (lookups,)
-    rows : int
-        Of the table.
-
-    Returns
-    -------
-    ids, counts : integer arrays, shape (distinct,)
-    """
+    """The different ones of `ids` within 0..rows − 1, ascending, and how often each comes."""
     if rows <= _DENSE * ids.size:
         counts = np.bincount(ids, minlength=rows)
         distinct = np.flatnonzero(counts)
@@ -58,19 +47,9 @@ class _Segment:
 
 
 class Slices:
-    """Disjoint slices of a table's ranks, not necessarily of all of them.
+    """Disjoint slices of a table's ranks, none of them empty; not necessarily of all of them.
 
-    Parameters
-    ----------
-    slices : sequence of (start, stop, step)
-        Python slices, none of them empty.
-    rows : int
-        Of the table.
-
-    Raises
-    ------
-    PlanMismatchError
-        If strides are mixed so that their pattern hardly repeats.
+    Raises PlanMismatchError if strides are mixed so that their pattern hardly repeats.
     """
 
     def __init__(self, slices: Sequence[tuple[int, int, int]], rows: int) -> None:

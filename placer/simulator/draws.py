@@ -26,29 +26,16 @@ _NEAR = 16
 def drawn_batches(
     profile: Profile, batch_size: int, batches: int, *, seed: int = 0
 ) -> Iterator[Chunk]:
-    """Batches whose lookups are independent draws from a profile's accesses.
+    """Batches whose lookups are independent draws from a profile's accesses; a seed gives the same.
 
     Each sample has a bag with the probability that its feature's `coverage` says, of as many
-    lookups as its `pooling_factor`: where that is no whole number, of the one above it or below
-    it, so that the mean is kept. Each lookup reads a row as often as the profile's CDF says, the
-    rows of one of its segments alike.
+    lookups as its `pooling_factor`: where that is no whole number, of the one above it or below it,
+    so that the mean is kept. Each lookup reads a row as often as the profile's CDF says, the rows
+    of one of its segments alike. `batch_size` is that of all GPUs together.
 
     Where the profile has measured the log's locality, a batch reads as many distinct rows as it
     says: so many rows are drawn (`TableProfile.draws_of`), and each is read several times. In
     batches that are much of a short log, draws are spread more evenly instead.
-
-    Parameters
-    ----------
-    batch_size : int
-        Samples of a batch, of all GPUs together.
-    batches : int
-    seed : int
-        The same seed gives the same batches.
-
-    Raises
-    ------
-    ProfileError
-        If the batch size or their number is not positive, or no table has a feature.
     """
     if batch_size < 1 or batches < 1:
         raise ProfileError(

@@ -41,57 +41,30 @@ from placer.plan.verify import violations
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Rows of some columns of a table that one process serves in one way.
+    """Rows of some columns of a table that one process serves in one way."""
 
-    Attributes
-    ----------
-    table, shard : int
-        Number in the plan's `tables` and `shards`.
-    cols : (start, stop)
-    rows : (start, stop, step)
-        A slice of the table's ranks.
-    device : str
-        The GPU, or the host, that serves them.
-    process : int
-    module : int
-        Number among all processes' modules.
-    arena : int
-        Number among all modules' arenas. Parts of one arena share their row cache.
-    replicated : bool
-        Whether other processes hold the same rows.
-    lookup : str
-    staging_rows, cache_rows : int
-        Entries of HBM that the part adds to its row cache.
-    weight_bytes, row_bytes : int
-        Of a row: its weights, and these with the optimizer state.
-    leads_shard : bool
-        Whether no part before it is of the same shard on the same device.
-    slot : int
-        First slot of its rows among the arena's pooled ones; −1 for other parts.
-    warm : int64 array, or None
-        Rows that its cache begins with, as `placer.plan.order.warm_members` has them.
-    is_ordered : bool
-        Whether the plan says which rows are hot.
-    """
-
+    # Number in the plan's `tables` and `shards`.
     table: int
     shard: int
     cols: tuple[int, int]
-    rows: tuple[int, int, int]
-    device: str
+    rows: tuple[int, int, int]  # A slice of the table's ranks.
+    device: str  # The GPU, or the host, that serves them.
     process: int
-    module: int
-    arena: int
-    replicated: bool
+    module: int  # Number among all processes' modules.
+    arena: int  # Number among all modules' arenas. Parts of one arena share their row cache.
+    replicated: bool  # Whether other processes hold the same rows.
     lookup: Lookup
+    # Entries of HBM that the part adds to its row cache.
     staging_rows: int
     cache_rows: int
+    # Of a row: its weights, and these with the optimizer state.
     weight_bytes: int
     row_bytes: int
-    leads_shard: bool
-    slot: int = -1
+    leads_shard: bool  # Whether no part before it is of the same shard on the same device.
+    slot: int = -1  # First slot of its rows among the arena's pooled ones; −1 for other parts.
+    # Rows that its cache begins with, as `placer.plan.order.warm_members` has them.
     warm: npt.NDArray[np.int64] | None = field(default=None, compare=False)
-    is_ordered: bool = True
+    is_ordered: bool = True  # Whether the plan says which rows are hot.
 
     @property
     def row_count(self) -> int:
@@ -106,20 +79,11 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """Tables that a process holds alone, or that the same set of processes holds together.
-
-    Attributes
-    ----------
-    process : int
-    holders : tuple of int
-        Processes that hold the same.
-    sources : tuple of int
-        Processes whose samples it serves.
-    """
+    """Tables that a process holds alone, or that the same set of processes holds together."""
 
     process: int
-    holders: tuple[int, ...]
-    sources: tuple[int, ...]
+    holders: tuple[int, ...]  # Processes that hold the same.
+    sources: tuple[int, ...]  # Processes whose samples it serves.
 
     @property
     def replicated(self) -> bool:
@@ -129,42 +93,19 @@ class Module:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Arrangement:
-    """A plan over processes.
-
-    Attributes
-    ----------
-    plan : Plan
-    processes : int
-    column_slices : mapping of table name to tuple of ColumnSlice
-        Who holds which rows of which columns.
-    modules : tuple of Module
-    parts : tuple of Part
-        Without those that have no rows.
-    row_caches : mapping of arena to tuple of int
-        The pooled parts of each arena that has any, in the order of their slots.
-    """
+    """A plan over processes."""
 
     plan: Plan
     processes: int
-    column_slices: Mapping[str, tuple[ColumnSlice, ...]]
+    column_slices: Mapping[str, tuple[ColumnSlice, ...]]  # Who holds which rows of which columns.
     modules: tuple[Module, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[Part, ...]  # Without those that have no rows.
+    # The pooled parts of each arena that has any, in the order of their slots.
     row_caches: Mapping[int, tuple[int, ...]]
 
 
 def arrange(plan: Plan, processes: int | None = None) -> Arrangement:
-    """Divide a plan over processes as the executor does, by default one for each GPU.
-
-    Parameters
-    ----------
-    processes : int, optional
-        From 1 to the number of GPUs; see `placer.executor.distributed.ShardedEmbeddings`.
-
-    Raises
-    ------
-    PlanMismatchError
-        If the plan is unsound, memory aside, or the number of processes is out of range.
-    """
+    """Divide a plan over processes as the executor does, by default one for each GPU."""
     faults = [violation.message for violation in violations(plan) if violation.rule != "capacity"]
     if faults:
         raise PlanMismatchError(f"the plan cannot be simulated: {'; '.join(faults[:5])}")

@@ -23,6 +23,7 @@ from placer.simulator.parts import arrange
 from placer.simulator.row_caches import ArenaRowCache
 from placer.simulator.sent_bytes import ReplicaExchange, TableExchange
 from placer.simulator.table_reads import PartRead, TableRead, TableReader
+from placer.tables import DTYPE_BYTES
 
 _THREADS = 2
 """Tables that are counted at a time."""
@@ -57,24 +58,9 @@ class ReplayOptions:
 class Simulator:
     """A plan that batches are replayed through.
 
-    It remembers which rows have copies in HBM, so that one log may follow another.
-
-    Attributes
-    ----------
-    keys : mapping of table name to KeyMap
-        Of tables that grow: which key has which row.
-
-    Parameters
-    ----------
-    plan : Plan
-    options : ReplayOptions, optional
-
-    Raises
-    ------
-    PlanMismatchError
-        If the plan is unsound, memory aside: that a plan fits is `placer.plan.verify`'s to say.
-    PlacerError
-        If there is no such cache policy.
+    It remembers which rows have copies in HBM, so that one log may follow another; `keys` has the
+    key maps of tables that grow. Raises PlanMismatchError if the plan is unsound, memory aside:
+    that a plan fits is `placer.plan.verify`'s to say.
     """
 
     def __init__(self, plan: Plan, options: ReplayOptions | None = None) -> None:
@@ -111,12 +97,8 @@ class Simulator:
     def run(self, batches: Iterable[Chunk]) -> Iterator[StepCounts]:
         """The counts of each batch, in order; at most two batches are held at a time.
 
-        Raises
-        ------
-        PlanMismatchError
-            If a batch lacks a feature that the plan reads.
-        DataError
-            If an id is no row of its table.
+        Raises PlanMismatchError if a batch lacks a feature that the plan reads. Raises DataError if
+        an id is no row of its table.
         """
         ahead = self.options.look_ahead
         waiting: _Step | None = None
@@ -170,6 +152,9 @@ class Simulator:
             if table_read is not None
         }
         sent = nothing_sent(self.arrangement.processes)
+        if plan.exchange_dtype == "float16":  # Each message says how its numbers are scaled.
+            for kind in ("outputs", "gradients"):
+                sent[kind] += DTYPE_BYTES["float16"]
         served = Served.zeros(len(plan.tables), self.arrangement.processes)
         for number, table_read in enumerate(reads):
             if table_read is not None:

@@ -17,15 +17,7 @@ Int = npt.NDArray[np.int64]
 
 
 class ArenaRowCache:
-    """The entries that the parts of one arena share.
-
-    Parameters
-    ----------
-    parts : list of Part
-        In the order of their slots.
-    policy : {"lfu", "rank"}
-        Which rows of the cached parts are kept.
-    """
+    """The entries that the parts of one arena share; `parts` are in the order of their slots."""
 
     def __init__(self, parts: list[Part], policy: Policy) -> None:
         self._starts = np.array([part.slot for part in parts] + [_end(parts[-1])], dtype=np.int64)
@@ -53,23 +45,10 @@ class ArenaRowCache:
     ) -> tuple[int, dict[str, Int]]:
         """Give entries to the rows of a step.
 
-        Parameters
-        ----------
-        slots : int64, shape (rows,)
-            Distinct, ascending.
-        times : int64, shape (rows,)
-            Lookups of each.
-        ticket, oldest : int
-            Number of the step, and of the oldest that is open.
-        updates : bool
-            Whether the step's copies become newer than their originals.
-
-        Returns
-        -------
-        needed : int
-            Distinct rows of the open steps.
-        counts : dict of int64, shape (parts of the row cache,)
-            The step's hits, copies and reads in place, by their names in `PartCounts`.
+        `slots` are distinct and ascending, `times` the lookups of each. `ticket` numbers the step,
+        `oldest` is the oldest that is open. `updates` says whether the step's copies become newer
+        than their originals. Returns the distinct rows of the open steps; and of each part the
+        step's hits, copies and reads in place, by their names in `PartCounts`.
         """
         needed = slots.size + sum(
             slots.size and theirs.size - _common(theirs, slots) for theirs, _ in self._open.values()

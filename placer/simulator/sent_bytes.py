@@ -18,6 +18,7 @@ from placer.simulator.counts import ExchangeKind, Int, Served
 from placer.simulator.distinct_rows import Slices, distinct_counts
 from placer.simulator.parts import Arrangement
 from placer.simulator.table_reads import AnyInt, Distinct, TableRead, TableReader
+from placer.tables import DTYPE_BYTES
 
 _ID, _LENGTH, _NUMBER, _COUNT = 8, 4, 4, 8
 """Bytes of an id, of a bag's length, of an element of a row, and of a count."""
@@ -46,6 +47,7 @@ class TableExchange:
         self._number = arrangement.plan.tables.index(reader.table)
         table = reader.table
         self._features = table.features
+        self._exchanged = DTYPE_BYTES[arrangement.plan.exchange_dtype]
         column_slices = arrangement.column_slices.get(table.name, ())
         known: dict[tuple[object, ...], Slices] = {}
         self._column_slices = []
@@ -90,8 +92,9 @@ class TableExchange:
                     vectors = lookups if pooling == "none" else own
                     sent["lengths"][sources, holders] += _LENGTH * own
                     sent["ids"][sources, holders] += _ID * lookups
-                    sent["outputs"][holders, sources] += _NUMBER * target.width * vectors
-                    sent["gradients"][sources, holders] += _NUMBER * target.width * vectors
+                    size = self._exchanged * target.width * vectors
+                    sent["outputs"][holders, sources] += size
+                    sent["gradients"][sources, holders] += size
                     self._serve(served, holders, vectors, target.width, _LENGTH * own, lookups)
         if read.all is not None:
             for slices, ranks in self._row_groups:
@@ -120,8 +123,9 @@ class TableExchange:
         np.add.at(served.output_bytes[number], holders, output)
         request_bytes = (length_bytes + _ID * lookups) * crossing
         np.add.at(served.request_bytes[number], holders, request_bytes)
-        np.add.at(served.returned_bytes[number], holders, 2 * output * crossing)
-        np.add.at(served.pooled_bytes[number], holders, output * crossing)
+        pooled = self._exchanged * width * vectors * crossing
+        np.add.at(served.returned_bytes[number], holders, 2 * pooled)
+        np.add.at(served.pooled_bytes[number], holders, pooled)
 
     def _lookups(
         self,

@@ -17,54 +17,39 @@ Float = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class DeviceTotals:
-    """What one device did over all steps.
-
-    Attributes
-    ----------
-    device : str
-    lookups, rows : int
-        Lookups that it served, and distinct rows among them, summed over steps. Of a lookup in
-        several column slices, each counts by its share of the columns; of a row, each counts
-        once.
-    hbm_lookups : int
-        Of rows that the plan keeps in HBM, or whose copy was there before the step.
-    staged_rows, in_place_rows, written_back_rows : int
-        Rows copied to HBM; rows of DRAM that were read and updated there over the link; and
-        updated copies that went back.
-    hbm_read_bytes, hbm_written_bytes : int
-        Weights and optimizer state read from and written to HBM: by lookups, gradients' rows by
-        updates, and copies.
-    link_in_bytes, link_out_bytes : int
-        Over the link from its host, and to it.
-    sent_bytes, received_bytes : int
-        To and from other processes.
-    dram_read_bytes, dram_written_bytes : int
-        Of a host: weights and optimizer state of its rows.
-    cache_entries, most_held, most_needed : int
-        HBM entries for copies of rows; how many held one at most; and how many rows the steps
-        in flight wanted there at most.
-    hbm_bytes, most_hbm_bytes : int
-        What the plan takes of its HBM with every entry in use, and the most that was.
-    """
+    """What one device did over all steps."""
 
     device: str
+    # Lookups that it served, and distinct rows among them, summed over steps. Of a lookup in
+    # several column slices, each counts by its share of the columns; of a row, each counts once.
     lookups: int = 0
     rows: int = 0
+    # Of rows that the plan keeps in HBM, or whose copy was there before the step.
     hbm_lookups: int = 0
+    # Rows copied to HBM; rows of DRAM that were read and updated there over the link; and updated
+    # copies that went back.
     staged_rows: int = 0
     in_place_rows: int = 0
     written_back_rows: int = 0
+    # Weights and optimizer state read from and written to HBM: by lookups, gradients' rows by
+    # updates, and copies.
     hbm_read_bytes: int = 0
     hbm_written_bytes: int = 0
+    # Over the link from its host, and to it.
     link_in_bytes: int = 0
     link_out_bytes: int = 0
+    # To and from other processes.
     sent_bytes: int = 0
     received_bytes: int = 0
+    # Of a host: weights and optimizer state of its rows.
     dram_read_bytes: int = 0
     dram_written_bytes: int = 0
+    # HBM entries for copies of rows; how many held one at most; and how many rows the steps in
+    # flight wanted there at most.
     cache_entries: int = 0
     most_held: int = 0
     most_needed: int = 0
+    # What the plan takes of its HBM with every entry in use, and the most that was.
     hbm_bytes: int = 0
     most_hbm_bytes: int = 0
 
@@ -76,20 +61,14 @@ class DeviceTotals:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Lookups and rows of some steps by what served them.
+    """Lookups and rows of some steps by what served them."""
 
-    Attributes
-    ----------
-    lookups, hbm_lookups : int
-        A lookup counts once. Where a row has several column slices, HBM serves as much of it as
-        the share of the columns that are there.
-    slow_rows : int
-        Distinct rows, summed over steps, that had to come from DRAM: copied, read there, or
-        pooled by the host.
-    """
-
+    # A lookup counts once. Where a row has several column slices, HBM serves as much of it as the
+    # share of the columns that are there.
     lookups: int
     hbm_lookups: int
+    # Distinct rows, summed over steps, that had to come from DRAM: copied, read there, or pooled by
+    # the host.
     slow_rows: int
 
     @property

@@ -19,23 +19,16 @@ AnyInt = npt.NDArray[np.integer]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PartRead:
-    """What a batch reads of one part.
-
-    Attributes
-    ----------
-    part : int
-    lookups, rows : int
-    slots, counts : int64, shape (rows,), or None
-        Slots in the row cache's range, ascending, and lookups of each; None for other parts.
-    vectors : int
-        Of a part that the host pools: bags, empty ones too, and lookups without pooling.
-    """
+    """What a batch reads of one part."""
 
     part: int
     lookups: int
     rows: int
+    # Shape (rows,), or None: slots in the row cache's range, ascending, and lookups of each;
+    # None for other parts.
     slots: Int | None = None
     counts: Int | None = None
+    # Of a part that the host pools: bags, empty ones too, and lookups without pooling.
     vectors: int = 0
 
 
@@ -55,22 +48,12 @@ class Distinct:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TableRead:
-    """What a batch reads of one table.
-
-    Attributes
-    ----------
-    parts : list of PartRead
-    by_source : int64, shape (features, processes)
-        Lookups of each process's samples.
-    all : Distinct or None
-        Rows that all samples read, where some part is not replicated.
-    by_module : dict of module to Distinct
-        Of modules that others hold too: rows that their own sources read.
-    """
+    """What a batch reads of one table."""
 
     parts: list[PartRead]
-    by_source: Int
-    all: Distinct | None
+    by_source: Int  # Shape (features, processes): lookups of each process's samples.
+    all: Distinct | None  # Rows that all samples read, where some part is not replicated.
+    # Of modules that others hold too: rows that their own sources read.
     by_module: dict[int, Distinct]
 
 
@@ -87,7 +70,6 @@ class TableReader:
 
     Parameters
     ----------
-    arrangement : Arrangement
     number : int
         Of the table.
     """
@@ -112,10 +94,7 @@ class TableReader:
     def read(self, bags: Sequence[Bags], samples: int) -> TableRead:
         """Count the lookups of the table's features in a batch.
 
-        Raises
-        ------
-        DataError
-            If an id is no row of the table.
+        Raises DataError if an id is no row of the table.
         """
         world = self._arrangement.processes
         ends = [samples * process // world for process in range(world + 1)]

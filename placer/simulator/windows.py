@@ -10,48 +10,31 @@ from placer.errors import DataError
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """Counts and time of one step.
+    """Counts and time of one step."""
 
-    Attributes
-    ----------
-    lookups, hbm_lookups, slow_rows : int
-        See `placer.simulator.summary.Served`.
-    held, needed : int
-        HBM entries for copies of rows, all row caches together; see `StepCounts`.
-    step_s, sum_s : float
-        With copies beside the step before, and one after the other.
-    """
-
+    # See `placer.simulator.summary.Served`.
     lookups: int
     hbm_lookups: int
     slow_rows: int
+    # HBM entries for copies of rows, all row caches together; see `StepCounts`.
     held: int
     needed: int
+    # With copies beside the step before, and one after the other.
     step_s: float
     sum_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Some consecutive steps.
-
-    Attributes
-    ----------
-    name : str
-    steps : int
-    hbm_share : float
-        Share of lookups whose row was in HBM; 1 without any.
-    slow_lookups, slow_rows : float
-        Lookups a step whose row was not, and distinct rows a step that came from DRAM.
-    mean_s, p99_s : float
-        Of the step times.
-    """
+    """Some consecutive steps."""
 
     name: str
     steps: int
-    hbm_share: float
+    hbm_share: float  # Share of lookups whose row was in HBM; 1 without any.
+    # Lookups a step whose row was not, and distinct rows a step that came from DRAM.
     slow_lookups: float
     slow_rows: float
+    # Of the step times.
     mean_s: float
     p99_s: float
 
@@ -74,21 +57,12 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Drifted:
-    """A window under a plan, beside its first window and under another plan.
-
-    Attributes
-    ----------
-    window, first : Window
-    other : Window or None
-        The same steps under the other plan.
-    migration_s : float or None
-        What it takes to get from the one to the other.
-    """
+    """A window under a plan, beside its first window and under another plan."""
 
     window: Window
     first: Window
-    other: Window | None = None
-    migration_s: float | None = None
+    other: Window | None = None  # The same steps under the other plan.
+    migration_s: float | None = None  # What it takes to get from the one to the other.
 
     @property
     def lost_share(self) -> float:
@@ -112,10 +86,7 @@ class Drifted:
 def equal_windows(name: str, records: Sequence[StepRecord], windows: int) -> list[Window]:
     """Equal windows of a log's steps, the last ones a step longer where they do not divide.
 
-    Raises
-    ------
-    DataError
-        If there are fewer steps than windows.
+    Raises DataError if there are fewer steps than windows.
     """
     if len(records) < windows:
         raise DataError(

@@ -47,23 +47,7 @@ def write_manifest(path: Path, body: Mapping[str, Any], end: str = "") -> None:
 def read_manifest(
     path: Path, kind: type[M], version: int, *, if_older: str, if_missing: str = ""
 ) -> M:
-    """Read and check a manifest.
-
-    Parameters
-    ----------
-    path : Path
-    kind : type
-        Its keys.
-    version : int
-        The only format version that is read.
-    if_older, if_missing : str
-        What to do about a manifest of an older format, and about none.
-
-    Raises
-    ------
-    CheckpointError
-        If it is missing, truncated, altered, or of another format version.
-    """
+    """Read and check a manifest of one format version; errors say what to do about others."""
     try:
         content = read_json(path)
     except OSError as error:
@@ -89,13 +73,7 @@ def read_manifest(
 
 
 def check_size(path: Path, size_bytes: int, advice: str) -> None:
-    """Check that a file is there, and complete.
-
-    Raises
-    ------
-    CheckpointError
-        If it is missing or has another size; ends with the advice.
-    """
+    """Check that a file is there, and complete."""
     try:
         actual_bytes = path.stat().st_size
     except OSError as error:
@@ -108,13 +86,7 @@ def check_size(path: Path, size_bytes: int, advice: str) -> None:
 
 
 def check_sha256(path: Path, sha256: str, manifest: str, advice: str) -> None:
-    """Compare every byte of a file with what was written.
-
-    Raises
-    ------
-    CheckpointError
-        If it was altered or cannot be read; ends with the advice.
-    """
+    """Compare every byte of a file with what was written."""
     try:
         same = sha256_file(path) == sha256
     except OSError as error:

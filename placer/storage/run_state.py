@@ -39,43 +39,24 @@ def growing_settings(growing: Mapping[str, Growing]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How far a run has come.
+    """How far a run has come."""
 
-    Attributes
-    ----------
-    step : int
-        Steps taken.
-    epoch : int
-        Passes over the log that are complete.
-    samples : int
-        Samples of the log read in the current pass, held-out ones included.
-    """
-
-    step: int = 0
-    epoch: int = 0
-    samples: int = 0
+    step: int = 0  # Steps taken.
+    epoch: int = 0  # Passes over the log that are complete.
+    samples: int = 0  # Samples of the log read in the current pass, held-out ones included.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Checkpoint:
-    """All that a run needs to go on.
-
-    Attributes
-    ----------
-    position : Position
-    settings : mapping of str to JSON value
-        What must be the same when the run goes on, by name: the model's shape, the batch, …
-    tensors : mapping of group to mapping of name to tensor
-        In memory, or to be read in rows. When saved, those that all processes have alike; when
-        read, those of the tables too. Groups have no dot in their name.
-    data : mapping of str to JSON value
-        What the log is known by; empty where nothing is known.
-    sha256 : str
-        What files of this checkpoint are known by; empty where it was not read from files.
-    """
+    """All that a run needs to go on."""
 
     position: Position
+    # What must be the same when the run goes on, by name: the model's shape, the batch, …
     settings: Mapping[str, Any]
+    # In memory, or to be read in rows. When saved, those that all processes have alike; when read,
+    # those of the tables too. Groups have no dot in their name.
     tensors: Mapping[str, Mapping[str, "AnyTensor"]]
+    # What the log is known by; empty where nothing is known.
     data: Mapping[str, Any] = field(default_factory=dict)
+    # What files of this checkpoint are known by; empty where it was not read from files.
     sha256: str = ""

@@ -17,22 +17,12 @@ ELEMENT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "U
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor of a safetensors file.
-
-    Attributes
-    ----------
-    name : str
-    dtype : str
-        A key of `ELEMENT_BYTES`.
-    shape : tuple of int
-    offset : int
-        Where its bytes begin in the file.
-    """
+    """A tensor of a safetensors file."""
 
     name: str
-    dtype: str
+    dtype: str  # A key of `ELEMENT_BYTES`.
     shape: tuple[int, ...]
-    offset: int = 0
+    offset: int = 0  # Where its bytes begin in the file.
 
     @property
     def element_bytes(self) -> int:
@@ -72,10 +62,6 @@ def lay_out(
     tensors : iterable of (name, dtype, shape)
     metadata : mapping of str to str, optional
         What the file says of itself.
-
-    >>> first_bytes, (first, second) = lay_out([("sum", "F32", (3,)), ("weight", "F32", (3, 2))])
-    >>> second.name, second.offset - first.offset
-    ('weight', 12)
     """
     # As safetensors' own writer does: by falling size of the elements, which aligns all.
     ordered = sorted(

@@ -30,18 +30,11 @@ _NAMES = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorRows:
-    """A tensor that is somewhere else, and read a number of rows at a time.
-
-    Attributes
-    ----------
-    shape : tuple of int
-    dtype : torch.dtype
-    read : callable
-        Rows ``start..stop`` on the host; with no dimension, the whole.
-    """
+    """A tensor that is somewhere else, and read a number of rows at a time."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
+    # Rows ``start..stop`` on the host; with no dimension, the whole.
     read: Callable[[int, int], Tensor]
 
     @classmethod
@@ -122,10 +115,7 @@ def write_safetensors(
 ) -> FileRecord:
     """Write tensors to a safetensors file; none of them is in memory whole.
 
-    Raises
-    ------
-    OSError
-        If the file cannot be written.
+    Raises OSError if the file cannot be written.
     """
     rows = {name: TensorRows.of(tensor) for name, tensor in tensors.items()}
     header, stored = lay_out(

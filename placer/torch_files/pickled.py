@@ -41,19 +41,11 @@ class Global:
 
 @dataclass(slots=True, eq=False)
 class Made:
-    """What a class or a function would have made.
-
-    Attributes
-    ----------
-    of : Global
-    arguments : tuple
-    state : object
-        What would have been set on it afterwards; `NO_STATE` where nothing would.
-    """
+    """What a class or a function would have made."""
 
     of: Global
     arguments: tuple[Any, ...]
-    state: Any = None
+    state: Any = None  # What would have been set on it afterwards; `NO_STATE` where nothing would.
     has_state: bool = False
 
 
@@ -77,21 +69,8 @@ _MARK = object()
 def read_pickle(content: bytes, admits: Callable[[Global], bool]) -> Any:
     """The value of a pickle of protocol 2 to 5, made of plain values and the records above.
 
-    Time and memory grow with the length of the content alone.
+    `admits` says which names may occur in it. Time and memory grow with the length of the content.
 
-    Parameters
-    ----------
-    content : bytes
-    admits : callable
-        Which names may occur in it.
-
-    Raises
-    ------
-    PickleError
-        If it is damaged or too large, or has a name that is not admitted.
-
-    Examples
-    --------
     >>> import pickle
     >>> read_pickle(pickle.dumps((1, ["a"])), admits=lambda name: False)
     (1, ['a'])

@@ -30,31 +30,16 @@ _END, _END_BYTES = b"PK\x05\x06", 22
 """What a zip file without a comment ends with."""
 
 ELEMENT_BYTES: Mapping[str, int] = {
-    "float64": 8,
-    "float32": 4,
-    "float16": 2,
-    "bfloat16": 2,
-    "int64": 8,
-    "int32": 4,
-    "int16": 2,
-    "int8": 1,
-    "uint8": 1,
-    "bool": 1,
-}
+    "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2,
+    "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
+}  # fmt: skip
 """Types of tensors that are read, as attributes of `torch`, and the bytes of an element."""
 
 _STORAGES = {
-    "DoubleStorage": "float64",
-    "FloatStorage": "float32",
-    "HalfStorage": "float16",
-    "BFloat16Storage": "bfloat16",
-    "LongStorage": "int64",
-    "IntStorage": "int32",
-    "ShortStorage": "int16",
-    "CharStorage": "int8",
-    "ByteStorage": "uint8",
-    "BoolStorage": "bool",
-}
+    "DoubleStorage": "float64", "FloatStorage": "float32", "HalfStorage": "float16",
+    "BFloat16Storage": "bfloat16", "LongStorage": "int64", "IntStorage": "int32",
+    "ShortStorage": "int16", "CharStorage": "int8", "ByteStorage": "uint8", "BoolStorage": "bool",
+}  # fmt: skip
 _REBUILD = Global("torch._utils", "_rebuild_tensor_v2")
 _PARAMETER = Global("torch._utils", "_rebuild_parameter")
 _HOOKS = Global("collections", "OrderedDict")
@@ -74,10 +59,8 @@ def read_tensors(file: BinaryIO) -> Any:
     Members are read as they are in the file, and one that is compressed is refused: so memory
     is at most the file's size for each tensor of a storage.
 
-    Raises
-    ------
-    TensorFileError
-        If it is cut short or damaged, or holds anything but tensors of `ELEMENT_BYTES`.
+    Raises TensorFileError if it is cut short or damaged, or holds anything but tensors of
+    `ELEMENT_BYTES`.
 
     Examples
     --------

@@ -20,20 +20,9 @@ _MEASURED = "measured:"
 def published_dense(workload: str, dim: int | None = None) -> DenseLayers:
     """Return the dense layers that a named workload was published with.
 
-    Parameters
-    ----------
-    workload : str
-    dim : int, optional
-        Columns of its tables, where they are not the published ones: vectors that are multiplied
-        pair by pair have that many.
+    `dim` are columns of its tables, where they are not the published ones: vectors that are
+    multiplied pair by pair have that many.
 
-    Raises
-    ------
-    ProblemError
-        If none were published for it; the message lists the workloads that have some.
-
-    Examples
-    --------
     >>> layers = published_dense("mlperf-dcnv2")
     >>> layers.interaction, layers.cross_layers, layers.cross_rank
     ('cross', 3, 512)

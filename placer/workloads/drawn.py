@@ -84,13 +84,7 @@ class _Draws:
 
 
 def random_workload(tables: int, seed: int = 0) -> Profile:
-    """`tables` tables of drawn size, dim, pooling, coverage and skew.
-
-    Raises
-    ------
-    ProfileError
-        If `tables` is not within 1..100,000.
-    """
+    """`tables` tables of drawn size, dim, pooling, coverage and skew."""
     if not 1 <= tables <= 100_000:
         raise ProfileError(f"random-{tables}: a workload has 1 to 100,000 tables")
     draws = _Draws(seed)
@@ -137,10 +131,7 @@ def neuroshard_workload(tables: int, seed: int = 0) -> Profile:
     each of a dim of its own, all drawn again until their weights take at most 15 GiB, the
     memory of four GPUs of 4 GiB less one; no table has fewer than 100 rows.
 
-    Raises
-    ------
-    ProfileError
-        If `tables` is not within 1..60, as many as NeuroShard's tasks have.
+    Raises ProfileError if `tables` is not within 1..60, as many as NeuroShard's tasks have.
     """
     if not 1 <= tables <= _NEUROSHARD_TABLES:
         raise ProfileError(

@@ -29,22 +29,13 @@ SyntheticFormat = Literal["criteo", "parquet"]
 
 @dataclass(frozen=True, slots=True)
 class CategoricalColumn:
-    """A categorical column of the Criteo log.
+    """A categorical column of the Criteo log."""
 
-    Attributes
-    ----------
-    rows : int
-        Distinct values in the full log.
-    exponent, shift : float
-        Of the Zipf–Mandelbrot law of its values.
-    group : str
-        Columns of one group are missing in the same samples.
-    """
-
-    rows: int
+    rows: int  # Distinct values in the full log.
+    # Of the Zipf–Mandelbrot law of its values.
     exponent: float
     shift: float
-    group: str
+    group: str  # Columns of one group are missing in the same samples.
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +120,7 @@ def scaled_rows(scale: float) -> dict[str, int]:
     Columns of up to 1,000 rows keep theirs, and no other falls below 1,000: small tables are
     what real models have many of.
 
-    Raises
-    ------
-    DataError
-        If the scale is not within 0 (excluded) to 1.
+    Raises DataError if the scale is not within 0 (excluded) to 1.
     """
     if not 0 < scale <= 1:
         raise DataError(f"scale {scale} must be above 0 and at most 1 (the published size)")

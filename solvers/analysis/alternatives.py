@@ -50,7 +50,6 @@ class Alternative:
         Time of the table by itself, summed over GPUs.
     short_bytes : dict of device to int
         Memory that the plan lacks; empty if it fits.
-    plan : Plan
     """
 
     name: str

@@ -83,7 +83,6 @@ def compare(
 
     Parameters
     ----------
-    problem : Problem
     solvers, cost_models : sequence of str
         Names of `solvers.SOLVERS`, and those that `cost_models.cost_model` takes.
     limits : Limits, optional

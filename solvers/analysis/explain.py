@@ -89,11 +89,9 @@ class Explanation:
         The placement as it is.
     pooled_price_s_per_byte : float
         GPU seconds that one more byte of HBM would save if the GPUs shared all of it.
-    margins : tuple of ShardMargin
     alternatives : tuple of Alternative
         All rows in HBM and none; then other GPUs and sharding options: those that fit first,
         fastest first. The constraints allow them all.
-    bindings : tuple of Binding
     """
 
     table: str

@@ -28,13 +28,10 @@ class FleetRow:
 
     Attributes
     ----------
-    machine : str
-    gpus, hosts : int
     status : str
         How the search ended.
     step_time_s, bound_s, gap : float or None
         None without a plan, as all that follows but prices per hour.
-    samples_per_s : float or None
     train_s : float or None
         Seconds to train `SAMPLES`.
     memory_left : float or None
@@ -113,7 +110,6 @@ def fleet(
 
     Parameters
     ----------
-    machines : sequence of str
     problem_on : callable
         The problem on a machine of that name, with the same profile each time.
     solver, cost_model, limits

@@ -37,7 +37,9 @@ def kept_plan(problem: Problem, cost_model: CostModel, old: Plan) -> tuple[Plan 
         batch_size=problem.batch_size,
         pipeline=problem.pipeline,
         dense=problem.dense,
+        widths=problem.widths,
         growing=dict(problem.growing),
+        exchange_dtype=problem.exchange_dtype,
     )
     try:
         needed = _with_buffers(problem, cost_model, plan)

@@ -40,7 +40,6 @@ def matched_gpus(
     ----------
     placements : sequence of TablePlacement
         Of each table in `plan`.
-    tables : mapping of table number to OldTable
 
     Returns
     -------

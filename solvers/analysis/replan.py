@@ -72,7 +72,6 @@ class Candidate:
     ----------
     name : str
         For people.
-    plan : Plan
     step_time_s : float
         With the rows that are in HBM under the plan's row order.
     moved_bytes, migration_s, waits_for
@@ -103,7 +102,6 @@ class Replanned:
 
     Attributes
     ----------
-    horizon_steps : int
     candidates : tuple of Candidate
         Fewest bytes first; none if nothing fits.
     chosen : Candidate or None

@@ -33,7 +33,6 @@ def with_old_slices(
 
     Parameters
     ----------
-    tables : mapping of table number to OldTable
     options : sequence of ShardingOption
         Of each table in `plan`.
     """

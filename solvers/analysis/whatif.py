@@ -120,8 +120,6 @@ def whatif(
 
     Parameters
     ----------
-    problem : Problem
-    cost_model : CostModel
     limits : Limits, optional
         Of each problem; by default 20 seconds.
     solver : str
@@ -195,8 +193,6 @@ def front(
     problem_at : callable
         The problem with so many bytes of HBM on each GPU, of which the user's constraints may
         reserve some.
-    budgets_bytes : sequence of int
-    solve_problem : callable
     """
     budgets = sorted(set(budgets_bytes))
     results = [solve_problem(problem_at(budget)) for budget in budgets]

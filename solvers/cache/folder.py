@@ -57,7 +57,6 @@ class PlanCache:
 
     Attributes
     ----------
-    folder : path
     most_bytes : int
         Of all files; beyond, those that were used longest ago are removed.
 

@@ -82,6 +82,7 @@ def build_plan(
         dense=problem.dense,
         widths=problem.widths,
         growing=dict(problem.growing),
+        exchange_dtype=problem.exchange_dtype,
     )
 
 

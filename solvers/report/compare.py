@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from placer.errors import PlacerError
 from placer.report import section as form
-from placer.report.picture import BOUND, INK, MUTED, SKY, STEP, grid_behind, picture, plain_panel
-from placer.report.section import Column, Report, Row, Section
+from placer.report.picture import BOUND, INK, MUTED, SKY, STEP, picture, plain_grid
+from placer.report.section import Column, Report, Section, columns
 from placer.units import format_bytes, format_seconds
 from solvers.analysis.compare import CompareRow
 
@@ -25,57 +25,47 @@ def compare_report(rows: Sequence[CompareRow], title: str = "Comparison") -> Rep
         if row.step_time_s is not None:
             key = (row.topology, row.hbm_budget_bytes, row.cost_model)
             best[key] = min(row.step_time_s, best.get(key, row.step_time_s))
-    values: list[Row] = []
+    values = []
     for row in rows:
         lead = best.get((row.topology, row.hbm_budget_bytes, row.cost_model))
-        ratio = row.step_time_s / lead if row.step_time_s is not None and lead else None
-        values.append({**asdict(row), "ratio_to_best": ratio})
+        values.append({**asdict(row), "ratio_to_best": form.ratio(row.step_time_s, lead)})
     models = {row.cost_model for row in rows}
     without_plan = any(row.step_time_s is None for row in rows)
     several = len({row.topology for row in rows}) > 1
     priced = any(row.price_per_hour is not None for row in rows)
-    columns = [
-        *([Column("topology", "machine")] if several else []),
-        Column("hbm_budget_bytes", "HBM/GPU"),
-        Column("solver", "solver"),
-        *([Column("cost_model", "cost model")] if len(models) > 1 else []),
-        Column("status", "status"),
-        Column("step_time_s", "step"),
+    shown = (
+        *(columns(topology="machine") if several else ()),
+        *columns(hbm_budget_bytes="HBM/GPU", solver="solver"),
+        *(columns(cost_model="cost model") if len(models) > 1 else ()),
+        *columns(status="status", step_time_s="step"),
         Column("ratio_to_best", "vs best", form.times, spare=True),
-        *([Column("samples_per_s", "samples/s")] if several or priced else []),
+        *(columns(samples_per_s="samples/s") if several or priced else ()),
         Column("cost_per_billion_samples", "cost/1G", form.number),
-        Column("gap", "gap", form.share),
-        Column("solve_s", "solve"),
+        *columns(gap="gap", solve_s="solve"),
         Column("hbm_used_bytes", "HBM", spare=True),
         Column("dram_used_bytes", "DRAM", spare=True),
         Column("balance", "balance", form.fraction, spare=True),
         Column("hbm_lookup_share", "from HBM"),
-        *([Column("detail", "detail", wraps=True)] if without_plan else []),
-    ]
+        *([Column("detail", "detail", wraps=True)] if without_plan else ()),
+    )
     facts = {"cost_model": next(iter(models))} if len(models) == 1 else {}
     words = ["steps are embeddings alone", "steps have dense layers"]
     kinds = {row.dense_s is not None for row in rows if row.step_time_s is not None}
-    return Report(
-        title,
-        (Section("comparison", "Placements", tuple(columns), tuple(values)),),
-        headline=(
-            *(f"cost model {name}" for name in facts.values()),
-            *(words[known] for known in sorted(kinds)),
-        ),
+    headline = (
+        *(f"cost model {name}" for name in facts.values()),
+        *(words[known] for known in sorted(kinds)),
     )
+    section = Section("comparison", "Placements", shown, tuple(values))
+    return Report(title, (section,), headline=headline)
 
 
 def plot_compare(rows: Sequence[CompareRow], path: str | os.PathLike[str]) -> None:
     """Draw the step time of each solver and its bound, one panel per machine, budget and model.
 
-    The file's ending picks the format: png, pdf or svg.
-
     Raises
     ------
-    BackendError
-        If matplotlib is missing.
     PlacerError
-        If no row has a plan, the ending is another one, or the file cannot be written.
+        If no row has a plan; see `picture` for other errors, and for formats of the file.
     """
     if all(row.step_time_s is None for row in rows):
         raise PlacerError("there is nothing to draw: no solver found a plan")
@@ -124,33 +114,19 @@ def _draw_bars(
     for place, row in enumerate(members):
         if row.step_time_s is None:
             across = axis.get_yaxis_transform()
-            axis.text(
-                0.01,
-                place,
-                row.status.replace("_", " "),
-                va="center",
-                color=MUTED,
-                transform=across,
-            )
+            words = row.status.replace("_", " ")
+            axis.text(0.01, place, words, va="center", color=MUTED, transform=across)
             continue
         color = STEP if row.step_time_s == best else SKY
         axis.barh(place, row.step_time_s * scale, height=0.62, color=color)
         if row.bound_s:
-            axis.plot(
-                [row.bound_s * scale] * 2, [place - 0.38, place + 0.38], color=BOUND, linewidth=2
-            )
+            ends = [place - 0.38, place + 0.38]
+            axis.plot([row.bound_s * scale] * 2, ends, color=BOUND, linewidth=2)
     axis.set_ylim(-0.5, len(members) - 0.5)
     axis.set_yticks(range(len(members)), [row.solver for row in members], color=INK)
     axis.invert_yaxis()
-    axis.set_title(
-        " · ".join(key),
-        loc="left",
-        fontsize=11,
-        fontweight="bold",
-        color=INK,
-    )
-    grid_behind(axis, axis="x")
-    plain_panel(axis)
+    axis.set_title(" · ".join(key), loc="left", fontsize=11, fontweight="bold", color=INK)
+    plain_grid(axis, axis="x")
     axis.tick_params(axis="y", labelcolor=INK)
 
 
@@ -166,12 +142,13 @@ def _write_figures(axis: "Axes", members: Sequence[CompareRow]) -> None:
 
 
 def _figures(row: CompareRow) -> tuple[str, ...]:
-    return (
-        "–" if row.step_time_s is None else format_seconds(row.step_time_s),
-        "–" if row.gap is None else form.share(row.gap),
-        "–" if row.hbm_lookup_share is None else form.share(row.hbm_lookup_share),
-        "–" if row.solve_s is None else format_seconds(row.solve_s),
+    shown = (
+        (format_seconds, row.step_time_s),
+        (form.share, row.gap),
+        (form.share, row.hbm_lookup_share),
+        (format_seconds, row.solve_s),
     )
+    return tuple("–" if value is None else show(value) for show, value in shown)
 
 
 def _legend() -> list[Any]:

@@ -1,13 +1,13 @@
 """`placer show --explain`: what decided the placement of one table."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from placer.report import section as form
-from placer.report.section import Column, Report, Row, Section, table_of
+from placer.report.section import Column, Report, Row, Section, columns, table_of
 from placer.units import counted, format_bytes, format_seconds
 from solvers.analysis.alternatives import Alternative
-from solvers.analysis.explain import Explanation
+from solvers.analysis.explain import Explanation, ShardMargin
 from solvers.report.plan import placement_kind, short_names
 
 MOST_ALTERNATIVES = 12
@@ -48,8 +48,7 @@ def _bindings(explanation: Explanation) -> Section:
         explanation.bindings,
         "bindings",
         "What binds it",
-        Column("constraint", "constraint"),
-        Column("device", "device"),
+        *columns(constraint="constraint", device="device"),
         Column("detail", "why", wraps=True),
     )
 
@@ -63,34 +62,21 @@ def _margins(explanation: Explanation) -> Section:
             return value if isinstance(value, str) else "more" if value else "0"
         return form.times(value / pooled)
 
+    def of(name: str) -> Callable[[ShardMargin], Any]:
+        # JSON has no infinity: rows that take no HBM are free.
+        return lambda one: "free" if getattr(one, name) == float("inf") else getattr(one, name)
+
     return table_of(
         explanation.margins,
         "margins",
         "What a byte of HBM saves at the split, beside the last one of all GPUs' HBM together",
-        Column("device", "device"),
-        Column("rows", "rows", form.count),
-        Column("hot_rows", "in HBM", form.count),
-        Column(
-            "last_s_per_byte",
-            "coldest in HBM",
-            beside,
-            of=lambda one: _finite(one.last_s_per_byte),
-        ),
-        Column(
-            "next_s_per_byte",
-            "hottest in DRAM",
-            beside,
-            of=lambda one: _finite(one.next_s_per_byte),
-        ),
+        *columns(device="device", rows="rows", hot_rows="in HBM"),
+        Column("last_s_per_byte", "coldest in HBM", beside, of=of("last_s_per_byte")),
+        Column("next_s_per_byte", "hottest in DRAM", beside, of=of("next_s_per_byte")),
         Column("gpu_price_s_per_byte", "on this GPU", beside),
         Column("pooled_price_s_per_byte", of=lambda _: pooled),
         shown=MOST_ALTERNATIVES,
     )
-
-
-def _finite(value: float | None) -> Any:
-    """Say "free" for rows that take no HBM: JSON has no infinity."""
-    return "free" if value == float("inf") else value
 
 
 def _lacking(short_bytes: Mapping[str, int]) -> str:
@@ -117,12 +103,7 @@ def _alternatives(explanation: Explanation) -> Section:
         Column("placement", "placement", wraps=True, of=lambda one: one.name),
         Column("devices", "devices", spare=True, of=devices),
         Column("step_time_s", "step"),
-        Column(
-            "ratio",
-            "vs planned",
-            form.times,
-            of=lambda one: one.step_time_s / now.step_time_s if now.step_time_s else None,
-        ),
+        Column("ratio", "vs planned", of=lambda one: form.ratio(one.step_time_s, now.step_time_s)),
         Column("table_s", "GPU time"),
         Column("fits", of=lambda one: not one.short_bytes),
         Column("short_bytes", of=lambda one: sum(one.short_bytes.values())),

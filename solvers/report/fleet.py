@@ -3,11 +3,12 @@
 import os
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import Any
 
 from placer.errors import PlacerError
 from placer.report import section as form
-from placer.report.picture import INK, MUTED, SKY, STEP, grid_behind, picture, plain_panel
-from placer.report.section import Column, Report, Row, Section
+from placer.report.picture import INK, MUTED, SKY, STEP, picture, plain_grid
+from placer.report.section import Column, Report, Row, Section, columns
 from placer.units import format_seconds, significant
 from solvers.analysis.fleet import Cheapest, FleetRow
 
@@ -29,26 +30,24 @@ def fleet_report(rows: Sequence[FleetRow], answer: Cheapest, within_s: float, ti
         for row in rows
     ]
     without_plan = any(row.step_time_s is None for row in rows)
-    columns = [
+    shown = (
         Column("machine", "machine"),
         Column("gpus", "GPUs", form.count),
-        Column("step_time_s", "step"),
-        Column("gap", "gap", form.share),
-        Column("samples_per_s", "samples/s"),
+        *columns(step_time_s="step", gap="gap", samples_per_s="samples/s"),
         Column("memory_left", "memory left", form.share),
         Column("price_per_hour", "$/h", form.count),
         Column("train_s", "time/1G", _hours),
         Column("cost", "$/1G", form.number),
         Column("assumed", "assumed", wraps=True, spare=True),
-        *([Column("detail", "detail", wraps=True)] if without_plan else []),
-    ]
+        *([Column("detail", "detail", wraps=True)] if without_plan else ()),
+    )
     facts: Row = {
         "within_s": within_s,
         "cheapest": None if answer.row is None else answer.row.machine,
         "rivals": list(answer.rivals),
         "without_price": list(answer.without_price),
     }
-    section = Section("fleet", "Machines", tuple(columns), tuple(values))
+    section = Section("fleet", "Machines", shown, tuple(values))
     return Report(title, (section,), facts, tuple(_words(answer, within_s)))
 
 
@@ -58,23 +57,17 @@ def _words(answer: Cheapest, within_s: float) -> list[str]:
     if row is None:
         words = [f"no machine with a price trains a billion samples in {limit}"]
     else:
+        rivals = ", ".join(answer.rivals)
         words = [
             f"cheapest in {limit} for a billion samples: {row.machine}, "
-            f"{form.number(row.cost or 0.0)} dollars, {_hours(row.train_s or 0.0)}"
+            f"{form.number(row.cost or 0.0)} dollars, {_hours(row.train_s or 0.0)}",
+            f"a better plan, if there is one, could be cheaper on {rivals}"
+            if rivals
+            else "proven at these prices: no plan makes another machine cheaper",
         ]
-        if answer.rivals:
-            words.append(
-                f"a better plan, if there is one, could be cheaper on {_all(answer.rivals)}"
-            )
-        else:
-            words.append("proven at these prices: no plan makes another machine cheaper")
-    if answer.without_price:
-        words.append(f"fast enough, but without a known price: {_all(answer.without_price)}")
+    if unknown := ", ".join(answer.without_price):
+        words.append(f"fast enough, but without a known price: {unknown}")
     return [*words, _SOURCES]
-
-
-def _all(names: Sequence[str]) -> str:
-    return ", ".join(names)
 
 
 def _hours(seconds: float) -> str:
@@ -83,15 +76,12 @@ def _hours(seconds: float) -> str:
 
 
 def plot_fleet(drawn: tuple[Sequence[FleetRow], Cheapest], path: str | os.PathLike[str]) -> None:
-    """Draw what a billion samples cost over the time that they take; png, pdf or svg.
+    """Draw what a billion samples cost over the time that they take.
 
     Raises
     ------
-    BackendError
-        If matplotlib is missing.
     PlacerError
-        If no machine has a plan and a price, the ending is another one, or the file cannot be
-        written.
+        If no machine has a plan and a price; see `picture` for other errors, and for formats.
     """
     rows, answer = drawn
     shown = [
@@ -106,33 +96,19 @@ def plot_fleet(drawn: tuple[Sequence[FleetRow], Cheapest], path: str | os.PathLi
         front = _front(shown)
         axis.plot(*zip(*front, strict=True), color=STEP, linewidth=1, linestyle="--", zorder=1)
         for row, seconds, cost in shown:
-            is_best = (seconds, cost) in front
-            is_answer = row is answer.row
-            axis.scatter(
-                seconds,
-                cost,
-                s=140 if is_answer else 36,
-                marker="*" if is_answer else "o" if is_best else "s",
-                color=STEP if is_best or is_answer else SKY,
-                zorder=2,
-            )
-            axis.annotate(
-                row.machine,
-                (seconds, cost),
-                (5, 4),
-                textcoords="offset points",
-                fontsize=8,
-                color=INK,
-            )
-        axis.set_xscale("log")
-        axis.set_yscale("log")
+            is_best, is_answer = (seconds, cost) in front, row is answer.row
+            size, marker = (140, "*") if is_answer else (36, "o" if is_best else "s")
+            color = STEP if is_best or is_answer else SKY
+            axis.scatter(seconds, cost, s=size, marker=marker, color=color, zorder=2)
+            beside: Any = {"xytext": (5, 4), "textcoords": "offset points"}
+            axis.annotate(row.machine, (seconds, cost), **beside, fontsize=8, color=INK)
+        axis.set(xscale="log", yscale="log")
         axis.xaxis.set_major_formatter(lambda seconds, _: _hours(seconds))
         axis.yaxis.set_major_formatter(lambda dollars, _: form.number(dollars))
         axis.yaxis.set_minor_formatter(lambda dollars, _: form.number(dollars))
         axis.set_xlabel("time for a billion samples", color=MUTED)
         axis.set_ylabel("dollars for a billion samples", color=MUTED)
-        grid_behind(axis, which="both")
-        plain_panel(axis)
+        plain_grid(axis, which="both")
 
 
 def _front(shown: Sequence[tuple[FleetRow, float, float]]) -> list[tuple[float, float]]:

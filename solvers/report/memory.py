@@ -2,11 +2,10 @@
 
 from collections.abc import Mapping
 
-from placer.plan.peak_memory import DevicePeak, largest_batch, peak_memory
+from placer.plan.peak_memory import DevicePeak, PhaseMemory, largest_batch, peak_memory
 from placer.plan.plan import Plan
 from placer.profile.profile import Profile
-from placer.report import section as form
-from placer.report.section import Column, Report, Row, Section, table_of
+from placer.report.section import Column, Report, Row, Section, columns, table_of
 from placer.topology.kinds import GPU_KINDS
 from placer.units import counted, format_bytes
 from solvers.report.plan import MOST_DEVICES
@@ -23,8 +22,8 @@ def memory_report(plan: Plan, profile: Profile) -> Report:
     worst = min(peaks, key=lambda peak: peak.free_bytes)
     batch = largest_batch(plan, profile, capacity_bytes=cards)
     return Report(
-        title="Memory of a training step: "
-        f"{counted(len(plan.tables), 'table')} on {plan.topology.name}",
+        f"Memory of a training step: {counted(len(plan.tables), 'table')} on {plan.topology.name}",
+        (_phase_section(worst), _device_section(peaks)),
         facts={
             "fits": worst.free_bytes >= 0,
             "fullest_device": worst.device,
@@ -40,7 +39,6 @@ def memory_report(plan: Plan, profile: Profile) -> Report:
             f"largest batch that fits this plan: {counted(batch, 'sample')} a GPU; it was made for "
             f"{plan.batch_size:,}",
         ),
-        sections=(_phase_section(worst), _device_section(peaks)),
     )
 
 
@@ -71,31 +69,21 @@ def _cards(plan: Plan) -> Mapping[str, int]:
 
 
 def _phase_section(peak: DevicePeak) -> Section:
-    purposes = sorted({purpose for phase in peak.phases for purpose in phase.parts})
-    largest = {
-        purpose: max(phase.parts.get(purpose, 0) for phase in peak.phases) for purpose in purposes
-    }
-    purposes.sort(key=lambda purpose: -largest[purpose])
+    largest: dict[str, int] = {}
+    for phase in peak.phases:
+        for purpose, size in phase.parts.items():
+            largest[purpose] = max(size, largest.get(purpose, 0))
     rows: list[Row] = [
-        {
-            "purpose": purpose,
-            **{_key(phase.name): phase.parts.get(purpose, 0) for phase in peak.phases},
-        }
-        for purpose in purposes
+        {"purpose": purpose, **{_key(phase): phase.parts.get(purpose, 0) for phase in peak.phases}}
+        for purpose in sorted(largest, key=lambda purpose: (-largest[purpose], purpose))
     ]
-    total = {_key(phase.name): phase.total_bytes for phase in peak.phases}
-    rows.append({"purpose": "total", **total})
-    columns = (Column(_key(phase.name), phase.name, form.size) for phase in peak.phases)
-    return Section(
-        "phases",
-        f"{peak.device} in each phase of a step",
-        (Column("purpose", "purpose"), *columns),
-        tuple(rows),
-    )
+    rows.append({"purpose": "total", **{_key(phase): phase.total_bytes for phase in peak.phases}})
+    shown = columns(purpose="purpose", **{_key(phase): phase.name for phase in peak.phases})
+    return table_of(rows, "phases", f"{peak.device} in each phase of a step", *shown)
 
 
-def _key(phase: str) -> str:
-    return phase.replace(" ", "_") + "_bytes"
+def _key(phase: PhaseMemory) -> str:
+    return phase.name.replace(" ", "_") + "_bytes"
 
 
 def _device_section(peaks: tuple[DevicePeak, ...]) -> Section:
@@ -105,9 +93,7 @@ def _device_section(peaks: tuple[DevicePeak, ...]) -> Section:
         "Peak of each GPU",
         Column("device", "device"),
         Column("phase", "phase", of=lambda peak: peak.fullest.name),
-        Column("peak_bytes", "peak"),
-        Column("capacity_bytes", "of"),
-        Column("free_bytes", "to spare"),
+        *columns(peak_bytes="peak", capacity_bytes="of", free_bytes="to spare"),
         shown=MOST_DEVICES,
         order="fullest first",
     )

@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from operator import itemgetter
+from typing import Any
 
 from cost_models import CostReport, Roofline
 from cost_models.cost_report import GpuCost, HostCost
@@ -15,7 +16,16 @@ from placer.plan.shard import Memory, Shard
 from placer.problem import Problem
 from placer.profile.profile import Profile
 from placer.report import section as form
-from placer.report.section import Column, Report, Row, Section, attributes, table_of
+from placer.report.section import (
+    Column,
+    Report,
+    Row,
+    Section,
+    attributes,
+    columns,
+    grouped,
+    table_of,
+)
 from placer.tables import Table
 from placer.units import counted, format_bytes, format_seconds
 from solvers.bounds.binding import Binding
@@ -132,29 +142,30 @@ def short_names(devices: Iterable[str]) -> str:
 
 
 def _facts(plan: Plan, cost: CostReport | None, memory: dict[str, MemoryUse]) -> Row:
-    solver = plan.solver
-    gap = None
+    solver, gap = plan.solver, None
     if solver.step_time_s is not None and solver.bound_s:
         gap = max(0.0, solver.step_time_s / solver.bound_s - 1)
     gpus = plan.topology.gpus_by_id
+
+    def of_cost(name: str) -> Any:
+        return getattr(cost, name, None)
+
     return {
         "topology": plan.topology.name,
         "emulated": plan.topology.emulated,
         "batch_size": plan.batch_size,
         "solver": solver.name,
         "status": solver.status,
-        "cost_model": solver.cost_model if cost is None else cost.cost_model,
-        "step_time_s": solver.step_time_s if cost is None else cost.step_time_s,
-        "dense_s": None if cost is None else cost.dense_s,
+        **attributes(solver if cost is None else cost, "cost_model", "step_time_s"),
+        "dense_s": of_cost("dense_s"),
         "dense_bytes": plan.dense.reserved_bytes if isinstance(plan.dense, DenseLayers) else None,
         "pipeline": plan.pipeline,
-        "relative_error": None if cost is None else cost.relative_error,
+        **({} if plan.exchange_dtype == "float32" else {"exchange_dtype": plan.exchange_dtype}),
+        "relative_error": of_cost("relative_error"),
         "bound_s": solver.bound_s,
         "gap": gap,
         "search_space": solver.search_space,
-        "bottleneck": None if cost is None else cost.bottleneck,
-        "balance": None if cost is None else cost.balance,
-        "hbm_lookup_share": None if cost is None else cost.hbm_lookup_share,
+        **{name: of_cost(name) for name in ("bottleneck", "balance", "hbm_lookup_share")},
         "hbm_used_bytes": sum(use.total_bytes for name, use in memory.items() if name in gpus),
         "dram_used_bytes": sum(use.total_bytes for name, use in memory.items() if name not in gpus),
         "profile": plan.provenance.profile,
@@ -172,6 +183,8 @@ def _headline(
         f"{format_bytes(facts['hbm_used_bytes'])} in HBM and "
         f"{format_bytes(facts['dram_used_bytes'])} in DRAM, with buffers; "
         f"{counted(plan.batch_size, 'sample')} per GPU and step"
+        + f"; pooled rows travel as {plan.exchange_dtype}"
+        * (plan.exchange_dtype != "float32")
     )
     if isinstance(plan.dense, DenseLayers):
         lines.append(
@@ -215,14 +228,10 @@ def _memory_section(memory: dict[str, MemoryUse]) -> Section:
         uses,
         "memory",
         "Memory by device",
-        Column("device", "device"),
-        Column("weight_bytes", "weights"),
+        *columns(device="device", weight_bytes="weights"),
         Column("state_bytes", "state", spare=True),
-        Column("cache_bytes", "cache"),
-        Column("row_map_bytes", "maps"),
-        Column("buffer_bytes", "buffers"),
-        Column("total_bytes", "total"),
-        Column("capacity_bytes", "of"),
+        *columns(cache_bytes="cache", row_map_bytes="maps", buffer_bytes="buffers"),
+        *columns(total_bytes="total", capacity_bytes="of"),
         Column("used_share", "used", of=used),
         shown=MOST_DEVICES,
         order="fullest first",
@@ -239,27 +248,23 @@ def _time_section(cost: CostReport) -> Section:
     if len(timed) > MOST_DEVICES:
         timed.sort(key=lambda one: -one[1])
 
-    def part(name: str) -> Callable[[tuple[GpuCost | HostCost, float]], float | None]:
-        return lambda one: getattr(one[0], name, None)
-
+    names = ("device", "hbm_s", "link_s", "communication_s", "launch_s", "dram_s")
+    rows = (
+        (
+            *(getattr(one, name, None) for name in names),
+            getattr(one, "total_s", busy_s),
+            form.ratio(busy_s, slowest_s),
+        )
+        for one, busy_s in timed
+    )
     hidden = "; copies and ids may be hidden" if len(cost.schedule.chains) > 1 else ""
     return table_of(
-        timed,
+        rows,
         "time",
         f"Work of a step by device{hidden} ({cost.cost_model})",
-        Column("device", "device", of=part("device")),
-        Column("hbm_s", "HBM", of=part("hbm_s")),
-        Column("link_s", "link", of=part("link_s")),
-        Column("communication_s", "comm.", of=part("communication_s")),
-        Column("launch_s", "launches", of=part("launch_s")),
-        Column("dram_s", "DRAM", of=part("dram_s")),
-        Column("total_s", "total", of=lambda one: getattr(one[0], "total_s", one[1])),
-        Column(
-            "of_slowest",
-            "of slowest",
-            form.share,
-            of=lambda one: one[1] / slowest_s if slowest_s else None,
-        ),
+        *columns(device="device", hbm_s="HBM", link_s="link", communication_s="comm."),
+        *columns(launch_s="launches", dram_s="DRAM", total_s="total"),
+        Column("of_slowest", "of slowest", form.share),
         shown=MOST_DEVICES,
         order="slowest first",
     )
@@ -273,9 +278,8 @@ def _phase_section(cost: CostReport) -> Section:
     if cost.has_dense_phase and last is not None:
         dense = {"name": "dense", "slowest": None, "waits_s": None}
         rows.insert(last, {**dense, "slowest_s": cost.dense_s, "mean_s": cost.dense_s})
-    columns = map(Column, names, ("phase", "slowest", "time", "mean", "mean wait"))
-    title = "Phases of a step, one after the other"
-    return Section("phases", title, tuple(columns), tuple(rows))
+    shown = map(Column, names, ("phase", "slowest", "time", "mean", "mean wait"))
+    return table_of(rows, "phases", "Phases of a step, one after the other", *shown)
 
 
 def _tier_bytes(table: Table, shards: Iterable[Shard], memory: Memory) -> int:
@@ -304,69 +308,59 @@ def _table_section(plan: Plan, cost: CostReport | None) -> Section:
     def own(name: str) -> Callable[[Table], float | None]:
         return lambda table: cost and getattr(cost.tables.get(table.name), name, None)  # type: ignore
 
+    def in_memory(memory: Memory) -> Callable[[Table], int]:
+        return lambda table: _tier_bytes(table, shards[table.name], memory)
+
+    def placement(table: Table) -> str:
+        return placement_kind(plan, table.name)
+
+    def devices(table: Table) -> str:
+        return short_names(device for one in shards[table.name] for device in one.devices)
+
+    def hot_share(table: Table) -> float | None:
+        return _hot_share(table, shards[table.name])
+
+    memories: list[Memory] = ["hbm", "dram"]
+    if any(shard.memory == "ssd" for shard in plan.shards):
+        memories.append("ssd")
     return table_of(
         plan.tables,
         "tables",
         "Tables (GPU time: of all GPUs, adds up to their totals)" if cost else "Tables",
         Column("table", "table", of=lambda table: table.name),
-        Column("rows", "rows", form.count),
+        Column("rows", "rows"),
         Column("dim", "dim", form.count, spare=True),
         Column("size_bytes", "size", of=lambda table: table.total_bytes),
         Column("lookups_per_sample", "lookups", form.count, spare=True),
-        Column(
-            "placement",
-            "placement",
-            wraps=True,
-            of=lambda table: placement_kind(plan, table.name),
-        ),
-        Column(
-            "devices",
-            "devices",
-            wraps=True,
-            of=lambda table: short_names(d for one in shards[table.name] for d in one.devices),
-        ),
+        Column("placement", "placement", wraps=True, of=placement),
+        Column("devices", "devices", wraps=True, of=devices),
         Column("shards", of=lambda table: len(shards[table.name])),
-        Column(
-            "hot_row_share",
-            "in HBM",
-            spare=True,
-            of=lambda table: _hot_share(table, shards[table.name]),
-        ),
-        Column("hbm_bytes", of=lambda table: _tier_bytes(table, shards[table.name], "hbm")),
-        Column("dram_bytes", of=lambda table: _tier_bytes(table, shards[table.name], "dram")),
-        *(
-            [Column("ssd_bytes", of=lambda table: _tier_bytes(table, shards[table.name], "ssd"))]
-            if any(shard.memory == "ssd" for shard in plan.shards)
-            else []
-        ),
+        Column("hot_row_share", "in HBM", spare=True, of=hot_share),
+        *(Column(f"{memory}_bytes", of=in_memory(memory)) for memory in memories),
         Column("hbm_lookup_share", "served", of=own("hbm_lookup_share")),
         Column("time_s", "GPU time", of=own("gpu_s")),
     )
 
 
 def _kind_section(tables: Sequence[Row]) -> Section:
-    kinds: dict[str, list[Row]] = defaultdict(list)
-    for row in tables:
-        kinds[row["placement"]].append(row)
+    def total(rows: Sequence[Row], key: str) -> float | None:
+        values = [row[key] for row in rows if row[key] is not None]
+        return sum(values) if values else None
 
-    def total(key: str) -> Callable[[tuple[str, list[Row]]], float | None]:
-        def summed(kind: tuple[str, list[Row]]) -> float | None:
-            values = [row[key] for row in kind[1] if row[key] is not None]
-            return sum(values) if values else None
-
-        return summed
-
+    names = "size_bytes", "hbm_bytes", "dram_bytes", "lookups_per_sample", "time_s"
+    kinds = grouped(tables, itemgetter("placement")).items()
     return table_of(
-        sorted(kinds.items(), key=lambda item: -len(item[1])),
+        [
+            (kind, len(rows), *(total(rows, name) for name in names))
+            for kind, rows in sorted(kinds, key=lambda item: -len(item[1]))
+        ],
         "placements",
         "Tables by placement",
-        Column("placement", "placement", of=itemgetter(0)),
-        Column("tables", "tables", form.count, of=lambda item: len(item[1])),
-        Column("size_bytes", "size", of=total("size_bytes")),
-        Column("hbm_bytes", "in HBM", of=total("hbm_bytes")),
-        Column("dram_bytes", "in DRAM", of=total("dram_bytes")),
-        Column("lookups_per_sample", "lookups", form.count, of=total("lookups_per_sample")),
-        Column("time_s", "GPU time", of=total("time_s")),
+        Column("placement", "placement"),
+        Column("tables", "tables", form.count),
+        *columns(size_bytes="size", hbm_bytes="in HBM", dram_bytes="in DRAM"),
+        Column("lookups_per_sample", "lookups", form.count),
+        Column("time_s", "GPU time"),
     )
 
 

@@ -3,8 +3,8 @@
 from cost_models.report.simulate import break_even
 from placer.plan.diff import PlanDiff
 from placer.report import section as form
-from placer.report.diff import changed_share
-from placer.report.section import Column, Report, Row, Section, table_of
+from placer.report.moves import changed_share
+from placer.report.section import Column, Report, Row, Section, columns, table_of
 from placer.units import counted, format_bytes, format_seconds
 from solvers.analysis.replan import Candidate, Replanned
 
@@ -24,12 +24,10 @@ def replan_report(replanned: Replanned) -> Report:
         "chosen": None if chosen is None else chosen.name,
         **{name: getattr(chosen, name, None) for name in _OF_CHOSEN},
     }
-    sections = [_candidates(replanned)]
-    if replanned.moves is not None and replanned.moves.moves:
-        sections.append(_tables(replanned.moves))
-    return Report(
-        "What should follow the plan", tuple(sections), facts, tuple(_headline(replanned))
-    )
+    moves = replanned.moves
+    tables = (_tables(moves),) if moves is not None and moves.moves else ()
+    sections = (_candidates(replanned), *tables)
+    return Report("What should follow the plan", sections, facts, tuple(_headline(replanned)))
 
 
 def _headline(replanned: Replanned) -> list[str]:
@@ -40,16 +38,13 @@ def _headline(replanned: Replanned) -> list[str]:
         lines = [f"the old placement would take {format_seconds(replanned.old_step_time_s)} a step"]
     if chosen is None:
         return [*lines, "nothing fits"]
+    move = "; nothing moves"
     if chosen.moved_bytes:
-        lines.append(
-            f"chosen for {counted(replanned.horizon_steps, 'step')}: {chosen.name}, "
-            f"{format_seconds(chosen.step_time_s)} a step; {format_bytes(chosen.moved_bytes)} move "
-            f"in {format_seconds(chosen.migration_s)}, waiting for {chosen.waits_for}"
+        move = (
+            f", {format_seconds(chosen.step_time_s)} a step; {format_bytes(chosen.moved_bytes)} "
+            f"move in {format_seconds(chosen.migration_s)}, waiting for {chosen.waits_for}"
         )
-    else:
-        lines.append(
-            f"chosen for {counted(replanned.horizon_steps, 'step')}: {chosen.name}; nothing moves"
-        )
+    lines.append(f"chosen for {counted(replanned.horizon_steps, 'step')}: {chosen.name}{move}")
     unlike = [] if replanned.moves is None else [
         f"{table.table} ({table.status})" for table in replanned.moves.tables
         if table.status in ("added", "removed", "reshaped")
@@ -76,14 +71,8 @@ def _candidates(replanned: Replanned) -> Section:
         Column("chosen", "", of=lambda one: "*" if one is replanned.chosen else ""),
         Column("candidate", "candidate", of=lambda one: one.name),
         Column("step_time_s", "step"),
-        Column(
-            "ratio",
-            "vs old",
-            form.times,
-            of=lambda one: one.step_time_s / before if before else None,
-        ),
-        Column("moved_bytes", "to move"),
-        Column("migration_s", "in"),
+        Column("ratio", "vs old", of=lambda one: form.ratio(one.step_time_s, before)),
+        *columns(moved_bytes="to move", migration_s="in"),
         Column("waits_for", "waits for", spare=True),
         Column("break_even_steps"),
         Column("break_even", "pays after", of=lambda one: _break_even(replanned, one)),
@@ -99,8 +88,7 @@ def _tables(moves: PlanDiff) -> Section:
         sorted(moved, key=lambda table: -table.moved_bytes),
         "tables",
         "Tables that move",
-        Column("table", "table"),
-        Column("moved_bytes", "to move"),
+        *columns(table="table", moved_bytes="to move"),
         Column("changed_share", "of its rows × columns", of=changed_share),
         shown=MOST_TABLES,
         order="most bytes first",

@@ -2,12 +2,13 @@
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
 from placer.errors import PlacerError
 from placer.problem import Problem
 from placer.report import section as form
-from placer.report.picture import BOUND, INK, MUTED, STEP, grid_behind, picture, plain_panel
-from placer.report.section import Column, Report, Row, Section, attributes, table_of
+from placer.report.picture import BOUND, INK, MUTED, STEP, picture, plain_grid
+from placer.report.section import Column, Report, Row, Section, attributes, columns, table_of
 from placer.units import format_bytes, format_seconds
 from solvers.analysis.whatif import Effect, FrontPoint, WhatIf
 
@@ -43,30 +44,28 @@ def whatif_report(
 
 
 def _effects(effects: Sequence[Effect]) -> Section:
-    rows: list[Row] = [
-        {
-            **attributes(one, "change", "step_time_s", "bound_s", "gap"),
-            **attributes(one, "gain", "plan_gain", "least_gain", "most_gain"),
-            "proven": one.is_proven,
-            "verdict": _verdict(one),
-        }
+    names = (
+        "change",
+        "step_time_s",
+        "bound_s",
+        "gap",
+        "gain",
+        "plan_gain",
+        "least_gain",
+        "most_gain",
+    )
+    rows = [
+        {**attributes(one, *names), "proven": one.is_proven, "verdict": _verdict(one)}
         for one in effects
     ]
-    return Section(
-        "effects",
-        "Samples per second, if",
-        (
-            Column("change", "change"),
-            Column("step_time_s", "step"),
-            Column("gap", "gap", form.share),
-            Column("plan_gain", "this plan", gain),
-            Column("gain", "re-solved", gain),
-            Column("least_gain", "at least", gain, spare=True),
-            Column("most_gain", "at most", gain, spare=True),
-            Column("verdict", "effect", wraps=True),
-        ),
-        tuple(rows),
+    shown = (
+        *columns(change="change", step_time_s="step", gap="gap"),
+        *columns(gain, plan_gain="this plan", gain="re-solved"),
+        Column("least_gain", "at least", gain, spare=True),
+        Column("most_gain", "at most", gain, spare=True),
+        Column("verdict", "effect", wraps=True),
     )
+    return Section("effects", "Samples per second, if", shown, tuple(rows))
 
 
 def _verdict(effect: Effect) -> str:
@@ -90,28 +89,21 @@ def front_section(points: Sequence[FrontPoint], samples: int) -> Section:
         points,
         "front",
         "Step time by HBM budget",
-        Column("hbm_bytes", "HBM/GPU"),
-        Column("step_time_s", "step"),
-        Column("bound_s", "bound"),
-        Column("gap", "gap", form.share),
+        *columns(hbm_bytes="HBM/GPU", step_time_s="step", bound_s="bound", gap="gap"),
         Column(
-            "samples_per_s",
-            "samples/s",
-            of=lambda point: samples / point.step_time_s if point.step_time_s else None,
+            "samples_per_s", "samples/s", of=lambda point: form.ratio(samples, point.step_time_s)
         ),
         Column("detail", "detail", wraps=True),
     )
 
 
 def plot_front(points: Sequence[FrontPoint], path: str | os.PathLike[str]) -> None:
-    """Draw step time and proven bound over the HBM budget; png, pdf or svg by the file's ending.
+    """Draw step time and proven bound over the HBM budget.
 
     Raises
     ------
-    BackendError
-        If matplotlib is missing.
     PlacerError
-        If no budget has a plan, the ending is another one, or the file cannot be written.
+        If no budget has a plan; see `picture` for other errors, and for formats of the file.
     """
     solved = [
         (p.hbm_bytes / 2**30, p.step_time_s * 1e3, p.bound_s * 1e3)
@@ -125,15 +117,13 @@ def plot_front(points: Sequence[FrontPoint], path: str | os.PathLike[str]) -> No
         budgets, times, bounds = zip(*solved, strict=True)
         axis.fill_between(budgets, bounds, times, color=BOUND, alpha=0.15, linewidth=0)
         axis.plot(budgets, bounds, color=BOUND, linewidth=1.5, linestyle="--", label="proven bound")
-        axis.plot(
-            budgets, times, color=STEP, linewidth=2, marker="o", markersize=5, label="step time"
-        )
+        look: Any = {"linewidth": 2, "marker": "o", "markersize": 5}
+        axis.plot(budgets, times, color=STEP, label="step time", **look)
         axis.set_xscale("log", base=2)
         axis.set_xticks(budgets, [format_bytes(budget * 2**30) for budget in budgets])
         axis.minorticks_off()
         axis.set_ylim(0, max(times) * 1.05)
         axis.set_xlabel("HBM per GPU", color=MUTED)
         axis.set_ylabel("step time in ms", color=MUTED)
-        grid_behind(axis)
-        plain_panel(axis)
+        plain_grid(axis)
         axis.legend(frameon=False, labelcolor=INK)

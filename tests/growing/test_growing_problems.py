@@ -20,7 +20,6 @@ from placer.plan.verify import verify
 from placer.profile.count import profile_log
 from placer.profile.growing_tables import (
     capacity_for,
-    growing_of,
     hit_rate_for,
     with_growing,
     with_hit_rates,
@@ -74,12 +73,6 @@ def test_a_capacity_has_the_hit_rate_that_was_asked_for() -> None:
         capacity_for(item, 0.999)
     with pytest.raises(ProblemError, match="profile the log with --window"):
         capacity_for(_profile(window=None)["item"], 0.9)
-
-
-@pytest.mark.parametrize("text", ["item", "item=many", "item=x%", "=5%"])
-def test_what_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(Exception, match=r"neither TABLE=KEYS|no table ''"):
-        growing_of(_profile(), [text])
 
 
 def test_a_growing_table_enters_with_its_capacity() -> None:

@@ -165,7 +165,9 @@ def train_step(
     return {name: output.detach() for name, output in outputs.items()}, gradients
 
 
-def trains_alike(rank: int, world: int, plan: Plan, steps: int, **options: object) -> None:
+def trains_alike(
+    rank: int, world: int, plan: Plan, steps: int, scale: float = 1, **options: object
+) -> None:
     """Train by the plan and in float64 without one, and compare all that there is.
 
     The first rank does so for all, so that the others need not train the float64 model too.
@@ -189,25 +191,25 @@ def trains_alike(rank: int, world: int, plan: Plan, steps: int, **options: objec
         )
         for name, output in expected.items():
             found = torch.cat([part[name] for part in parts])
-            close(found, output.detach(), f"step {step}, feature {name!r}")
+            close(found, output.detach(), f"step {step}, feature {name!r}", scale)
     if rank == 0:
-        equals_double(model, reference)
+        equals_double(model, reference, scale)
     else:
         model.state_dict(), model.optimizer_state_dict()
     model.close()
 
 
-def equals_double(model: ShardedEmbeddings, expected: DoubleModel) -> None:
+def equals_double(model: ShardedEmbeddings, expected: DoubleModel, scale: float = 1) -> None:
     """Weights and optimizer state of every table."""
     weights, state = model.state_dict(), model.optimizer_state_dict()
     for table in model.plan.tables:
         weight = expected.weights[table.name].detach()
-        close(weights[f"{table.name}.weight"], weight, f"weights of {table.name!r}")
+        close(weights[f"{table.name}.weight"], weight, f"weights of {table.name!r}", scale)
         states = expected.states(table.name)
         own = {key for key in state if key.startswith(f"{table.name}.")}
         assert own == {f"{table.name}.{name}" for name in states}
         for name, expected_state in states.items():
-            close(state[f"{table.name}.{name}"], expected_state, f"{name} of {table.name!r}")
+            close(state[f"{table.name}.{name}"], expected_state, f"{name} of {table.name!r}", scale)
     assert state.get("updates", expected.updates) == expected.updates
 
 

@@ -63,6 +63,7 @@ def test_two_ranks_send_and_find_what_the_simulator_counts() -> None:
     cases = {}
     for number, optimizer in enumerate(OPTIMIZERS[: fewer(len(OPTIMIZERS), 2)]):
         plan = two_gpus(every_placement(optimizer))
+        plan = replace(plan, exchange_dtype=("float16", "bfloat16", "float32")[number % 3])
         batches = [random_chunk(plan, rng, most_samples=9) for _ in range(5)]
         for backend in ("torch", "tiered"):
             ahead = (number + (backend == "torch")) % 2 == 0

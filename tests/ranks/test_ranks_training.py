@@ -30,6 +30,8 @@ from placer.executor import (
     look_ahead,
     make_embeddings,
 )
+from placer.executor.distributed.collectives import Communicator
+from placer.executor.distributed.exchange_types import exchange_as
 from placer.plan.plan import Plan
 from placer.tables import OPTIMIZERS, Feature, Table
 
@@ -139,6 +141,26 @@ def homes(rank: int, world: int, plan: Plan) -> None:
     key = "cold copies.weight"
     assert not torch.equal(memory[key], narrow[key])
     close(narrow[key], memory[key], key, scale=3000)
+
+
+def exchanged(rank: int, world: int, dtype: str) -> None:
+    """Numbers of any size come as the type rounds them, also from ranks that send none."""
+    comm = Communicator(None, torch.device("cpu"))
+    values = torch.randn(3 * world, generator=torch.Generator().manual_seed(rank))
+    for scale in (1e-30, 1e-6, 1.0, 1e6, 1e30):
+        own = values * scale if rank else values[:0]
+        sent, received = [own.numel() // world] * world, [0, *[3] * (world - 1)]
+        came = exchange_as(dtype, comm, "outputs", own, sent, received)
+        for other, numbers in enumerate(torch.split(came, received)[1:], 1):
+            theirs = torch.randn(3 * world, generator=torch.Generator().manual_seed(other))
+            expected = theirs[3 * rank : 3 * rank + 3] * scale
+            torch.testing.assert_close(numbers, expected, rtol=ROUNDING[dtype], atol=0)
+    zeros = exchange_as(dtype, comm, "outputs", torch.zeros(world), [1] * world, [1] * world)
+    assert not zeros.any()
+    comm.close()
+
+
+ROUNDING = {"float16": 2**-11, "bfloat16": 2**-8}
 
 
 def padding(rank: int, world: int, plan: Plan) -> None:
@@ -293,6 +315,11 @@ def beside_ddp(rank: int, world: int, plan: Plan) -> None:
         close(found[key], value, key)
 
 
+def in_type(dtype: str) -> Plan:
+    """Every placement, with pooled rows in 16 bits. Maxima of rounded rows may be other rows'."""
+    return replace(every_placement("sgd", ("sum", "mean", "none")), exchange_dtype=dtype)
+
+
 def jobs(world: int) -> list[Job]:
     """All that is run on so many ranks."""
     found: list[Job] = [
@@ -317,6 +344,10 @@ def jobs(world: int) -> list[Job]:
         ("saved cells, rowwise_adagrad", saved_cells, ("rowwise_adagrad",)),
         ("saved cells, adam", saved_cells, ("adam",)),
         ("odd tables", odd_tables, ()),
+        ("exchanged float16", exchanged, ("float16",)),
+        ("exchanged bfloat16", exchanged, ("bfloat16",)),
+        ("trains in float16", trains_alike, (in_type("float16"), STEPS, 20)),
+        ("trains in bfloat16", trains_alike, (in_type("bfloat16"), STEPS, 160)),
         ("beside DDP", beside_ddp, (summed,)),
     ]
     if world == 4:
@@ -387,7 +418,7 @@ def test_a_part_of_the_ranks_can_share_a_plan(outcomes: Outcomes) -> None:
 
 def test_one_rank_is_one_process() -> None:
     plan = every_placement("rowwise_adagrad")
-    model = make_embeddings(plan, lr=LR, eps=EPS, seed=3)
+    model = make_embeddings(replace(plan, exchange_dtype="float16"), lr=LR, eps=EPS, seed=3)
     alone = PlacedEmbeddings(plan, lr=LR, eps=EPS, seed=3)
     assert isinstance(model, PlacedEmbeddings)
     with pytest.raises(BackendError, match="not initialized"):

@@ -7,9 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from placer.adapters.pytorch.table import PlacedTable, update_tables
+from placer.adapters.pytorch.shared_tables import SharedTables
+from placer.adapters.pytorch.table import PlacedTable
 from placer.errors import CheckpointError, PlacerError
 from placer.executor import HitRates
+from placer.growing import KeyCounts
 from placer.summary import Summarized
 
 LR, EPS = "lr", "eps"
@@ -241,7 +243,30 @@ class AppliedPlan(Summarized):
             table.load_optimizer_state(state)
             table.saves.all_saved()
 
+    def key_counts(self) -> dict[str, KeyCounts]:
+        """Counters of the keys of each table that grows; all ranks must call it."""
+        counts: dict[str, KeyCounts] = {}
+        for table in self.tables.values():
+            counts |= table.embeddings.key_counts()
+        return counts
+
+    def live_keys(self, table: str) -> tuple[Tensor, Tensor]:
+        """Keys of a table that grows, and the rows that they have now; see `Embeddings`."""
+        return self.tables[table].embeddings.live_keys(table)
+
     def hit_rates(self) -> dict[str, HitRates]:
         """How many lookups of each table were served from HBM, where the backend has tiers."""
         rates = {name: table.hit_rates() for name, table in self.tables.items()}
         return {name: rate for name, rate in rates.items() if rate is not None}
+
+
+def update_tables(tables: Iterable[PlacedTable]) -> None:
+    """Apply the gradients that tables have collected; those that ranks share at once."""
+    shared: dict[int, tuple[SharedTables, list[str]]] = {}
+    for table in tables:
+        if table.world > 1:
+            shared.setdefault(id(table.shared), (table.shared, []))[1].append(table.name)
+        else:
+            table.update()
+    for together, names in shared.values():
+        together.update(set(names))

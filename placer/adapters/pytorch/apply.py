@@ -22,8 +22,8 @@ from placer.executor.memory.layout import check_plan
 from placer.executor.names import Policy
 from placer.executor.optimizers.rounding import Rounding
 from placer.files import StrPath
+from placer.growing import Growing
 from placer.plan.plan import Plan
-from placer.plan.verify import refuse_growing
 from placer.tables import OPTIMIZERS, Feature, OptimizerName
 
 
@@ -42,6 +42,7 @@ def apply_plan(
     cache_policy: Policy = "lfu",
     rounding: Rounding = "nearest",
     drive: StrPath | None = None,
+    growing: Mapping[str, Growing] | None = None,
 ) -> AppliedPlan:
     """Train a model's embedding tables where a plan puts them.
 
@@ -62,6 +63,9 @@ def apply_plan(
         `torch.optim.SparseAdam`, and FBGEMM's row-wise Adagrad.
     backend, cache_policy, rounding, drive
         See `PlacedEmbeddings`.
+    growing : mapping of table name to Growing, optional
+        Tables whose modules take any int64 as an id, where they are not those that the plan names.
+        Such a module has capacity + 1 rows. Each call of it in training is a step of its key map.
     names : mapping of table name to module path, optional
         For tables whose names are not the ends of paths.
     optimizers : iterable of torch.optim.Optimizer
@@ -95,9 +99,10 @@ def apply_plan(
         if optimizer not in OPTIMIZERS:
             raise PlanMismatchError(f"optimizer {optimizer!r} is none of {OPTIMIZERS}")
         plan = replace(plan, tables=tuple(replace(t, optimizer=optimizer) for t in plan.tables))
+    if growing is not None:
+        plan = replace(plan, growing=dict(growing))
     check_plan(plan)
-    refuse_growing(plan, "an `nn.Embedding`")
-    matched = match_tables(model, plan.tables, names or {}, strict)
+    matched = match_tables(model, plan.tables, names or {}, strict, plan.growing)
     # 2. Move each table's weight to the memories that the plan names.
     constants = {"lr": lr, "eps": eps, "betas": betas}
     said: dict[str, Any] = {name: one for name, one in constants.items() if one is not None}
@@ -142,7 +147,8 @@ def remove_plan(model: nn.Module) -> dict[str, Tensor]:
     Returns
     -------
     dict of str to Tensor
-        The optimizer state of the tables; see `AppliedPlan.optimizer_state_dict`.
+        The optimizer state of the tables; see `AppliedPlan.optimizer_state_dict`. Of tables that
+        grow the keys besides, ``<table>.keys.*``: without them nobody knows whose a row is.
 
     Raises
     ------
@@ -151,6 +157,8 @@ def remove_plan(model: nn.Module) -> dict[str, Tensor]:
     """
     applied = applied_plan(model)
     state = applied.optimizer_state_dict()
+    for table in applied.tables.values():
+        state |= table.embeddings.keys.state()
     originals: dict[int, nn.Module] = {}
     for module in model.modules():
         if isinstance(module, StandIn):

@@ -19,18 +19,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Output:
-    """What a module makes of the rows of its bags.
-
-    Attributes
-    ----------
-    shape : tuple of int
-    dtype : torch.dtype
-    of_rows : callable
-        From float32 rows of shape (bags, dim), by ordinary differentiable operations.
-    """
+    """What a module makes of the rows of its bags."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
+    # From float32 rows of shape (bags, dim), by ordinary differentiable operations.
     of_rows: Callable[[Tensor], Tensor]
 
 
@@ -39,45 +32,26 @@ def as_they_are(rows: Tensor) -> Tensor:
     return rows
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Call:
-    """One call of a module.
-
-    Attributes
-    ----------
-    table : PlacedTable
-    number : int
-        Of the table's calls.
-    batch : BagBatch, or Lookups
-        What it reads; not checked yet where ranks share the table.
-    trains : bool
-        Whether its rows are updated.
-    output : Output
-    stands_for : tuple of Call
-        The calls whose bags these are, one after the other, where it is no module's.
-    rows : Tensor or None
-        What it read, with the executor's graph, from when it was looked up until it has a gradient.
-    made : Tensor or None
-        What the module made of that.
-    step : Step or None
-        What was looked up together with it, where ranks share the table.
-    gradient : Tensor or None
-        Of the rows; of what was made of them where ranks share the table.
-    ended : bool
-        Whether it can have no gradient any more.
-    """
+    """One call of a module."""
 
     table: "PlacedTable"
-    number: int
-    batch: BagBatch | Lookups
-    trains: bool
+    number: int  # Of the table's calls.
+    batch: BagBatch | Lookups  # What it reads; not checked yet where ranks share the table.
+    trains: bool  # Whether its rows are updated.
     output: Output
+    # The calls whose bags these are, one after the other, where it is no module's.
     stands_for: "tuple[Call, ...]" = ()
+    # What it read, with the executor's graph, from when it was looked up until it has a gradient.
     rows: Tensor | None = None
-    made: Tensor | None = None
-    step: "Step | None" = None
+    made: Tensor | None = None  # What the module made of that.
+    step: "Step | None" = None  # What was looked up together with it, where ranks share the table.
+    # Of the rows; of what was made of them where ranks share the table.
     gradient: Tensor | None = None
-    ended: bool = False
+    ended: bool = False  # Whether it can have no gradient any more.
+    has_keys: bool = False  # Whether `batch` has keys, not rows, of a table that grows.
+    key_step: int = 0  # Of the table's key map.
 
     def result(self) -> Tensor:
         """What the module made of its rows, with the graph; looks them up where they wait."""
@@ -137,24 +111,15 @@ def _weight_gradients(table: "PlacedTable", batch: BagBatch, gradient: Tensor) -
     """Of each lookup's weight its row · its bag's gradient: shape (lookups,)."""
     lookups = Lookups(batch.ids, batch.offsets).single()
     with torch.no_grad():
-        rows = table.look_up(lookups)
+        rows = table.look_up(lookups, are_rows=True)
     return (rows * of_each_lookup(batch, gradient)).sum(1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
-    """Calls that were looked up together, by the same constants and after as many updates.
+    """Calls that were looked up together, by the same constants and after as many updates."""
 
-    Attributes
-    ----------
-    embeddings : ShardedEmbeddings
-        Of the tables that were called, each once.
-    calls : tuple of Call
-    lr, eps : float
-    updates : int
-    """
-
-    embeddings: ShardedEmbeddings
+    embeddings: ShardedEmbeddings  # Of the tables that were called, each once.
     calls: tuple[Call, ...]
     lr: float
     eps: float

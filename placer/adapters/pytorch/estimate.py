@@ -19,22 +19,10 @@ from placer.tables import Table
 def tables_of_class(name: str, arguments: Sequence[str] = ()) -> tuple[list[Table], int]:
     """Make a model on the meta device; return its tables and the number of its other parameters.
 
-    Parameters
-    ----------
-    name : str
-        ``package.module:Class``, or a function that makes the model; the module is imported from
-        the working folder too.
-    arguments : sequence of str
-        What it is called with, as ``NAME=VALUE``. The value is written as in Python; a plain word
-        is text.
+    `name` is ``package.module:Class``, or a function that makes the model; the module is imported
+    from the working folder too. `arguments` are ``NAME=VALUE``, the value as in Python; a plain
+    word is text.
 
-    Raises
-    ------
-    PlacerError
-        If there is no such class, it cannot be called so, or the model has no embedding modules.
-
-    Examples
-    --------
     >>> tables, dense = tables_of_class(
     ...     "torch.nn:EmbeddingBag", ["num_embeddings=1000", "embedding_dim=8"]
     ... )

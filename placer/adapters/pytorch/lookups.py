@@ -12,19 +12,11 @@ from placer.executor import BagBatch
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lookups:
-    """Bags of ids of one call.
+    """Bags of ids of one call."""
 
-    Attributes
-    ----------
-    ids : int64 or int32, shape (lookups,)
-    offsets : int64, shape (bags + 1,)
-    weights : float32, shape (lookups,), or None
-        Gradients flow to them.
-    """
-
-    ids: Tensor
-    offsets: Tensor
-    weights: Tensor | None = None
+    ids: Tensor  # Int64 or int32, shape (lookups,).
+    offsets: Tensor  # Shape (bags + 1,)
+    weights: Tensor | None = None  # Shape (lookups,), or None: gradients flow to them.
 
     @property
     def batch_size(self) -> int:
@@ -37,13 +29,7 @@ class Lookups:
         return Lookups(self.ids.to(device), self.offsets.to(device), weights)
 
     def batch(self) -> BagBatch:
-        """The same, checked.
-
-        Raises
-        ------
-        DataError
-            If offsets do not rise from 0 to the number of lookups.
-        """
+        """The same, checked."""
         bounds = 0, self.ids.numel()
         return BagBatch(self.ids, self.offsets, self.batch_size, self.weights, bounds)
 
@@ -60,13 +46,7 @@ class Lookups:
 
 
 def of_rows(ids: Tensor) -> Lookups:
-    """Each id of a tensor of any shape in a bag of its own.
-
-    Raises
-    ------
-    DataError
-        If they are not integers.
-    """
+    """Each id of a tensor of any shape in a bag of its own."""
     flat = _checked(ids).reshape(-1)
     return Lookups(flat, _range(flat.numel() + 1, flat))
 
@@ -76,17 +56,8 @@ def of_bags(
 ) -> Lookups:
     """The bags of a call of `nn.EmbeddingBag`.
 
-    Parameters
-    ----------
-    ids : shape (bags, length), or (lookups,) with offsets
-    offsets : shape (bags,), or (bags + 1,) if they include the last one
-    weights : of the shape of `ids`, or None
-    include_last_offset : bool
-
-    Raises
-    ------
-    DataError
-        If shapes do not fit together.
+    Ids have shape (bags, length), or (lookups,) with offsets of shape (bags,), or (bags + 1,) if
+    they include the last one; weights have that of the ids.
     """
     _checked(ids)
     if weights is not None and weights.shape != ids.shape:
@@ -123,13 +94,8 @@ def of_each_lookup(batch: BagBatch | Lookups, of_bags: Tensor) -> Tensor:
 def squared_norm(calls: Sequence[tuple[BagBatch, Tensor]]) -> Tensor:
     """Σ g² over the rows of a table, each row's gradient the sum over its lookups.
 
-    Parameters
-    ----------
-    calls : sequence of (BagBatch, Tensor)
-        What was looked up, and the gradient of its bags, shape (bags, dim).
+    `calls` are what was looked up, and the gradient of its bags, shape (bags, dim).
 
-    Examples
-    --------
     >>> ids, offsets = torch.tensor([2, 2, 0]), torch.tensor([0, 1, 3])
     >>> batch = BagBatch(ids, offsets, 2, None, (0, 3))
     >>> squared_norm([(batch, torch.tensor([[1.0], [2.0]]))])  # Row 2: 1 + 2; row 0: 2.

@@ -22,13 +22,6 @@ class DrawnRows:
     begins: no plan and no number of ranks changes it, and nobody holds the whole. Padding is zero.
     A module whose law depends on the number of rows at hand, or on which rows they are, cannot be
     drawn so. Its weights are uniform in ±1/√rows, and a warning says so.
-
-    Parameters
-    ----------
-    module : nn.Embedding or nn.EmbeddingBag
-    name : str
-        Of the table.
-    seed : int
     """
 
     def __init__(self, module: nn.Embedding | nn.EmbeddingBag, name: str, seed: int) -> None:

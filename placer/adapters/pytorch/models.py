@@ -1,7 +1,7 @@
 """The embedding tables of a PyTorch model, and which table of a plan each of them is."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -20,19 +20,11 @@ _POOLINGS: dict[str, Pooling] = {"sum": "sum", "mean": "mean", "max": "max"}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelTable:
-    """One weight of a model and the modules that look it up.
+    """One weight of a model and the modules that look it up."""
 
-    Attributes
-    ----------
-    weight : nn.Parameter, shape (rows, dim)
-    modules : tuple of nn.Embedding or nn.EmbeddingBag
-        Several where their weights are tied.
-    paths : tuple of str
-        Where these modules are in the model; a module may be at several places.
-    """
-
-    weight: nn.Parameter
-    modules: tuple[EmbeddingModule, ...]
+    weight: nn.Parameter  # Shape (rows, dim).
+    modules: tuple[EmbeddingModule, ...]  # Several where their weights are tied.
+    # Where these modules are in the model; a module may be at several places.
     paths: tuple[str, ...]
 
     @property
@@ -75,27 +67,19 @@ def model_tables(model: nn.Module) -> tuple[ModelTable, ...]:
 
 
 def match_tables(
-    model: nn.Module, tables: Sequence[Table], names: Mapping[str, str], strict: bool
+    model: nn.Module,
+    tables: Sequence[Table],
+    names: Mapping[str, str],
+    strict: bool,
+    growing: Container[str] = (),
 ) -> dict[str, ModelTable]:
     """The model's table for each of a plan's, once all of them fit.
 
-    A table is matched by the path of its module, or by the end of the path if only one ends so.
-
-    Parameters
-    ----------
-    model : nn.Module
-    tables : sequence of Table
-        The plan's.
-    names : mapping of table name to module path
-        For tables that are called otherwise.
-    strict : bool
-        Whether all tables of the model must be in the plan.
-
-    Raises
-    ------
-    PlanMismatchError
-        Names all that does not fit: tables without module, modules without table, other shapes,
-        types or pooling, and options that a placed table has not.
+    A table is matched by the path of its module, which `names` may say, or by the end of the path
+    if only one ends so. If `strict`, all tables of the model must be in the plan. Raises
+    PlanMismatchError, which names all that does not fit: tables without module, modules without
+    table, other shapes, types or pooling, and options that a placed table has not. Tables named
+    in `growing` may have other rows than the plan's.
     """
     in_model = model_tables(model)
     by_path = {path: table for table in in_model for path in table.paths}
@@ -109,9 +93,8 @@ def match_tables(
         if isinstance(partner, str):
             faults.append(partner)
         else:
-            faults += [
-                f"table {table.name!r}: {fault}" for fault in _faults(table, partner, holders)
-            ]
+            found = _faults(table, partner, holders, table.name in growing)
+            faults += [f"table {table.name!r}: {fault}" for fault in found]
             matched[table.name] = partner
     faults += _twice(matched)
     taken = {id(partner.weight) for partner in matched.values()}
@@ -182,13 +165,19 @@ def _twice(matched: Mapping[str, ModelTable]) -> list[str]:
 
 
 def _faults(
-    table: Table, partner: ModelTable, holders: Mapping[int, Sequence[tuple[int, str]]]
+    table: Table,
+    partner: ModelTable,
+    holders: Mapping[int, Sequence[tuple[int, str]]],
+    grows: bool,
 ) -> list[str]:
     """What makes a model's table another than the plan's, or one that cannot be placed."""
     weight, faults = partner.weight, []
     if tuple(weight.shape) != (table.rows, table.dim):
         shape = " × ".join(map(str, weight.shape))
-        faults.append(f"the plan has {table.rows} × {table.dim}, the model {shape}")
+        advice = (
+            f"; make the module with {table.rows} rows, its capacity and row 0" if grows else ""
+        )
+        faults.append(f"the plan has {table.rows} × {table.dim}, the model {shape}{advice}")
     if weight.dtype != TORCH_DTYPES[table.dtype]:
         faults.append(f"the plan has {table.dtype}, the model {weight.dtype}")
     if type(weight.data) is not torch.Tensor or weight.device.type not in ("cpu", "cuda", "meta"):

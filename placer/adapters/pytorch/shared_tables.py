@@ -9,6 +9,7 @@ what counts is that their order is the same. Updates come together, too.
 import struct
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from placer.adapters.pytorch.calls import (
     joined,
     present_device,
 )
+from placer.adapters.pytorch.open_calls import read_by_rows
 from placer.errors import BackendError, DataError
 from placer.executor import BagBatch, ShardedEmbeddings
 from placer.executor.uncompiled import uncompiled
@@ -38,7 +40,7 @@ _NONE, _AS_READ, _ANEW = range(3)
 """A table has no gradients; one, of rows that were looked up with others that have one each; or
 such that its rows have to be looked up once more."""
 
-_SAID = 7
+_SAID = 8
 """Numbers that a rank says of a call."""
 
 _MOST_PARTS = 64
@@ -48,22 +50,9 @@ _MOST_PARTS = 64
 class SharedTables:
     """The tables of a model on one device, which ranks share where there are several.
 
-    Copies and pickles carry the plan; tables bring their weights.
-
-    Parameters
-    ----------
-    plan : Plan
-        Of these tables, each read by one feature of its name, which sums.
-    device : torch.device
-        Where rows are pooled.
-    options : mapping of str to Any
-        See `PlacedEmbeddings`.
-
-    Attributes
-    ----------
-    world : int
-        How many ranks there are; with one, each table is on its own and nothing here is used.
-    tables : dict of table name to PlacedTable
+    The plan is of these tables, each read by one feature of its name, which sums; `options` are
+    those of `PlacedEmbeddings`. With a `world` of one, each table is on its own and nothing here is
+    used. Copies and pickles carry the plan; tables bring their weights.
     """
 
     def __init__(self, plan: Plan, device: torch.device, options: Mapping[str, Any]) -> None:
@@ -87,6 +76,7 @@ class SharedTables:
             self._whole = ShardedEmbeddings(
                 self.plan, device=self.device, seed=None, **self._options
             )
+            read_by_rows(self._whole)
         return self._whole
 
     def write(self, table: "PlacedTable", weight: "Tensor | DrawnRows") -> None:
@@ -122,6 +112,7 @@ class SharedTables:
         before, after = old.id_order(), self.whole.id_order()
         for tensor in before.tensors():
             after.overwrite(tensor, before.read(tensor))
+        self.whole.keys.load_state(old.keys.state())
         old.close()
 
     def close(self) -> None:
@@ -217,19 +208,14 @@ class SharedTables:
         return part
 
     def _serve(self, calls: Sequence[Call]) -> None:
-        """Look up calls that all ranks have made, those of one size and kind together.
-
-        Raises
-        ------
-        DataError
-            If ranks have called different tables; on every rank, if one of them has a bad id.
-        """
+        """Look up calls that all ranks have made, those of one size and kind together."""
         own: list[int] = []
         for call in calls:
             constants = struct.unpack("2q", struct.pack("2d", call.table.lr_now, call.table.eps))
             size, weighted = call.batch.batch_size, call.batch.weights is not None
             number = self._numbers[call.table.name]
-            own += [number, call.trains, *constants, call.table.updates, size, weighted]
+            open_steps = call.table.open_calls.steps()
+            own += [number, call.trains, *constants, call.table.updates, size, weighted, open_steps]
         said = [
             [theirs[start : start + _SAID] for start in range(0, len(theirs), _SAID)]
             for theirs in self.whole.said(own)
@@ -237,6 +223,7 @@ class SharedTables:
         times = Counter(call.table.name for call in calls)
         groups: dict[tuple[object, ...], list[Call]] = defaultdict(list)
         seen: Counter[str] = Counter()
+        opened = 0
         for call, *by_rank in zip(calls, *said, strict=True):
             name = call.table.name
             for rank, theirs in enumerate(by_rank):
@@ -250,13 +237,16 @@ class SharedTables:
             weighted = any(theirs[6] for theirs in by_rank)
             # A table that is called twice is updated once: not with what it was first called with.
             group = (times[name] > 1, seen[name], *by_rank[0][1:5], sizes, weighted)
-            groups[group].append(call)
+            groups[*group, call.has_keys].append(call)
+            # Those that are mapped here before it are open, too.
+            opened = max(opened, *(theirs[7] + seen[name] for theirs in by_rank))
             seen[name] += 1
         for members in groups.values():
-            self._look_up(sorted(members, key=lambda call: self._numbers[call.table.name]))
+            ordered = sorted(members, key=lambda call: self._numbers[call.table.name])
+            self._look_up(ordered, opened)
 
-    def _look_up(self, calls: Sequence[Call]) -> None:
-        """Look up one call of each of some tables, in one exchange."""
+    def _look_up(self, calls: Sequence[Call], open_steps: int) -> None:
+        """Look up one call of each of some tables, in one exchange; and before that its keys."""
         names = tuple(call.table.name for call in calls)
         table = calls[0].table
         step = Step(self._part(names), tuple(calls), table.lr_now, table.eps, table.updates)
@@ -266,8 +256,16 @@ class SharedTables:
             name: (batch.ids, batch.offsets, batch.weights)
             for name, batch in zip(names, batches, strict=True)
         }
+        batch = BagBatch.from_features(features, names)
+        if calls[0].has_keys and step.embeddings.keys.maps:
+            batch = step.embeddings.rows_of(batch, calls[0].trains, open_steps)
+            sizes = [each.ids.numel() for each in batches]
+            for call, ids in zip(calls, torch.split(batch.ids, sizes), strict=True):
+                call.batch = replace(call.batch, ids=ids)
+                if call.trains:
+                    call.table.open_calls.add(call)
         with torch.set_grad_enabled(calls[0].trains):
-            rows = step.embeddings(BagBatch.from_features(features, names))
+            rows = step.embeddings(batch)
         for call in calls:
             call.rows = rows[call.table.name]
             call.step = step if call.trains else None
@@ -341,19 +339,8 @@ def _apply(step: Step, made: Sequence[tuple[Tensor, Tensor | None]]) -> None:
 def refuse_unshared(name: str, world: int) -> None:
     """Raise where a plan was applied before the ranks knew of each other.
 
-    Each rank would then train a whole table by itself, from its own samples alone: DDP averages
-    the gradients of parameters, and a placed table is none.
-
-    Parameters
-    ----------
-    name : str
-        Of the table.
-    world : int
-        How many ranks share it.
-
-    Raises
-    ------
-    BackendError
+    Each rank would then train a whole table by itself, from its own samples alone: DDP averages the
+    gradients of parameters, and a placed table is none.
     """
     if world > 1 or not (dist.is_available() and dist.is_initialized()):
         return

@@ -14,6 +14,7 @@ from placer.adapters.pytorch.table import PlacedTable
 from placer.errors import DataError, PlanMismatchError
 from placer.executor.lookups.pooling import mean_from_sum, segment_max
 from placer.executor.uncompiled import uncompiled
+from placer.growing import KeyMap
 
 _HOOKS = (
     "_forward_hooks",
@@ -33,7 +34,6 @@ class StandIn(nn.Module):
     ----------
     original : nn.Embedding or nn.EmbeddingBag
         Whose place this takes: kept, without its weight, until the plan is removed.
-    table : PlacedTable
     """
 
     def __init__(self, original: EmbeddingModule, table: PlacedTable) -> None:
@@ -90,7 +90,8 @@ class StandIn(nn.Module):
         super()._save_to_state_dict(destination, prefix, keep_vars)
         table = self.table
         if table.in_state_dict:
-            destination[f"{prefix}weight"] = table.weight()
+            for name, values in table.model_state().items():
+                destination[f"{prefix}{name}"] = values
         if table.embeddings.rank == 0:  # One of many speaks.
             table.saves.model_saved(with_rows=table.in_state_dict, is_stateful=table.is_stateful)
 
@@ -105,13 +106,17 @@ class StandIn(nn.Module):
         error_msgs: list[str],
     ) -> None:
         key = f"{prefix}weight"
+        names = {key: "weight"}
+        if self.table.grows:
+            names |= {f"{prefix}keys.{name}": f"keys.{name}" for name in KeyMap.STATE}
         if strict:
             unexpected_keys.extend(
-                other for other in state_dict if other.startswith(prefix) and other != key
+                other for other in state_dict if other.startswith(prefix) and other not in names
             )
-        if key not in state_dict:
+        missing = [other for other in names if other not in state_dict]
+        if missing:  # Rows are worth nothing without their keys.
             if self.table.in_state_dict:
-                missing_keys.append(key)
+                missing_keys.extend(missing)
             return
         weight, shape = state_dict[key], (self.num_embeddings, self.embedding_dim)
         if tuple(weight.shape) != shape:
@@ -120,7 +125,7 @@ class StandIn(nn.Module):
                 "model"
             )
             return
-        self.table.load_weight(weight)
+        self.table.load_model_state({name: state_dict[other] for other, name in names.items()})
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "StandIn":
         """What `model.to`, `.cuda` and `.half` do to a module's tensors."""
@@ -154,10 +159,7 @@ class PlacedEmbedding(StandIn):
     def forward(self, input: Tensor) -> Tensor:
         """Rows of ids of any shape: shape (*ids, dim).
 
-        Raises
-        ------
-        DataError
-            If an id is no row of the table.
+        Raises DataError if an id is no row of the table.
         """
         lookups, padding_idx = of_rows(input), self.padding_idx
         if padding_idx is None:
@@ -188,11 +190,8 @@ class PlacedEmbeddingBag(StandIn):
     ) -> Tensor:
         """Pooled rows of each bag: shape (bags, dim).
 
-        Raises
-        ------
-        DataError
-            If an id is no row of the table, shapes do not fit together, or weights are passed
-            to bags that are not summed.
+        Raises DataError if an id is no row of the table, shapes do not fit together, or weights are
+        passed to bags that are not summed.
         """
         if per_sample_weights is not None and self.mode != "sum":
             raise DataError(f"per_sample_weights go with mode 'sum', not with {self.mode!r}")

@@ -7,7 +7,7 @@ or an optimizer's step does, where gradients accumulate over several passes.
 """
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -25,10 +25,10 @@ from placer.adapters.pytorch.calls import (
 )
 from placer.adapters.pytorch.lookups import Lookups, squared_norm
 from placer.adapters.pytorch.meta_tables import DrawnRows
+from placer.adapters.pytorch.open_calls import OpenCalls, read_by_rows
 from placer.adapters.pytorch.options import Options
-from placer.adapters.pytorch.saving import SaveWatch
 from placer.adapters.pytorch.shared_tables import SharedTables, refuse_unshared
-from placer.adapters.pytorch.steps import watch_steps
+from placer.adapters.pytorch.watches import SaveWatch, watch_steps
 from placer.errors import BackendError, DataError
 from placer.executor import BagBatch, Embeddings, HitRates, make_embeddings
 from placer.executor.optimizers.rule import check_constants
@@ -44,22 +44,9 @@ Weight = Tensor | DrawnRows
 class PlacedTable:
     """A table with its optimizer, which modules of a model look up.
 
-    Copies and pickles carry the plan, the weights and the optimizer's state, and lay them out
-    anew.
-
-    Parameters
-    ----------
-    plan : Plan
-        Of this table alone, read by one feature that sums.
-    options : Options
-    device : torch.device
-        Where rows are pooled.
-    weight : shape (rows, dim), or DrawnRows
-        In id order; where ranks share the table, that of the first one counts.
-    trainable : bool
-        Whether backward updates it.
-    shared : SharedTables
-        With the other tables of the model.
+    The plan is of this table alone, read by one feature that sums. The weight is in id order; where
+    ranks share the table, that of the first one counts. Copies and pickles carry the plan, the
+    weights and the optimizer's state, and lay them out anew.
     """
 
     def __init__(
@@ -79,6 +66,7 @@ class PlacedTable:
         self.guard: RemovableHandle | None = None  # Of the parameter that was emptied.
         self._options = options
         self.calls: list[Call] = []  # That have a gradient.
+        self.open_calls = OpenCalls(self.calls)
         # What makes autograd walk a lookup; its own gradient is never there.
         self._anchor = torch.zeros((), requires_grad=trainable)
         self.updates = 0  # So far, where ranks share it.
@@ -104,6 +92,7 @@ class PlacedTable:
         )
         if not isinstance(weight, Tensor):
             weight.write(self._own.id_order())
+        read_by_rows(self._own)
         self._own.set_lr(self.lr_now)
 
     @property
@@ -137,41 +126,42 @@ class PlacedTable:
         return self.table.optimizer
 
     @property
+    def grows(self) -> bool:
+        """Whether its ids are keys, which get rows as they are read."""
+        return bool(self.plan.growing)
+
+    @property
     def is_stateful(self) -> bool:
         """Whether its optimizer has a state."""
         return bool(OPTIMIZER_STATE[self.optimizer]) or self._options.rounding == "stochastic"
 
-    def look_up(self, lookups: Lookups, output: Output | None = None) -> Tensor:
+    def look_up(
+        self, lookups: Lookups, output: Output | None = None, are_rows: bool = False
+    ) -> Tensor:
         """Sum of the rows of each bag, times their weights: float32, shape (bags, dim).
 
-        Parameters
-        ----------
-        lookups : Lookups
-        output : Output, optional
-            What is made of that.
-
-        Raises
-        ------
-        DataError
-            If an id is no row of the table.
-        BackendError
-            If there are several ranks by now, and this one has a table of its own.
+        `output` says what is made of that; `are_rows`, whether ids are rows of a table that may
+        grow. Raises DataError if an id is no row of the table, and BackendError if there are
+        several ranks by now, and this one has a table of its own.
         """
         weights, own = lookups.weights, lookups.to(self.device)
         batch = own if self._own is None else own.batch()
         if output is None:
             output = Output((lookups.batch_size, self.table.dim), torch.float32, as_they_are)
         trains = self.trainable and torch.is_grad_enabled()
-        call = Call(self, next(self._numbers), batch, trains, output)
+        call = Call(self, next(self._numbers), batch, trains, output, has_keys=not are_rows)
         learns = self.trainable or (weights is not None and weights.requires_grad)
         if not (learns and torch.is_grad_enabled()):
             with torch.no_grad():
                 if self._own is None:
                     return self.shared.look_up(call)
+                self.open_calls.find_rows(call, self._own)
                 return output.of_rows(self.rows_of(call.batch))
         refuse_unshared(self.name, self.world)
         if self.calls and not self.waits and torch._C._current_graph_task_id() < 0:
             self.calls.clear()  # Left by a backward pass that failed.
+        if self._own is not None:
+            self.open_calls.find_rows(call, self._own)
         if self._anchor.device != own.ids.device:
             self._anchor = torch.zeros((), device=self.device, requires_grad=self.trainable)
         rows: Tensor = LookupNode.apply(self._anchor, weights, call)  # type: ignore[no-untyped-call]
@@ -179,29 +169,37 @@ class PlacedTable:
 
     def row(self, index: int) -> Tensor:
         """A row that no lookup trains, such as the padding: float32, shape (dim,)."""
+        if self.grows:  # Zeros: all rows are other keys'.
+            return torch.zeros(self.table.dim, device=self.device)
         if index not in self._frozen_rows or self._trains_all_rows:
             ids = torch.full((1,), index, device=self.device)
             output = Output((self.table.dim,), torch.float32, lambda rows: rows[0])
             with torch.no_grad():
                 lookups = Lookups(ids, torch.arange(2, device=self.device))
-                self._frozen_rows[index] = self.look_up(lookups, output)
+                self._frozen_rows[index] = self.look_up(lookups, output, are_rows=True)
         return self._frozen_rows[index]
 
     def all_rows(self) -> Tensor:
         """The whole weight, shape (rows, dim); gradients flow to it as to a parameter."""
         self._trains_all_rows |= torch.is_grad_enabled()
         ids = torch.arange(self.table.rows, device=self.device)
-        return self.look_up(Lookups(ids, torch.arange(ids.numel() + 1, device=self.device)))
+        bags = torch.arange(ids.numel() + 1, device=self.device)
+        return self.look_up(Lookups(ids, bags), are_rows=True)
 
     def weight(self) -> Tensor:
         """A copy of the weight in id order, on the host."""
-        weight: Tensor = self.embeddings.state_dict()[f"{self.name}.weight"]
-        return weight
+        return self.model_state()["weight"]
 
-    def load_weight(self, weight: Tensor) -> None:
-        """Overwrite the weight."""
+    def model_state(self) -> dict[str, Tensor]:
+        """A copy of the weight in id order, on the host, and of ``keys.*`` where it grows."""
+        state = self.embeddings.state_dict()
+        return {name.removeprefix(f"{self.name}."): values for name, values in state.items()}
+
+    def load_model_state(self, state: Mapping[str, Tensor]) -> None:
+        """Overwrite what `model_state` gives."""
         self.weight_changes()
-        self.embeddings.load_state_dict({f"{self.name}.weight": weight.detach()})
+        own = {f"{self.name}.{name}": values.detach() for name, values in state.items()}
+        self.embeddings.load_state_dict(own)
 
     def weight_changes(self) -> None:
         """To be called where rows are overwritten: what is known of them is forgotten."""
@@ -215,13 +213,7 @@ class PlacedTable:
         return state
 
     def load_optimizer_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take this table's part of a state, also of one that `PlacedEmbeddings` gave.
-
-        Raises
-        ------
-        CheckpointError
-            If it lacks the table's state, or has it in another shape.
-        """
+        """Take this table's part of a state, also of one that `PlacedEmbeddings` gave."""
         keys = [f"{self.name}.{name}" for name in OPTIMIZER_STATE[self.optimizer]]
         own = {key: state[key] for key in keys if key in state}
         updates = state.get(f"{self.name}.{UPDATES}", state.get(UPDATES))
@@ -277,8 +269,9 @@ class PlacedTable:
         if self._own is None:
             self.shared.move(device)
             return
-        state, weight = self.optimizer_state(), self.weight()
-        self._place(device, weight)
+        state, rows = self.optimizer_state(), self.model_state()
+        self._place(device, rows["weight"])
+        self.load_model_state(rows)
         self.load_optimizer_state(state)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -287,7 +280,7 @@ class PlacedTable:
             "plan": self.plan,
             "options": asdict(self._options),
             "device": str(self.device),
-            "weight": self.weight(),
+            "model": self.model_state(),
             "optimizer": self.optimizer_state(),
             "trainable": self.trainable,
             "shared": self.shared,
@@ -295,9 +288,9 @@ class PlacedTable:
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         options, device = Options(**state["options"]), present_device(state["device"])
-        self.__init__(  # type: ignore[misc]
-            state["plan"], options, device, state["weight"], state["trainable"], state["shared"]
-        )
+        weight, shared = state["model"]["weight"], state["shared"]
+        self.__init__(state["plan"], options, device, weight, state["trainable"], shared)  # type: ignore[misc]
+        self.load_model_state(state["model"])
         self.load_optimizer_state(state["optimizer"])
 
     def rows_of(self, batch: BagBatch | Lookups) -> Tensor:
@@ -333,7 +326,8 @@ class PlacedTable:
         if not self.calls:
             return
         self.before_update()
-        calls, self.calls = sorted(self.calls, key=lambda call: call.number), []
+        calls = sorted(self.calls, key=lambda call: call.number)
+        self.calls.clear()
         gradient = torch.cat([call.gradient for call in calls if call.gradient is not None])
         rows, batch = calls[0].rows, joined(calls, self.device)
         if len(calls) > 1 or rows is None:
@@ -349,10 +343,8 @@ class PlacedTable:
     def squared_gradient_norm(self) -> Tensor:
         """Σ g² over all rows of what has been collected: float64, shape ().
 
-        Raises
-        ------
-        BackendError
-            If ranks share the table: the mean of their gradients is nowhere before the update.
+        Raises BackendError if ranks share the table: the mean of their gradients is nowhere before
+        the update.
         """
         if self.world > 1:
             raise BackendError(
@@ -373,15 +365,3 @@ class PlacedTable:
         for call in self.calls:
             if call.gradient is not None:
                 call.gradient = call.gradient * factor.to(call.gradient.device, call.gradient.dtype)
-
-
-def update_tables(tables: Iterable[PlacedTable]) -> None:
-    """Apply the gradients that tables have collected; those that ranks share at once."""
-    shared: dict[int, tuple[SharedTables, list[str]]] = {}
-    for table in tables:
-        if table.world > 1:
-            shared.setdefault(id(table.shared), (table.shared, []))[1].append(table.name)
-        else:
-            table.update()
-    for together, names in shared.values():
-        together.update(set(names))

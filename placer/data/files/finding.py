@@ -39,10 +39,7 @@ def find(paths: AnyPath | Sequence[AnyPath], metadata: list[str] | None = None) 
 
     Files called ``_metadata`` that folders hold are added to `metadata`.
 
-    Raises
-    ------
-    DataError
-        If there is none, or a store cannot be reached.
+    Raises DataError if there is none, or a store cannot be reached.
 
     Examples
     --------

@@ -18,30 +18,16 @@ _SAMPLE_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class FileIdentity:
-    """A file of a log, by its size and some of its bytes.
+    """A file of a log, by its size and some of its bytes."""
 
-    Attributes
-    ----------
-    name : str
-        Without its folder, which may change.
-    size_bytes : int
-    sha256 : str
-        Of 16 blocks of 64 KiB, from its first byte to its last: logs are too large to read whole.
-    """
-
-    name: str
+    name: str  # Without its folder, which may change.
     size_bytes: int
+    # Of 16 blocks of 64 KiB, from its first byte to its last: logs are too large to read whole.
     sha256: str
 
 
 def identify(files: Sequence[str]) -> tuple[FileIdentity, ...]:
-    """What a log's files are known by.
-
-    Raises
-    ------
-    DataError
-        If one cannot be read.
-    """
+    """What a log's files are known by; raises DataError if one cannot be read."""
     return tuple(map(_identity, files))
 
 
@@ -100,13 +86,7 @@ def _remote_states(system: Any, held: Sequence[tuple[str, str]]) -> dict[str, Fi
 
 
 def check_unchanged(before: Mapping[str, FileState]) -> None:
-    """Check that files are as they were: a log is read twice or more.
-
-    Raises
-    ------
-    DataError
-        Names the first that changed.
-    """
+    """Check that files are as they were: a log is read twice or more."""
     now = states(list(before))
     for file, state in before.items():
         if now.get(file) != state:

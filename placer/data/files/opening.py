@@ -41,13 +41,7 @@ def suffixes(file: str) -> tuple[str, str]:
 
 
 def open_file(file: str) -> Any:
-    """A file as it is, open for reading at any place.
-
-    Raises
-    ------
-    DataError
-        If it cannot be opened.
-    """
+    """A file as it is, open for reading at any place; raises DataError if it cannot be opened."""
     try:
         if scheme_of(file) == "file":
             return Path(local_path(file)).open("rb")
@@ -59,13 +53,7 @@ def open_file(file: str) -> Any:
 
 
 def open_unpacked(file: str) -> IO[bytes]:
-    """A file's content from its start, unpacked where its suffix or its first bytes say so.
-
-    Raises
-    ------
-    DataError
-        If it cannot be opened.
-    """
+    """A file's content from its start, unpacked where its suffix or its first bytes say so."""
     stream = open_file(file)
     # Hadoop's parts are called part-00000, compressed or not.
     packed = suffixes(file)[1] or _packing(stream)
@@ -91,13 +79,7 @@ def guarded(read: Callable[[], T], file: str) -> T:
 
 
 def head(file: str, most_bytes: int) -> bytes:
-    """The first bytes of a file's unpacked content.
-
-    Raises
-    ------
-    DataError
-        If it cannot be read.
-    """
+    """The first bytes of a file's unpacked content; raises DataError if it cannot be read."""
     parts: list[bytes] = []
     with open_unpacked(file) as stream:
         while part := guarded(lambda: stream.read(most_bytes - sum(map(len, parts))), file):
@@ -162,17 +144,8 @@ COMPRESSIONS = tuple(_STREAMS)
 
 
 class Unpacked(io.RawIOBase):
-    """The content of a compressed file, which may consist of several streams.
+    """The content of a compressed file of one or several streams, which stands at its start.
 
-    Parameters
-    ----------
-    packed : binary file
-        At its start; it is closed with this one.
-    suffix : str
-        One of `COMPRESSIONS`.
-
-    Examples
-    --------
     >>> import bz2
     >>> both = bz2.compress(b"1,2\\n") + bz2.compress(b"3,4\\n")
     >>> Unpacked(io.BytesIO(both), ".bz2").readall()
@@ -192,11 +165,8 @@ class Unpacked(io.RawIOBase):
     def readinto(self, free: Any) -> int:
         """Fill a buffer; how many bytes there were, 0 at the file's end.
 
-        Raises
-        ------
-        OSError
-            If a stream is cut short or damaged, or something else is behind one; the message
-            names a byte that was read by then.
+        Raises OSError if a stream is cut short or damaged, or something else is behind one; the
+        message names a byte that was read by then.
         """
         if not len(free):
             return 0  # A decompressor that may give nothing calls that an error.

@@ -9,7 +9,6 @@ import re
 import shutil
 import tempfile
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import pyarrow as pa
@@ -59,9 +58,7 @@ class Staging:
     def __enter__(self) -> "Staging":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         try:
             if error is None:
                 for output in self._outputs:
@@ -76,13 +73,7 @@ class Staging:
         self._folder.cleanup()
 
     def input(self, uri: str) -> Path:
-        """A copy of a profile's folder, or of a file with those that it names.
-
-        Raises
-        ------
-        PlacerError
-            If it is not there or cannot be read.
-        """
+        """A copy of a profile's folder, or of a file with those that it names."""
         if scheme_of(uri) == "file":
             return Path(local_path(uri))
         place = self._place(uri)
@@ -92,13 +83,7 @@ class Staging:
             raise PlacerError(f"cannot read {shown(uri)}: {first_line(error)}") from error
 
     def output(self, uri: str) -> Path:
-        """Where to write what is sent to a store at the end.
-
-        Raises
-        ------
-        PlacerError
-            If the store cannot be reached, or there is no such bucket.
-        """
+        """Where to write what is sent to a store at the end."""
         if scheme_of(uri) == "file":
             return Path(local_path(uri))
         system, path = store_of(uri)

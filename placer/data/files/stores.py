@@ -63,13 +63,7 @@ def shown(file: str) -> str:
 
 
 def scheme_of(file: str) -> str:
-    """The scheme of a URI, in lower case; ``file`` for a path.
-
-    Raises
-    ------
-    DataError
-        If nothing here reads it.
-    """
+    """The scheme of a URI, in lower case; ``file`` for a path."""
     scheme = file.partition("://")[0].lower() if is_uri(file) else "file"
     if scheme not in SCHEMES:
         raise DataError(
@@ -80,13 +74,7 @@ def scheme_of(file: str) -> str:
 
 
 def store_of(file: str) -> tuple[Any, str]:
-    """The `pyarrow.fs.FileSystem` that holds a file, and the file's path there.
-
-    Raises
-    ------
-    DataError
-        If the scheme is not supported, a library is missing, or the store cannot be reached.
-    """
+    """The `pyarrow.fs.FileSystem` that holds a file, and the file's path there."""
     scheme = scheme_of(file)
     if scheme == "file":
         from pyarrow import fs

@@ -35,7 +35,7 @@ class IpcSource(ColumnSource):
 
     def _prepare(self) -> None:
         schemas = [flat(self._partitions.added_to(_schema(file))) for file in self.files]
-        self._infer(schemas[0], self._sample(schemas[0]) if self._is_inferred else None)
+        self._infer(schemas[0], None if self._named.recorded else self._sample(schemas[0]))
         for file, own in zip(self.files, schemas, strict=True):
             check_schema(file, own, self.columns)
 

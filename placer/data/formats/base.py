@@ -2,6 +2,7 @@
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -18,8 +19,8 @@ from placer.data.formats.columns import (
 from placer.data.formats.inference import PARTITION
 from placer.data.formats.nested import unfolded, with_fields
 from placer.data.formats.values import raw_batch
-from placer.data.layout import Layout
-from placer.data.names import IdType, Missing
+from placer.data.layout import Layout, NamedColumns
+from placer.data.names import IdType
 from placer.data.source import Cursor, Place, RawBatch, Source
 from placer.errors import DataError
 
@@ -88,45 +89,18 @@ class _Partitions:
 class ColumnSource(Source):
     """Files of one schema, in order, whose samples Arrow holds; formats inherit from it.
 
-    Parameters
-    ----------
-    files : sequence of str
-    layout : Layout, optional
-        What is known of the files; the rest is found from the first.
-    sparse, dense : sequence of str, optional
-        Categorical and numeric columns; inferred where None, see `infer_columns`.
-    label : str, optional
-    ignore : sequence of str
-        Columns that the inference leaves out.
-    missing : {"zero", "empty"}
-    recorded : bool
-        Whether a profile says all this, so that no sample of the log has to be looked at: else
-        even those of named columns are, to see whether they hold lists.
-
-    Raises
-    ------
-    DataError
-        If a file is missing, empty or of another format, or a column is missing or of a type
-        that does not fit.
+    What the `layout` leaves open is found from the first file, and columns that nobody names are
+    inferred (see `infer_columns`).
     """
 
     def __init__(
         self,
         files: Sequence[str],
         layout: Layout | None = None,
-        *,
-        sparse: Sequence[str] | None = None,
-        dense: Sequence[str] | None = None,
-        label: str | None = None,
-        ignore: Sequence[str] = (),
-        missing: Missing = "zero",
-        recorded: bool = False,
+        named: NamedColumns | None = None,
     ) -> None:
         self.files = tuple(files)
-        self.missing: Missing = missing
-        self._known = layout or Layout()
-        self._sparse, self._dense, self._label, self._ignore = sparse, dense, label, ignore
-        self._is_inferred = not recorded
+        self._known, self._named = layout or Layout(), named or NamedColumns()
         self._partitions = _Partitions(self.files, self._known.types)
         self._prepare()
 
@@ -137,20 +111,13 @@ class ColumnSource(Source):
         """The samples of a batch of a file, with what objects hold and the file's folders say."""
         batch = unfolded(batch, self.columns.names)
         batch = self._partitions.filled(batch, place.file, self.columns.names)
-        return raw_batch(batch, place, self.columns, self.missing)
+        return raw_batch(batch, place, self.columns, self._named.missing)
 
     def _infer(self, schema: pa.Schema, sample: pa.Table | None, *, as_text: bool = False) -> None:
         """Choose the columns of a schema, of which `sample` has some samples."""
-        ignore = with_fields(self._ignore, schema.names)
-        columns = infer_columns(
-            schema,
-            self._sparse,
-            self._dense,
-            self._label,
-            ignore,
-            sample=sample,
-            layout=self._known,
-        )
+        ignore = with_fields(self._named.ignore, schema.names)
+        named = replace(self._named, ignore=ignore)
+        columns = infer_columns(schema, named, sample=sample, layout=self._known)
         check_columns(
             self.files[0], written_as_text(schema) if as_text else schema, columns, ignore
         )
@@ -168,8 +135,7 @@ class ColumnSource(Source):
         """A note of a later file's columns that the first lacks, where nobody named columns."""
         known = set(first)
         further = [name for name in names if name not in known]
-        named = self._sparse is not None and self._dense is not None
-        if not further or named:
+        if not further or None not in (self._named.sparse, self._named.dense):
             return []
         return [
             f"{shown(file)} has columns that {shown(self.files[0])} lacks, which are left out: "

@@ -10,7 +10,7 @@ import pyarrow as pa
 from placer.data.files.stores import shown
 from placer.data.formats.inference import Decision, decide
 from placer.data.keys import can_be_ids, is_list, is_text
-from placer.data.layout import Layout
+from placer.data.layout import Layout, NamedColumns
 from placer.data.names import NULLS, Decimal, IdType, listed
 from placer.errors import DataError
 
@@ -20,37 +20,25 @@ ARROW_TYPES: Mapping[IdType, pa.DataType] = {
     "text": pa.large_binary(),
     "boolean": pa.bool_(),
 }
-_NOTHING = Layout()
+_NOTHING, _NONE_NAMED = Layout(), NamedColumns()
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Which columns of a log are what.
-
-    Attributes
-    ----------
-    sparse, dense : tuple of str
-    label : str or None
-    types : mapping of column name to IdType
-        Of sparse columns, and of booleans among the others.
-    lists : mapping of column name to str
-        Sparse columns of texts that hold several ids, and what separates these.
-    nulls : tuple of str
-        Texts that stand for a missing value; an empty one always does.
-    decimal : str, optional
-        What begins the decimals of numbers in texts; by default a point.
-    decisions : tuple of Decision
-        What each column was taken for where nobody said.
-    """
+    """Which columns of a log are what."""
 
     sparse: tuple[str, ...]
     dense: tuple[str, ...]
     label: str | None
+    # Of sparse columns, and of booleans among the others.
     types: Mapping[str, IdType] = field(default_factory=dict)
+    # Sparse columns of texts that hold several ids, and what separates these.
     lists: Mapping[str, str] = field(default_factory=dict)
+    # Texts that stand for a missing value; an empty one always does.
     nulls: tuple[str, ...] = NULLS
+    # What begins the decimals of numbers in texts; by default a point.
     decimal: Decimal | None = None
-    decisions: tuple[Decision, ...] = ()
+    decisions: tuple[Decision, ...] = ()  # What each column was taken for where nobody said.
 
     @property
     def names(self) -> list[str]:
@@ -70,10 +58,7 @@ class Columns:
 
 def infer_columns(
     schema: pa.Schema,
-    sparse: Sequence[str] | None = None,
-    dense: Sequence[str] | None = None,
-    label: str | None = None,
-    ignore: Sequence[str] = (),
+    named: NamedColumns = _NONE_NAMED,
     *,
     sample: pa.Table | None = None,
     layout: Layout = _NOTHING,
@@ -85,15 +70,15 @@ def infer_columns(
     names all columns of lists.
     """
     lists, nulls = layout.lists, layout.nulls
-    decisions = decide(schema, sample, sparse, dense, label, ignore, layout.nulls)
+    decisions = decide(schema, named, sample, layout.nulls)
     roles = {one.column: one.role for one in decisions}
 
     def of(role: str) -> tuple[str, ...]:
         return tuple(name for name, own in roles.items() if own == role)
 
-    label = label if label is not None else next(iter(of("label")), None)
-    chosen = of("sparse") if sparse is None else tuple(sparse)
-    numbers = of("dense") if dense is None else tuple(dense)
+    label = named.label if named.label is not None else next(iter(of("label")), None)
+    chosen = of("sparse") if named.sparse is None else tuple(named.sparse)
+    numbers = of("dense") if named.dense is None else tuple(named.dense)
     separators = {one.column: one.separator for one in decisions if one.separator is not None}
     separators = separators if lists is None else dict(lists)
     sparse_names, found = set(chosen), {one.column: one for one in decisions}
@@ -149,13 +134,7 @@ def once(names: Sequence[str]) -> list[str]:
 
 
 def check_column(file: str, schema: pa.Schema, name: str) -> pa.DataType:
-    """The type of a column that must be there once.
-
-    Raises
-    ------
-    DataError
-        If it is not.
-    """
+    """The type of a column that must be there once; raises DataError if it is not."""
     places = schema.get_all_field_indices(name)
     if len(places) != 1:
         count = "more than one" if places else "no"
@@ -164,13 +143,7 @@ def check_column(file: str, schema: pa.Schema, name: str) -> pa.DataType:
 
 
 def check_schema(file: str, schema: pa.Schema, columns: Columns) -> None:
-    """Check that a file has the columns, of types that fit what they are read as.
-
-    Raises
-    ------
-    DataError
-        Names the column that is missing or does not fit.
-    """
+    """Check that a file has the columns, of types that fit what they are read as."""
     sparse = set(columns.sparse)
     for name in columns.names:
         kind = check_column(file, schema, name)
@@ -187,13 +160,7 @@ def check_schema(file: str, schema: pa.Schema, columns: Columns) -> None:
 def check_columns(
     file: str, schema: pa.Schema, columns: Columns, ignore: Sequence[str] = ()
 ) -> None:
-    """Check that a log has the columns, of types that fit, and one to count.
-
-    Raises
-    ------
-    DataError
-        Names the column that is missing or does not fit.
-    """
+    """Check that a log has the columns, of types that fit, and one to count."""
     for column in ignore:
         check_column(file, schema, column)
     check_schema(file, schema, columns)

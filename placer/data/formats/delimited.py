@@ -61,7 +61,6 @@ class DelimitedSource(ColumnSource):
             self._known = known
             self._infer(schema, self._sampled(table, file, schema), as_text=True)
             self._read_words(table)
-            self._check_decimals(table.schema)
         self.layout = replace(
             known,
             format=format,
@@ -69,7 +68,7 @@ class DelimitedSource(ColumnSource):
             lists=self.columns.lists,
             decimal=self.columns.decimal,
         )
-        self._plain = PlainText(self.layout, self.columns, self.missing)
+        self._plain = PlainText(self.layout, self.columns, self._named.missing)
         # What columns are read as from the block on that had an id 7.0, or a number 1,484.20.
         self._read_as: dict[str, pa.DataType] = {}
 
@@ -98,18 +97,6 @@ class DelimitedSource(ColumnSource):
         if words and words <= {*_TRUE, *_FALSE}:
             types = {**self.columns.types, label: "boolean"}
             self._choose(replace(self.columns, types=types))
-
-    def _check_decimals(self, schema: pa.Schema) -> None:
-        """Refuse decimals after a comma, which a column of texts has, beside ones after a point."""
-        found = [one for one in self.columns.decisions if one.decimal == ","]
-        points = [
-            name for name in self.columns.dense if pa.types.is_floating(schema.field(name).type)
-        ]
-        if found and points and self._known.decimal is None:
-            raise DataError(
-                f"{shown(self.files[0])}: numbers have decimal commas in {found[0].column} and "
-                f"points in {points[0]}; leave one out (--ignore {found[0].column})"
-            )
 
     def _parse(self, block: Block) -> RawBatch:
         layout, file = self.layout, block.place.file
@@ -167,10 +154,7 @@ class DelimitedSource(ColumnSource):
 
         Ids may be floating-point numbers, and numbers may have separators between thousands.
 
-        Raises
-        ------
-        DataError
-            If it is not.
+        Raises DataError if it is not.
         """
         match = re.search(r"column #(\d+): (?:Row #(\d+): )?.*?'(.*)'", str(error), re.DOTALL)
         if match is None or match[2] is None:

@@ -1,13 +1,9 @@
-"""How the lines of a text file are made: what separates fields, and what the first line is.
-
-Files of kinds that placer does not read are known by how they begin.
-"""
+"""How the lines of a text file are made: what separates fields, and what the first line is."""
 
 import csv
 import io
 import re
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -30,45 +26,23 @@ _LABELS = ("label", "click", "clicked", "target")
 _KNOWN = frozenset(
     (*_LABELS, "user", "item", "user_id", "item_id", "userid", "itemid", "rating", "timestamp")
 )
-_BINARY = {
-    b"ORC": (
-        "an ORC file; write it as Parquet, or read it from Python, where open_log takes "
-        'pyarrow.dataset.dataset(PATH, format="orc")'
-    ),
-    b"Obj\x01": "an Avro file; write it as Parquet or JSON lines",
-    b"PK\x03\x04": "a ZIP archive, or a spreadsheet, which is one; unpack it, or save it as CSV",
-    b"SQLite format 3\0": "a SQLite database; export the table as CSV",
-    b"\x89HDF": "an HDF5 file; write it as Parquet",
-    b"\x93NUMPY": "an array of NumPy's; write it as Parquet",
-    b"\x04\x22\x4d\x18": "packed by LZ4; unpack it (lz4 -d)",
-    b"\xff\x06\x00\x00sNaPpY": "packed by Snappy; unpack it",
-}
 _SQL = re.compile(r"\s*(?:INSERT\s+INTO|CREATE\s+TABLE|DROP\s+TABLE|--|/\*)", re.IGNORECASE)
-_LIBSVM = re.compile(r"[^\s:]+(?: [0-9]+:[^\s:]+(?::[^\s:]+)?)* *")
-_VOWPAL = re.compile(r"[-+0-9. ]*(?:'?\S+ ?)?\|\S* [^|]*(?:\|\S* [^|]*)*")
-_FILM = re.compile(r"[0-9]+:")
+_VOWPAL = re.compile(r"[^|]*(?:(?<!\S)\|\S[^|]*)+")
+"""A line of Vowpal Wabbit's format, whose bars begin words: ``1 |user 7 |item 3``."""
 
 
 def sniff(file: str, start: bytes) -> Format:
-    """The format of a file without a telling suffix, by how it begins.
-
-    Raises
-    ------
-    DataError
-        If it is a JSON array, or bytes that are no text.
-    """
+    """The format of a file without a telling suffix, by how it begins."""
     if start.startswith(b"PAR1"):
         return "parquet"
     if start.startswith(b"ARROW1") or start.startswith(b"\xff\xff\xff\xff"):
         return "arrow"
     if start.lstrip()[:1] == b"{":
         return "jsonl"
-    kind = _binary_kind(start)
-    if kind is not None:
-        raise DataError(f"{shown(file)} is {kind}")
     if b"\0" in start[:4096]:
         raise DataError(
-            f"{shown(file)} is no text and of no known format; name it with --log-format"
+            f"{shown(file)} is no text and of no known format; write it as Parquet or CSV, or name "
+            "its format with --log-format"
         )
     line = start.partition(b"\n")[0].rstrip(b"\r").decode("utf-8", "replace")
     fields = line.split("\t")
@@ -92,20 +66,7 @@ def _are_interactions(start: bytes) -> bool:
 def infer_dialect(file: str, start: bytes, layout: Layout, format: str) -> Layout:
     """A layout whose separator, header, quotes and names of columns are known.
 
-    Parameters
-    ----------
-    file : str
-        For messages.
-    start : bytes
-        Whole lines.
-    layout : Layout
-        What is known already.
-    format : {"csv", "tsv", "criteo"}
-
-    Raises
-    ------
-    DataError
-        If no separator can be found.
+    They are found from the whole lines of `start`, as far as `layout` does not say them.
     """
     if format == "criteo":
         return _criteo(file, start, layout)
@@ -164,13 +125,7 @@ def fields(line: str, separator: str, quotes: bool) -> list[str]:
 
 
 def header_names(file: str, header: bytes, layout: Layout) -> tuple[str, ...]:
-    """The columns that a file's first line names.
-
-    Raises
-    ------
-    DataError
-        If it is no UTF-8.
-    """
+    """The columns that a file's first line names; raises DataError if it is no UTF-8."""
     try:
         line = header.decode("utf-8-sig").rstrip("\r\n")
     except UnicodeDecodeError as error:
@@ -198,9 +153,11 @@ def _criteo(file: str, start: bytes, layout: Layout) -> Layout:
 
 def _separator(file: str, lines: list[str]) -> str:
     """What separates fields: what each line has equally often, the most common one first."""
-    kind = _text_kind(lines)
-    if kind is not None:
-        raise DataError(f"{shown(file)} looks like {kind}")
+    if lines and (_SQL.match(lines[0]) or all(map(_VOWPAL.fullmatch, lines))):
+        raise DataError(
+            f"{shown(file)} looks like SQL, or Vowpal Wabbit's format; write CSV or JSON lines, "
+            'such as {"label": 1, "ids": [3, 17]}'
+        )
     best, most = "", 0
     for separator in _SEPARATORS:
         counts = [len(fields(line, separator, len(separator) == 1)) - 1 for line in lines]
@@ -211,14 +168,10 @@ def _separator(file: str, lines: list[str]) -> str:
             if separator in ("\t", ",", "::"):
                 break
     if not best or (best == " " and all("  " in line for line in lines)):
-        kind = _undivided_kind(lines)
-        if kind is not None:
-            raise DataError(f"{shown(file)} looks like {kind}")
-    if not best:
         raise DataError(
             f"{shown(file)}: no separator divides its lines into equally many fields; name it "
             "with --separator, or the format with --log-format (interactions: a user and any "
-            "number of items a line)"
+            "number of items a line), and remove comments"
         )
     return best
 
@@ -275,45 +228,3 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _binary_kind(start: bytes) -> str | None:
-    """What a file that is no text is, and what to do about it; None if it is unknown."""
-    return next((kind for magic, kind in _BINARY.items() if start.startswith(magic)), None)
-
-
-def _text_kind(lines: Sequence[str]) -> str | None:
-    """What lines that are no samples are, and what to do about it; None if they may be some."""
-    first = lines[0] if lines else ""
-    if first.startswith("<"):
-        return "XML or HTML; write CSV or JSON lines"
-    if _SQL.match(first):
-        return "a script of SQL; export the table as CSV"
-    if _FILM.fullmatch(first):
-        return (
-            f"the Netflix prize's format, where lines such as {first!r} speak for those below; "
-            """write them in front of each: awk '/:$/ {key = $0; sub(":", "", key); next} """
-            """{print key "," $0}'"""
-        )
-    if "|" in first and all(map(_VOWPAL.fullmatch, lines)) and _has_namespaces(lines):
-        return 'Vowpal Wabbit\'s format; write JSON lines, such as {"label": 1, "ids": [3, 17]}'
-    return None
-
-
-def _undivided_kind(lines: Sequence[str]) -> str | None:
-    """The same of lines that no separator divides into equally many fields."""
-    if lines and lines[0].startswith("#"):
-        return "text that begins with comments; remove them (grep -v '^#')"
-    if ":" in "".join(lines) and all(map(_LIBSVM.fullmatch, lines)):
-        return (
-            "LibSVM's format, which placer does not read; write JSON lines, such as "
-            '{"label": 1, "ids": [3, 17]}'
-        )
-    if len({len(line.split()) for line in lines}) == 1 and len(lines[0].split()) > 1:
-        return r"columns between several blanks; write one (sed -E 's/^ +//; s/ +/ /g')"
-    return None
-
-
-def _has_namespaces(lines: Sequence[str]) -> bool:
-    """Whether bars begin words: ``1 |user 7 |item 3``."""
-    return all(re.search(r"(?:^| )\|\S", line) and not re.search(r"\S\|", line) for line in lines)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from placer.data.files.opening import open_unpacked, suffixes
 from placer.data.files.stores import local_path, scheme_of, shown
-from placer.data.layout import Layout
+from placer.data.keys import offsets_of
 from placer.data.source import Cursor, Place, RawBags, RawBatch, Source
 from placer.errors import DataError
 from placer.torch_files.tensors import OtherContentError, TensorFileError, read_tensors
@@ -38,17 +38,11 @@ class _Tensors:
 
 
 class DlrmSource(Source):
-    """Files of dlrm_datasets, in order; their features are called t0, t1, …
-
-    Raises
-    ------
-    DataError
-        If a file is missing, holds something else, or has other tables than the first.
-    """
+    """Files of dlrm_datasets, in order; their features are called t0, t1, …"""
 
     is_fixed = True
 
-    def __init__(self, files: Sequence[str], layout: Layout | None = None, **options: Any) -> None:
+    def __init__(self, files: Sequence[str], *_: object) -> None:
         self.files = tuple(files)
         # The number of tables stands nowhere but in the tensors.
         first = _load(self.files[0])
@@ -115,36 +109,27 @@ class DlrmCursor(Cursor):
 
 def _load(file: str) -> _Tensors:
     content = _torch_load(file)
-    if not isinstance(content, tuple | list) or len(content) != 3:
-        raise DataError(
-            f"{file} does not hold the three tensors (indices, offsets, lengths) "
-            f"of dlrm_datasets, but {type(content).__name__}"
-        )
     try:
         indices, offsets, lengths = (tensor.detach().cpu().numpy() for tensor in content)
-    except (AttributeError, TypeError) as error:
-        raise DataError(
-            f"{file}: indices, offsets and lengths must be tensors of integers"
-        ) from error
-    offsets = offsets.astype(np.int64, copy=False)
-    if indices.dtype.kind != "i" or lengths.ndim != 2 or indices.ndim != 1 or offsets.ndim != 1:
-        raise DataError(
-            f"{file}: indices {indices.shape} and offsets {offsets.shape} must be vectors and "
-            f"lengths {lengths.shape} of shape (tables, samples), all of integers"
+        tables, samples = lengths.shape
+        offsets = offsets.astype(np.int64, copy=False)
+        fits = (
+            (indices.dtype.kind, indices.ndim) == ("i", 1)
+            and lengths.dtype.kind in "iu"
+            and np.array_equal(offsets, offsets_of(lengths.ravel()))
+            and offsets[-1] == indices.size
+            and not (lengths < 0).any()
         )
-    tables, samples = lengths.shape
+    except (AttributeError, TypeError, ValueError):
+        fits = False
+    if not fits:
+        raise DataError(
+            f"{file} does not hold the three tensors (indices, offsets, lengths) of dlrm_datasets: "
+            "integers, lengths of shape (tables, samples), and offsets that run over the bags "
+            "table by table, from 0 to the number of indices"
+        )
     if not tables or not samples:
         raise DataError(f"{file} is empty; a log needs at least one sample")
-    if offsets.size != lengths.size + 1 or not np.array_equal(np.diff(offsets), lengths.ravel()):
-        raise DataError(
-            f"{file}: {offsets.size} offsets do not belong to lengths of shape {lengths.shape}; "
-            "they run over the bags table by table"
-        )
-    if offsets[0] != 0 or offsets[-1] != indices.size or (lengths < 0).any():
-        raise DataError(
-            f"{file}: offsets run from {offsets[0]} to {offsets[-1]}, "
-            f"but there are {indices.size} indices"
-        )
     return _Tensors(indices, offsets, tables, samples)
 
 
@@ -180,13 +165,7 @@ def _torch_load(file: str) -> Any:
 
 
 def _unpack(packed: IO[bytes], unpacked: IO[bytes], packed_bytes: int) -> None:
-    """Copy what a compressed file holds, unless that is far more than ids can be packed into.
-
-    Raises
-    ------
-    OSError
-        If it is more than `MOST_UNPACKED` times the file.
-    """
+    """Copy what a compressed file holds, unless that is far more than ids can be packed into."""
     most_bytes = _FREE_BYTES + MOST_UNPACKED * packed_bytes
     done = 0
     while block := packed.read(1 << 20):

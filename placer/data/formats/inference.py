@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from placer.data.formats.lists import find_lists
 from placer.data.formats.prose import decimal_of, no_ids, prose
 from placer.data.keys import can_be_ids, is_list, is_text, is_whole_decimal
+from placer.data.layout import NamedColumns
 from placer.data.names import CATEGORIES, DENSE, NULLS, Decimal, IdType
 
 Role = Literal["label", "sparse", "dense", "ignore"]
@@ -51,42 +52,23 @@ _DIGITS = r"^[^a-df-zA-DF-Z\[({]*$"
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a column was taken for.
-
-    Attributes
-    ----------
-    column : str
-    role : {"label", "sparse", "dense", "ignore"}
-    why : str
-    warns : bool
-        Whether the user should hear of it.
-    separator : str or None
-        Of the ids in a column of texts that are lists.
-    element : str or None
-        How these ids are read.
-    decimal : str or None
-        What begins the decimals of numbers in texts.
-    has_two_values : bool
-        Whether a label could be meant: it holds 0 and 1, -1 and 1, or true and false.
-    """
+    """What a column was taken for."""
 
     column: str
     role: Role
     why: str
-    warns: bool = False
-    separator: str | None = None
-    element: IdType | None = None
-    decimal: Decimal | None = None
+    warns: bool = False  # Whether the user should hear of it.
+    separator: str | None = None  # Of the ids in a column of texts that are lists.
+    element: IdType | None = None  # How these ids are read.
+    decimal: Decimal | None = None  # What begins the decimals of numbers in texts.
+    # Whether a label could be meant: it holds 0 and 1, -1 and 1, or true and false.
     has_two_values: bool = False
 
 
 def decide(
     schema: pa.Schema,
+    said: NamedColumns,
     sample: pa.Table | None = None,
-    sparse: Sequence[str] | None = None,
-    dense: Sequence[str] | None = None,
-    label: str | None = None,
-    ignore: Sequence[str] = (),
     nulls: Sequence[str] = NULLS,
 ) -> tuple[Decision, ...]:
     """What each column is taken for, in the schema's order.
@@ -95,24 +77,14 @@ def decide(
     schema with Criteo's columns I1..I13 and C1..C26 has these alone. Otherwise texts, integers,
     booleans and lists of them are categorical, and floating-point numbers are numeric. Times,
     values of other types, columns without a value, and a column ``id`` whose values all differ are
-    left out. Texts such as ``12|7|9`` are lists.
-
-    Parameters
-    ----------
-    schema : pyarrow.Schema
-    sample : pyarrow.Table, optional
-        Some samples of the log.
-    sparse, dense, label, ignore
-        What somebody said: `sparse` and `dense` name all columns of their role.
-    nulls
-        Texts that stand for a missing value.
+    left out. Texts such as ``12|7|9`` are lists. `sample` holds some samples of the log.
     """
-    times, ignored, sparse_names = Counter(schema.names), set(ignore), set(sparse or ())
-    named: dict[str, Role] = dict.fromkeys(dense or (), "dense")
+    times, ignored, sparse_names = Counter(schema.names), set(said.ignore), set(said.sparse or ())
+    named: dict[str, Role] = dict.fromkeys(said.dense or (), "dense")
     named |= dict.fromkeys(sparse_names, "sparse")
-    named |= dict.fromkeys(ignore, "ignore")
+    named |= dict.fromkeys(said.ignore, "ignore")
     is_criteo = set(times).issuperset((*DENSE, *CATEGORIES))
-    called = label is None
+    label, called = said.label, said.label is None
     if label is None:
         label = next((n for n in times if n.lower() in _LABEL_NAMES and n not in named), None)
     found = []
@@ -141,8 +113,8 @@ def decide(
             guess = _named(Decision(name, "sparse", why), kind, column, nulls)
         else:
             guess = _guess(name, kind, column, 0 if sample is None else len(sample), nulls)
-            if (guess.role == "sparse" and sparse is not None) or (
-                guess.role == "dense" and dense is not None
+            if (guess.role == "sparse" and said.sparse is not None) or (
+                guess.role == "dense" and said.dense is not None
             ):
                 guess = Decision(name, "ignore", "it was not named", warns=True)
         if guess.role == "sparse" and sample is not None and is_text(kind) and not is_list(kind):

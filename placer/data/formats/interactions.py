@@ -41,11 +41,11 @@ class InteractionsSource(ColumnSource):
         self._known = replace(self._known, format="interactions", separator=separator, names=names)
         ends = record_ends(start, quotes=False)[0]
         table = self._table(Block(Place(file, 1, "line"), None, memoryview(start), ends.size))
-        named, ignore = self._sparse, self._ignore
+        named, ignore = self._named, self._named.ignore
         columns = Columns(
-            tuple(name for name in (named or names) if name not in ignore),
-            tuple(self._dense or ()),
-            self._label,
+            tuple(name for name in (named.sparse or names) if name not in ignore),
+            tuple(named.dense or ()),
+            named.label,
             self._types(table),
             {names[1]: separator},
             self._known.nulls,

@@ -29,7 +29,7 @@ class JsonLinesSource(ColumnSource):
     """Files of JSON lines, in order; see `ColumnSource`."""
 
     def _prepare(self) -> None:
-        numbers, label = self._dense or (), self._label
+        numbers, label = self._named.dense or (), self._named.label
         table = self._first([*numbers, *([label] if label else [])])
         schema = flat(self._partitions.added_to(table.schema))
         self._infer(schema, self._sampled(table, self.files[0], schema), as_text=True)
@@ -44,20 +44,10 @@ class JsonLinesSource(ColumnSource):
     def _first(self, numbers: Sequence[str]) -> pa.Table:
         """The first samples of the log, of the types that Arrow infers."""
         file, start = self.files[0], head_lines(self.files[0])
-        if start.lstrip()[:1] == b"[":
+        if re.match(rb"\s*(?:\[|\{\s*\n)", start):
             raise DataError(
-                f"{shown(file)} is a JSON array; write JSON lines, an object a line "
-                "(jq -c '.[]' does so)"
-            )
-        if re.match(rb"\s*\{\s*u?'", start):
-            raise DataError(
-                f"{shown(file)} has dictionaries as Python writes them; write JSON lines: python "
-                "-c 'import ast, json, sys; [print(json.dumps(ast.literal_eval(line))) for line in "
-                "sys.stdin]' < FILE"
-            )
-        if re.match(rb"\s*\{\s*\n", start):
-            raise DataError(
-                f"{shown(file)} has an object on several lines; write one a line (jq -c . does so)"
+                f"{shown(file)} has no object of JSON in each line; jq -c . FILE, or of an array "
+                "jq -c '.[]' FILE, writes one a line"
             )
         lines = record_ends(start, quotes=False)[0].size
         first = Block(Place(file, 1, "line"), None, memoryview(start), lines)
@@ -79,13 +69,8 @@ class JsonLinesSource(ColumnSource):
         """What a field is read as."""
         id_type = self.columns.types.get(name)
         if name not in self.columns.sparse:
-            return (
-                pa.bool_()
-                if id_type == "boolean"
-                else pa.string()
-                if is_text(kind)
-                else (pa.float64())
-            )
+            other = pa.string() if is_text(kind) else pa.float64()
+            return pa.bool_() if id_type == "boolean" else other
         assert id_type is not None, "sparse columns have types"
         if pa.types.is_floating(kind):
             return kind
@@ -118,10 +103,6 @@ def _check_depth(block: Block) -> None:
     """Refuse a line of objects in objects without end: Arrow calls itself for each, and crashes.
 
     Only long lines are looked at, as short ones cannot hold so many.
-
-    Raises
-    ------
-    DataError
     """
     text = np.frombuffer(block.data, dtype=np.uint8)
     whole = text[: text.size // _LONG_LINE * _LONG_LINE].reshape(-1, _LONG_LINE)

@@ -65,9 +65,8 @@ def split_lists(texts: pa.Array, separator: str) -> pa.Array:
 def find_lists(texts: Sequence[str], nulls: Sequence[str]) -> tuple[str, IdType | None] | None:
     """What separates ids in texts that are lists, and how these are read; None if they are none.
 
-    Lists of numbers that are no ids are read as nothing.
-
-    Numbers, words with a digit, and what stands in brackets are no prose, however long it is.
+    Lists of numbers that are no ids are read as nothing. Numbers, words with a digit, and what
+    stands in brackets are no prose, however long it is.
 
     >>> find_lists(["[12, 7]", "[]", "[3]"], ())
     (',', 'integer')

@@ -22,7 +22,7 @@ from placer.data.formats.columns import check_schema
 from placer.data.formats.nested import flat, outermost
 from placer.data.formats.values import numbers_among
 from placer.data.keys import is_list
-from placer.data.layout import Layout
+from placer.data.layout import Layout, NamedColumns
 from placer.data.source import Source
 from placer.errors import DataError
 
@@ -46,16 +46,16 @@ class ParquetSource(ColumnSource):
         self,
         files: Sequence[str],
         layout: Layout | None = None,
-        **options: Any,
+        named: NamedColumns | None = None,
     ) -> None:
         kept, self.footers, self.notes = _footers(files)
-        super().__init__(kept, layout, **options)
+        super().__init__(kept, layout, named)
 
     def _prepare(self) -> None:
         kept = self.files
         self._schemas = [_schema(file, one) for file, one in zip(kept, self.footers, strict=True)]
         full = [flat(self._partitions.added_to(schema)) for schema in self._schemas]
-        self._infer(full[0], self._sample(full[0]) if self._is_inferred else None)
+        self._infer(full[0], None if self._named.recorded else self._sample(full[0]))
         for file, own in zip(kept, full, strict=True):
             check_schema(file, own, self.columns)
         # The newest file alone: columns come with a day, and stay.
@@ -157,13 +157,7 @@ def _row_groups(footers: Sequence[pq.FileMetaData]) -> list[_RowGroup]:
 
 
 def check_parts(metadata: Sequence[str], source: Source) -> None:
-    """Check that a log has all that the ``_metadata`` of its data sets lists.
-
-    Raises
-    ------
-    DataError
-        Names the first file that is missing, or has fewer rows.
-    """
+    """Check that a log has all that the ``_metadata`` of its data sets lists."""
     assert isinstance(source, ParquetSource), "what this format is opened as"
     have = dict(zip(source.files, (footer.num_rows for footer in source.footers), strict=True))
     for file in metadata:

@@ -45,8 +45,6 @@ class PlainText:
 
     Parameters
     ----------
-    layout : Layout
-    columns : Columns
     missing : {"zero", "empty"}
     """
 

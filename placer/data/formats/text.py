@@ -24,19 +24,10 @@ _NEWLINE, _RETURN, _QUOTE = ord("\n"), ord("\r"), ord('"')
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
-    """Whole records of a file.
-
-    Attributes
-    ----------
-    place : Place
-    header : bytes or None
-        The file's first line, where it names the columns.
-    data : memoryview
-    samples : int
-    """
+    """Whole records of a file."""
 
     place: Place
-    header: bytes | None
+    header: bytes | None  # The file's first line, where it names the columns.
     data: memoryview
     samples: int
 
@@ -47,14 +38,8 @@ Parse = Callable[[Block], RawBatch]
 class TextCursor(Cursor):
     """Reads blocks of whole records; a block that is skipped is never parsed.
 
-    Parameters
-    ----------
-    files : sequence of str
-    parse : callable
-    header : bool
-        Whether the first record of each file is no sample.
-    quotes : bool
-        Whether a newline between double quotes ends no record.
+    With a `header` the first record of each file is no sample; with `quotes` a newline between
+    double quotes ends no record.
     """
 
     def __init__(
@@ -270,13 +255,7 @@ def record_ends(
 
 
 def head_lines(file: str) -> bytes:
-    """Whole lines at the beginning of a file, the last one complete or not at the file's end.
-
-    Raises
-    ------
-    DataError
-        If the file is empty, cannot be read, or is text in UTF-16.
-    """
+    """Whole lines at the beginning of a file, the last one complete or not at the file's end."""
     start = head(file, HEAD_BYTES)
     if not start:
         raise DataError(f"{shown(file)} is empty; a log needs at least one sample")

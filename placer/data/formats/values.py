@@ -27,13 +27,7 @@ _WHOLE = 1 << 53
 def raw_batch(
     batch: pa.RecordBatch | pa.Table, place: Place, columns: Columns, missing: Missing
 ) -> RawBatch:
-    """The samples of a batch of Arrow's, from the columns that are read.
-
-    Raises
-    ------
-    DataError
-        If a value does not fit; the message names its place.
-    """
+    """The samples of a batch of Arrow's, from the columns that are read."""
     features = {}
     for name in columns.sparse:
         ids = _ids(batch, name, columns, place)

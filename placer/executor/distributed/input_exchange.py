@@ -59,9 +59,10 @@ class InputExchange:
         if fault is not None:
             raise fault
         _check_headers(headers, training)
-        batch = self.keys.exchange(
-            batch, self.survey.features, training, open_steps, self.survey.routes, self.comm
-        )
+        if self.keys.in_batches:
+            batch = self.keys.exchange(
+                batch, self.survey.features, training, open_steps, self.survey.routes, self.comm
+            )
         samples = [int(header[0]) for header in headers]
         weighted, wanted = (any(header[column] for header in headers) for column in (2, 3))
         routes, lookups = self._route(batch, bags.spans)

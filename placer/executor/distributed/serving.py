@@ -7,6 +7,7 @@ runs other nodes cannot make two ranks differ.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from placer.executor.distributed.collectives import Communicator
+from placer.executor.distributed.exchange_types import exchange_as
 from placer.executor.distributed.placement.channels import channels_of
 from placer.executor.distributed.placement.local_plans import channel_name
 from placer.executor.distributed.replicas import ReplicaUpdates
@@ -60,6 +62,7 @@ class Served:
     ) -> None:
         targets, rank = survey.targets, comm.rank
         self.survey, self.comm, self.device = survey, comm, device
+        self.exchange = partial(exchange_as, survey.plan.exchange_dtype, comm)
         self.gradient_scale, self.keys = gradient_scale, keys
         self.channels = channels_of(rank, comm.world, targets, survey.channels)
         self._totals = RowTotals.of(targets, rank, device, comm)
@@ -195,7 +198,7 @@ class Serve(torch.autograd.Function):
             flat = served.to_sources(outputs, step)
         ctx.step, ctx.served = step, served
         ctx.outputs = outputs if training else None
-        return served.comm.exchange("outputs", flat, sent, received)
+        return served.exchange("outputs", flat, sent, received)
 
     @staticmethod
     @once_differentiable
@@ -204,7 +207,7 @@ class Serve(torch.autograd.Function):
         step: ShardedBatch = ctx.step
         served: Served = ctx.served
         sent, received = served.sent_sizes(step), served.served_sizes(step)
-        flat = served.comm.exchange("gradients", gradient, sent, received)
+        flat = served.exchange("gradients", gradient, sent, received)
         if served.gradient_scale != 1:
             flat *= served.gradient_scale  # Not before, for it is autograd's that is sent.
         by_channel = served.from_sources(flat, step)

@@ -172,6 +172,16 @@ class ShardedEmbeddings(Embeddings):
         said: list[list[int]] = self._comm.gather("header", torch.tensor(values)).tolist()
         return said
 
+    def rows_of(self, batch: BagBatch, training: bool, open_steps: int) -> BagBatch:
+        """The batch with rows in the place of keys, where batches have rows (`keys.in_batches`).
+
+        All ranks must call it, and say alike how many of the steps before are open.
+        """
+        features, routes = self.features, self._served.survey.routes
+        batch = self.keys.exchange(batch, features, training, open_steps, routes, self._comm)
+        self.keys.begin_rows(self._order)
+        return batch
+
     @property
     def backend(self) -> str:
         return self._served.modules[0].backend if self._served.modules else ""

@@ -101,7 +101,9 @@ def check_same(
     PlanMismatchError
     """
     options = sorted(optimizers.items()), sorted(growing.items(), key=lambda item: item[0])
-    digest = hashlib.sha256(repr((plan.tables, plan.shards, *options)).encode())
+    digest = hashlib.sha256(
+        repr((plan.tables, plan.shards, plan.exchange_dtype, *options)).encode()
+    )
     for name in sorted(plan.hot_ids):
         digest.update(name.encode() + plan.hot_ids[name].tobytes())
     number = int.from_bytes(digest.digest()[:7], "little")

@@ -351,7 +351,8 @@ class PlacedEmbeddings(Embeddings):
         """Check a batch and find its rows, on the current stream."""
         batch, bags = ready_to_read(batch, self.features, self.device)
         runtime = self._runtime
-        batch = runtime.keys.rows_of(batch, self.features, training, self.id_order)
+        if runtime.keys.in_batches:
+            batch = runtime.keys.rows_of(batch, self.features, training, self.id_order)
         reads = arena_reads(bags, self.features, self._layout)
         steps = runtime.backend.prepare(runtime.arenas, batch, self.features, reads, training)
         return PreparedBatch(bags, list(steps))

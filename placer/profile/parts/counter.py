@@ -20,7 +20,7 @@ from placer.data.encoded import rows_of
 from placer.data.encoding import Encoding
 from placer.data.formats.columns import Columns
 from placer.data.in_memory import ArrowSource, BatchSource, InMemory, batches_of
-from placer.data.layout import Layout
+from placer.data.layout import Layout, NamedColumns
 from placer.data.log import Bags
 from placer.data.mapping import Hash, Identity, IdMapping, Vocabulary
 from placer.data.names import NULLS, MappingKind, Missing
@@ -31,8 +31,7 @@ from placer.profile.count import TableOptions
 from placer.profile.counts import RowCounts
 from placer.profile.locality import STRETCH_SAMPLES, LocalityCounter
 from placer.profile.parts.counts import Counts, CountSums, batches, sums_of, window_batches
-from placer.profile.parts.reading import PartReader
-from placer.profile.parts.tables import PartitionTables
+from placer.profile.parts.reading import PartitionTables, PartReader
 from placer.profile.profile import Profile
 from placer.profile.table_profile import FeatureCounts, TableProfile, UnknownIds
 
@@ -119,24 +118,15 @@ class PartitionCounter:
             raise DataError(
                 f"{source.name} has no column {position!r}; it has {', '.join(source.schema.names)}"
             )
+        ignore = [*ignore, *([] if position is None else [position])]
+        named = NamedColumns(sparse, dense, label, ignore, missing)
+        layout = Layout(nulls=tuple(null))
         if encoding is not None:
-            sparse, dense = list(encoding.feature_tables), encoding.dense
-            label, missing = encoding.label, encoding.missing
-        else:
-            ignore = [*ignore, *([position] if position is not None else [])]
-        log = ArrowSource(
-            source,
-            sparse=sparse,
-            dense=dense,
-            label=label,
-            ignore=ignore,
-            missing=missing,
-            layout=Layout(nulls=tuple(null)) if encoding is None else encoding.layout,
-            recorded=encoding is not None,
-        )
+            named, layout = encoding.columns, encoding.layout
+        log = ArrowSource(source, layout, named)
         common: dict[str, Any] = {
             "columns": log.columns,
-            "missing": missing,
+            "missing": named.missing,
             "min_count": min_count,
             "position": position,
             "memory_bytes": memory_bytes,
@@ -360,16 +350,9 @@ class PartitionCounter:
 def profile_in_parts(
     some: InMemory, count: Callable[[PartitionCounter], Any], options: dict[str, Any]
 ) -> Profile:
-    """The profile that `count` gives with a counter for a log like `some` samples of it.
+    """The profile from what `count` returns, the counts of all parts of a log like `some` samples.
 
-    Parameters
-    ----------
-    some
-        As of `PartitionCounter.for_log`.
-    count : callable
-        Returns counts of all parts of the log.
-    options
-        Of `PartitionCounter.for_log` and of `PartitionCounter.profile`.
+    `options` are those of `PartitionCounter.for_log` and of `PartitionCounter.profile`.
     """
     own = {name: options[name] for name in options if name in _PROFILE_OPTIONS}
     others = {name: options[name] for name in options if name not in _PROFILE_OPTIONS}

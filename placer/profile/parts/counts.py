@@ -39,13 +39,8 @@ from placer.profile.locality import Locality, WindowCounts
 
 KEYS = ("kind", "name", "id")
 SCHEMA = pa.schema(
-    [
-        ("kind", pa.string()),
-        ("name", pa.string()),
-        ("id", pa.int64()),
-        ("count", pa.int64()),
-        ("first", pa.int64()),
-    ]
+    {name: pa.string() for name in KEYS[:2]}
+    | {name: pa.int64() for name in ("id", "count", "first")}
 )
 
 _WINDOW_KINDS = ("windows", "read", "distinct")
@@ -101,14 +96,7 @@ def window_batches(table: str, locality: Locality) -> Iterator[pa.RecordBatch]:
 
 @dataclass(slots=True)
 class CountSums:
-    """All parts of the counts of a log, added up.
-
-    Attributes
-    ----------
-    samples : int
-    lookups, bags : dict of feature name to int
-    rows, keys : dict of table name to Run
-    """
+    """All parts of the counts of a log, added up."""
 
     samples: int = 0
     lookups: dict[str, int] = field(default_factory=dict)
@@ -131,13 +119,7 @@ Counts = Any
 
 
 def sums_of(parts: Counts | Iterable[Counts]) -> CountSums:
-    """Add parts up, merged before or not, in memory or in Parquet files.
-
-    Raises
-    ------
-    DataError
-        If a part is unreadable or is no part of the counts of a log.
-    """
+    """Add parts up, merged before or not, in memory or in Parquet files."""
     sums = CountSums()
     rows: dict[str, DistinctKeys] = {}
     keys: dict[str, DistinctKeys] = {}

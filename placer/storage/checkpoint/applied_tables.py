@@ -10,7 +10,12 @@ from placer.executor.id_order import TableTensor
 from placer.executor.tensor_names import UPDATES
 from placer.storage.checkpoint.dcp_reader import read_tensors
 from placer.storage.checkpoint.dcp_writer import save_folder
-from placer.storage.checkpoint.table_blocks import Name, NamedTables, load_stored
+from placer.storage.checkpoint.table_blocks import (
+    Name,
+    NamedTables,
+    key_states,
+    load_stored,
+)
 from placer.storage.tensor_rows import AnyTensor
 
 GROUP = "tables"
@@ -62,6 +67,7 @@ def save_tables(
         if table.embeddings.counts_updates:
             updates = table.embeddings.id_order().update_count()
             kept[GROUP, f"{name}.{UPDATES}"] = torch.tensor(updates)
+        kept |= {(GROUP, key): values for key, values in table.embeddings.keys.state().items()}
 
     advice = "" if replace else "save to another folder, or pass replace=True"
     save_folder(folder, _named(applied), kept, if_there=advice)
@@ -88,7 +94,13 @@ def load_tables(folder: str | os.PathLike[str], applied: AppliedPlan) -> None:
     }
     numbers = [f"{GROUP}.{name}" for name in applied.constants()]
     what = f"{folder} does not fit the tables"
+    states = [
+        (keys, key_states(what, stored, keys, f"{GROUP}."))
+        for keys in (table.embeddings.keys for table in applied.tables.values())
+    ]
     load_stored(what, _named(applied), stored, counts=counts, numbers=numbers)
+    for keys, state in states:
+        keys.load_state(state)
     for name, table in applied.tables.items():
         table.weight_changes()
         table.set_lr(float(stored[f"{GROUP}.{name}.{LR}"].whole()))

@@ -51,53 +51,30 @@ _ADMITTED = {
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A part of a tensor, and which bytes of which file it is.
+    """A part of a tensor, and which bytes of which file it is."""
 
-    Attributes
-    ----------
-    offsets, sizes : tuple of int
-        First index and length in each dimension of the tensor.
-    file : str
-        A file beside the metadata.
-    start, length : int
-        Its bytes there.
-    """
-
+    # First index and length in each dimension of the tensor.
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
-    file: str
+    file: str  # A file beside the metadata.
+    # Its bytes there.
     start: int
     length: int
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor of a checkpoint.
-
-    Attributes
-    ----------
-    name : str
-    dtype : str
-        As an attribute of `torch`, such as ``float32``.
-    shape : tuple of int
-    blocks : tuple of Block
-        By rising offsets. They may not cover the tensor: that shows when it is read.
-    """
+    """A tensor of a checkpoint."""
 
     name: str
-    dtype: str
+    dtype: str  # As an attribute of `torch`, such as ``float32``.
     shape: tuple[int, ...]
+    # By rising offsets. They may not cover the tensor: that shows when it is read.
     blocks: tuple[Block, ...]
 
 
 def read_metadata(folder: Path) -> tuple[StoredTensor, ...]:
-    """The tensors that a folder says it has; entries that are no tensors are left out.
-
-    Raises
-    ------
-    CheckpointError
-        If the file is missing, too large, damaged, or holds anything that does not belong there.
-    """
+    """The tensors that a folder says it has; entries that are no tensors are left out."""
     path = folder / NAME
     try:
         with open_file(path) as file:
@@ -128,25 +105,27 @@ def _admits(name: Global) -> bool:
 
 
 def _tensors(metadata: Made) -> Iterator[StoredTensor]:
-    fields = _fields(metadata, "metadata", "Metadata")
-    places = _places(_of(fields, "storage_data"))
+    parts, entries = _fields(
+        metadata, "metadata", "Metadata", "storage_data", "state_dict_metadata"
+    )
+    places = _places(parts)
     used = 0
     seen: set[str] = set()
-    for name, entry in _pairs(_of(fields, "state_dict_metadata")):
+    for name, entry in _pairs(entries):
         if not isinstance(name, str) or name in seen:
             raise _Wrong(f"it names a tensor twice, or not by a text: {_shown(name)}")
         seen.add(name)
         if isinstance(entry, Made) and entry.of.name == "BytesStorageMetadata":
             continue
-        tensor = _fields(entry, "metadata", "TensorStorageMetadata")
-        shape = _size(_of(tensor, "size"))
-        chunks = _of(tensor, "chunks")
+        wanted = "size", "chunks", "properties"
+        size, chunks, properties = _fields(entry, "metadata", "TensorStorageMetadata", *wanted)
+        shape = _size(size)
         used += len(chunks) if isinstance(chunks, list) else 0
         if not isinstance(chunks, list) or used > MOST_BLOCKS:
             raise _Wrong(f"{_shown(name)} is in too many parts: at most {MOST_BLOCKS} are read")
         blocks = [_block(name, shape, chunk, places) for chunk in chunks]
         blocks.sort(key=lambda block: block.offsets)
-        yield StoredTensor(name, _dtype(name, _of(tensor, "properties")), shape, tuple(blocks))
+        yield StoredTensor(name, _dtype(name, properties), shape, tuple(blocks))
 
 
 def _block(
@@ -155,8 +134,8 @@ def _block(
     chunk: Any,
     places: dict[tuple[str, tuple[int, ...] | None], Any],
 ) -> Block:
-    fields = _fields(chunk, "metadata", "ChunkStorageMetadata")
-    offsets, sizes = _size(_of(fields, "offsets")), _size(_of(fields, "sizes"))
+    of_chunk = _fields(chunk, "metadata", "ChunkStorageMetadata", "offsets", "sizes")
+    offsets, sizes = map(_size, of_chunk)
     if (name, offsets) not in places:
         raise _Wrong(f"it does not say where the part of {_shown(name)} at {offsets} is")
     place = places[name, offsets]
@@ -187,14 +166,14 @@ def _places(value: Any) -> dict[tuple[str, tuple[int, ...] | None], dict[str, An
     if len(pairs) > MOST_BLOCKS:
         raise _Wrong(f"it has more than {MOST_BLOCKS} parts")
     for index, place in pairs:
-        of = _fields(index, "metadata", "MetadataIndex")
+        of = _attributes(index, "metadata", "MetadataIndex")
         name, offsets = of.get("fqn"), of.get("offset")
         if not isinstance(name, str):
             raise _Wrong(f"it names a tensor by {_shown(name)}")
         key = name, None if offsets is None else _size(offsets)
         if key in places:
             raise _Wrong(f"it says twice where a part of {_shown(name)} is")
-        places[key] = _fields(place, "filesystem", "_StorageInfo")
+        places[key] = _attributes(place, "filesystem", "_StorageInfo")
     return places
 
 
@@ -233,7 +212,7 @@ def _made(value: Any, module: str, name: str) -> Made:
     return value
 
 
-def _fields(value: Any, module: str, name: str) -> dict[str, Any]:
+def _attributes(value: Any, module: str, name: str) -> dict[str, Any]:
     """The attributes of an instance of one of the classes."""
     state = _made(value, module, name).state
     fields: dict[str, Any] = {}
@@ -244,10 +223,13 @@ def _fields(value: Any, module: str, name: str) -> dict[str, Any]:
     return fields
 
 
-def _of(fields: dict[str, Any], name: str) -> Any:
-    if name not in fields:
-        raise _Wrong(f"it lacks {name}")
-    return fields[name]
+def _fields(value: Any, module: str, kind: str, *names: str) -> list[Any]:
+    """Those of the attributes that it must have."""
+    fields = _attributes(value, module, kind)
+    missing = [name for name in names if name not in fields]
+    if missing:
+        raise _Wrong(f"it lacks {missing[0]}")
+    return [fields[name] for name in names]
 
 
 def _pairs(value: Any) -> Sequence[tuple[Any, Any]]:

@@ -23,21 +23,10 @@ def read_tensors(folder: Path, known_files: Collection[str] | None = None) -> di
     """The tensors of a folder by their names, whose rows are read on demand.
 
     Rows are read block by block as they were saved, and the last block is kept: read a tensor's
-    rows in order. Entries that are no tensors are left out.
-
-    Parameters
-    ----------
-    folder : Path
-    known_files : collection of str, optional
-        The files that the folder may have: those that a manifest lists, and that were compared
-        with it. By default any.
-
-    Raises
-    ------
-    CheckpointError
-        If the metadata is missing, damaged or not what it should be; later, from reading rows,
-        if a file is missing, damaged or truncated, or a part of the tensor was not saved, or
-        saved twice.
+    rows in order. Entries that are no tensors are left out. Files other than `known_files`, those
+    that a manifest lists, are refused. Raises CheckpointError if the metadata is not what it should
+    be; later, from reading rows, if a file is, or a part of the tensor was not saved, or saved
+    twice.
     """
     tensors = read_metadata(folder)
     _check_places(folder, tensors, known_files)

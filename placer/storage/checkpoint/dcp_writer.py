@@ -56,17 +56,8 @@ def save_folder(
 ) -> None:
     """Write tables and other tensors to a folder, which appears when it is complete.
 
-    Parameters
-    ----------
-    path, named, tensors
-        See `write_folder`.
-    if_there : str
-        What the error advises if there is a folder already; if empty, that one is replaced.
-
-    Raises
-    ------
-    CheckpointError, BackendError
-        See `write_folder`; or if there is a folder already.
+    See `write_folder`. `if_there` is what the error advises if there is a folder already; if it is
+    empty, that one is replaced.
     """
     hidden = HiddenFolder(Path(path))
 
@@ -90,24 +81,10 @@ def write_folder(
 ) -> None:
     """Write tables and other tensors; all processes that share the tables must call it.
 
-    Parameters
-    ----------
-    folder : HiddenFolder
-        One that all processes see.
-    named : sequence of NamedTables
-    tensors : mapping of Name to tensor
-        What all processes have alike; the first one writes them.
-    begin, finish : callable
-        Called on the first process: one begins the folder before any process writes, the other
-        comes when all have written, with the files by their names. The others wait, and an error
-        there is one on all.
-
-    Raises
-    ------
-    CheckpointError
-        On all processes, if one of them cannot write, as on a full disk.
-    BackendError
-        If a process is lost.
+    All of them see the folder, and have the other tensors alike, which the first one writes. There,
+    `begin` begins the folder before any process writes, and `finish` comes when all have written,
+    with the files by their names; the others wait, and an error there is one on all. On all
+    processes, raises CheckpointError if one of them cannot write, and BackendError if one is lost.
     """
     worlds = {each.tables.world for each in named}
     if len(worlds) > 1:

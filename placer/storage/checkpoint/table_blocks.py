@@ -7,6 +7,8 @@ from types import MappingProxyType
 import numpy as np
 from torch import Tensor
 
+from placer.errors import CheckpointError
+from placer.executor.growing_keys import GrowingKeys
 from placer.executor.id_order import IdOrder, IdRange, TableTensor
 from placer.executor.tensor_names import UPDATES, check_shapes
 from placer.storage.row_blocks import block_rows, row_blocks
@@ -18,13 +20,7 @@ Name = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NamedTables:
-    """Tables, and what their tensors are called in a checkpoint.
-
-    Attributes
-    ----------
-    tables : IdOrder
-    tensors : mapping of Name to TableTensor
-    """
+    """Tables, and what their tensors are called in a checkpoint."""
 
     tables: IdOrder
     tensors: Mapping[Name, TableTensor]
@@ -32,20 +28,11 @@ class NamedTables:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Round:
-    """What each process fetches at one time from those that hold the tables.
-
-    Attributes
-    ----------
-    tables : IdOrder
-    names : tuple of Name or None, length world
-        The tensors of which each process writes a block.
-    requests : tuple of IdRange or None, length world
-        The blocks.
-    """
+    """What each process fetches at one time from those that hold the tables."""
 
     tables: IdOrder
-    names: tuple[Name | None, ...]
-    requests: tuple[IdRange | None, ...]
+    names: tuple[Name | None, ...]  # The tensors of which each process writes a block.
+    requests: tuple[IdRange | None, ...]  # The blocks.
 
 
 def blocks_of(tensor: TableTensor) -> Iterator[IdRange]:
@@ -95,25 +82,11 @@ def load_stored(
 ) -> None:
     """Overwrite weights, optimizer state and numbers of updates; each process reads its own rows.
 
-    Names, shapes and types of all that a checkpoint holds are checked first.
-
-    Parameters
-    ----------
-    what : str
-        How the error begins.
-    named : sequence of NamedTables
-    stored : mapping of name to TensorRows
-    counts : mapping of name to IdOrder
-        Tables of which it matters how many updates there have been. Where it matters under some
-        plans alone, which round narrow rows, a checkpoint may lack the number, or have it in vain.
-    tensors, numbers
-        What the checkpoint has besides, which the caller loads.
-
-    Raises
-    ------
-    CheckpointError
-        Names all that are missing, of no table, of another shape or of another type. If a file is
-        damaged; rows before it are changed then.
+    Names, shapes and types of all that a checkpoint holds are checked first, `tensors` and
+    `numbers` included, which the caller loads; an error begins with `what`. If a file is damaged,
+    rows before it are changed. `counts` has the tables of which it matters how many updates there
+    have been: where it does under some plans alone, which round narrow rows, a checkpoint may lack
+    the number.
     """
     expected = {".".join(name): tensor for each in named for name, tensor in each.tensors.items()}
     described: dict[str, TableTensor | Tensor] = {**expected, **tensors}
@@ -134,6 +107,33 @@ def load_stored(
                     each.tables.write(block, rows.read(block.start, block.stop))
     for key, tables in counts.items():
         tables.set_update_count(int(stored[key].whole()))
+
+
+def key_states(
+    what: str, stored: dict[str, TensorRows], keys: GrowingKeys, prefix: str, cut: str = ""
+) -> dict[str, Tensor]:
+    """Take the state of key maps out of what a checkpoint holds.
+
+    Parameters
+    ----------
+    what : str
+        How the error begins.
+    stored : dict of name to TensorRows
+        Without them afterwards.
+    keys : GrowingKeys
+    prefix, cut : str
+        What a name has in the checkpoint besides, and with what it begins here alone.
+
+    Raises
+    ------
+    CheckpointError
+        Names the first that is missing.
+    """
+    named = {name: f"{prefix}{name.removeprefix(cut)}" for name in keys.names()}
+    for full in named.values():
+        if full not in stored:
+            raise CheckpointError(f"{what}: {full} is missing")
+    return {name: stored.pop(full).whole() for name, full in named.items()}
 
 
 def _may_lack(tables: IdOrder) -> bool:

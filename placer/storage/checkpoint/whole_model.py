@@ -16,7 +16,12 @@ from placer.executor.id_order import IdOrder, TableTensor
 from placer.executor.tensor_names import UPDATES
 from placer.storage.checkpoint.dcp_reader import read_tensors
 from placer.storage.checkpoint.dcp_writer import save_folder
-from placer.storage.checkpoint.table_blocks import Name, NamedTables, load_stored
+from placer.storage.checkpoint.table_blocks import (
+    Name,
+    NamedTables,
+    key_states,
+    load_stored,
+)
 from placer.storage.tensor_rows import AnyTensor
 
 MODEL, STATE = "model", "table_optimizer"
@@ -81,8 +86,9 @@ def save_model(
         kept[(key,)] = tensor
     for prefix, tables in parts.counted.items():
         kept[STATE, f"{prefix}{UPDATES}"] = torch.tensor(tables.update_count())
-    for prefix, keys in parts.keys.items():
-        kept |= {(MODEL, f"{prefix}{name}"): values for name, values in keys.state().items()}
+    for prefix, (keys, cut) in parts.keys.items():
+        for name, values in keys.state().items():
+            kept[MODEL, f"{prefix}{name.removeprefix(cut)}"] = values
 
     save_folder(folder, parts.named, kept, if_there="save to another folder")
     for module in model.modules():
@@ -128,18 +134,14 @@ def load_model(
     if not optimizer_state:
         counts = {}
     known = {key: rows for key, rows in stored.items() if key.split(".")[0] in groups}
-    maps = {f"{MODEL}.{prefix}": keys for prefix, keys in parts.keys.items()}
-    missing = [f"{p}{name}" for p, keys in maps.items() for name in keys.names()]
-    missing = [key for key in missing if key not in known]
-    if missing:
-        raise CheckpointError(f"{folder} does not fit the model: {missing[0]} is missing")
-    states = {
-        prefix: {name: known.pop(f"{prefix}{name}").whole() for name in keys.names()}
-        for prefix, keys in maps.items()
-    }
-    load_stored(f"{folder} does not fit the model", named, known, counts=counts, tensors=dense)
-    for prefix, state in states.items():
-        maps[prefix].load_state(state)
+    what = f"{folder} does not fit the model"
+    states = [
+        (keys, key_states(what, known, keys, f"{MODEL}.{prefix}", cut))
+        for prefix, (keys, cut) in parts.keys.items()
+    ]
+    load_stored(what, named, known, counts=counts, tensors=dense)
+    for keys, state in states:
+        keys.load_state(state)
     with torch.no_grad():
         for key, tensor in dense.items():
             tensor.copy_(stored[key].whole())
@@ -153,29 +155,21 @@ def load_model(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Parts:
-    """What a model is made of.
-
-    Attributes
-    ----------
-    named : list of NamedTables
-    counted : mapping of prefix to IdOrder
-        Where it matters how many updates there have been.
-    keys : mapping of prefix to GrowingKeys
-        Of modules with tables that grow.
-    dense : mapping of key to Tensor
-        Parameters and buffers themselves, by their key in the state dict.
-    """
+    """What a model is made of."""
 
     named: list[NamedTables]
-    counted: Mapping[str, IdOrder]
-    keys: Mapping[str, GrowingKeys]
+    counted: Mapping[str, IdOrder]  # Where it matters how many updates there have been.
+    # Of modules with tables that grow; and with what a name of its state begins that the model's
+    # state dict leaves out.
+    keys: Mapping[str, tuple[GrowingKeys, str]]
+    # Parameters and buffers themselves, by their key in the state dict.
     dense: Mapping[str, Tensor]
 
 
 def _parts_of(model: nn.Module) -> _Parts:
     named: list[NamedTables] = []
     counted: dict[str, IdOrder] = {}
-    keys: dict[str, GrowingKeys] = {}
+    keys: dict[str, tuple[GrowingKeys, str]] = {}
     dense: dict[str, Tensor] = {}
     seen: set[int] = set()
     for path, module in model.named_modules(remove_duplicate=False):
@@ -197,7 +191,8 @@ def _parts_of(model: nn.Module) -> _Parts:
         if order.counts_updates and id(embeddings) not in seen:
             counted[prefix] = order
         if embeddings.keys.maps:
-            keys[prefix] = embeddings.keys
+            cut = f"{module.table.name}." if isinstance(module, StandIn) else ""
+            keys[prefix] = embeddings.keys, cut
         seen.add(id(embeddings))
     if not named:
         raise CheckpointError(

@@ -29,13 +29,7 @@ _DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 @dataclass(frozen=True)
 class ShardLayout:
-    """What a shard's file holds, and where.
-
-    Attributes
-    ----------
-    table : Table
-    shard : Shard
-    """
+    """What a shard's file holds, and where."""
 
     table: Table
     shard: Shard
@@ -82,14 +76,7 @@ class ShardWriter:
         self._descriptor = descriptor
 
     def write(self, tensor: StoredTensor, positions: Int, rows: Bytes) -> None:
-        """Overwrite rows of a tensor.
-
-        Parameters
-        ----------
-        positions : int64, shape (n,)
-            Rows of the shard, in any order.
-        rows : uint8, shape (n, row_bytes)
-        """
+        """Overwrite rows of a tensor: `rows` as uint8, shape (n, row_bytes), at any `positions`."""
         if not positions.size:
             return
         content = np.ascontiguousarray(rows)
@@ -109,13 +96,7 @@ class ShardWriter:
 
 
 def read_rows(path: Path, tensor: StoredTensor, positions: Int) -> Bytes:
-    """Rows of a tensor of a shard's file, in any order: uint8, shape (n, row_bytes).
-
-    Raises
-    ------
-    CheckpointError
-        If the file cannot be read.
-    """
+    """Rows of a tensor of a shard's file, in any order: uint8, shape (n, row_bytes)."""
     if not positions.size:
         return np.empty((0, tensor.row_bytes), dtype=np.uint8)
     shape = tensor.shape[0], tensor.row_bytes
@@ -127,13 +108,7 @@ def read_rows(path: Path, tensor: StoredTensor, positions: Int) -> Bytes:
 
 
 def check_file(path: Path, layout: ShardLayout, sha256: str | None) -> None:
-    """Check that a file is the shard's and, where there is a hash, every byte of it.
-
-    Raises
-    ------
-    CheckpointError
-        If it is missing, truncated, of another shard, or altered.
-    """
+    """Check that a file is the shard's and, where there is a hash, every byte of it."""
     fix = "write the shards again from a checkpoint (`placer export --to shards`)"
     check_size(path, layout.size_bytes, fix)
     try:

@@ -71,20 +71,11 @@ class ShardManifest(Manifest):
 
 @dataclass(frozen=True, slots=True)
 class ShardFile:
-    """The file of one shard on one of its devices.
+    """The file of one shard on one of its devices."""
 
-    Attributes
-    ----------
-    name : str
-        Path within the folder.
-    layout : ShardLayout
-    home : Home
-        The device that serves its rows, and the tier.
-    """
-
-    name: str
+    name: str  # Path within the folder.
     layout: ShardLayout
-    home: Home
+    home: Home  # The device that serves its rows, and the tier.
 
 
 def files_by_table(plan: Plan) -> dict[str, list[tuple[ShardFile, ...]]]:
@@ -121,22 +112,12 @@ def placement_sha256(plan: Plan) -> str:
 
 @dataclass(frozen=True)
 class ShardFolder:
-    """A folder of shards, whose rows are read on demand.
-
-    Attributes
-    ----------
-    path : Path
-    plan : Plan
-        Whose shards the files are.
-    manifest : ShardManifest
-    verifies : bool
-        Whether a file's SHA-256 is compared before its first row is read.
-    """
+    """A folder of shards, whose rows are read on demand."""
 
     path: Path
-    plan: Plan
+    plan: Plan  # Whose shards the files are.
     manifest: ShardManifest
-    verifies: bool = True
+    verifies: bool = True  # Whether a file's SHA-256 is compared before its first row is read.
     _checked: set[str] = field(default_factory=set, repr=False, compare=False)
 
     @cached_property
@@ -166,13 +147,7 @@ class ShardFolder:
         return self._orders[table]
 
     def rows(self, file: ShardFile, tensor: StoredTensor, positions: Int) -> Bytes:
-        """Rows of a file: uint8, shape (n, row_bytes).
-
-        Raises
-        ------
-        CheckpointError
-            If the file is missing or damaged.
-        """
+        """Rows of a file: uint8, shape (n, row_bytes)."""
         self.check(file)
         return read_rows(self.path / file.name, tensor, positions)
 

@@ -1,21 +1,27 @@
-"""Rows of tables by their ids: which shards hold them, by arithmetic, and reading them."""
+"""Rows of tables by their ids: which shards hold them, by arithmetic, reading and loading them."""
 
 from collections.abc import Set
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from placer.errors import CheckpointError
+from placer.executor.distributed.placement.division import ranks_of_devices
 from placer.executor.id_order import TableTensor, tensors_of
-from placer.executor.tensor_names import UPDATES
+from placer.executor.tensor_names import UPDATES, check_shapes
+from placer.files import StrPath
 from placer.plan.order import Int, Ranks
 from placer.plan.shard import Shard
-from placer.storage.row_blocks import MOST_ROWS, row_blocks
+from placer.storage.row_blocks import MOST_ROWS, chunk_rows, row_blocks
 from placer.storage.run_state import STATES, WEIGHTS, Checkpoint
-from placer.storage.shards.shard_folder import ShardFile, ShardFolder
+from placer.storage.shards.shard_folder import ShardFile, ShardFolder, open_shards
 from placer.storage.tensor_rows import AnyTensor, TensorRows
+
+if TYPE_CHECKING:
+    from placer.executor import Embeddings
 
 
 def ids_at(order: Ranks, shard: Shard, start: int, stop: int) -> Int:
@@ -37,20 +43,9 @@ def same_ids(one: tuple[Ranks, Shard], other: tuple[Ranks, Shard]) -> bool:
 
 
 def held_rows(ranks: Int, shard: Shard) -> tuple[Int, Int]:
-    """Find those of some rows that a shard holds.
+    """Find those of some rows that a shard holds: which, ascending, and their places in the shard.
 
-    Parameters
-    ----------
-    ranks : int64, shape (n,)
-        In the row order of the shard's plan.
-    shard : Shard
-
-    Returns
-    -------
-    where : int64, shape (m,)
-        Which of the rows, ascending.
-    positions : int64, shape (m,)
-        Their places in the shard.
+    `ranks` are in the row order of the shard's plan.
     """
     start, stop, step = shard.rows
     inside = (ranks >= start) & (ranks < stop)
@@ -67,26 +62,10 @@ def gather(
     cols: tuple[int, int],
     own: Set[str] = frozenset(),
 ) -> Tensor:
-    """Read rows and columns of a tensor from the files that hold them.
+    """Read rows and columns of a tensor, from the files of `own` devices before others.
 
-    Parameters
-    ----------
-    folder : ShardFolder
-    tensor : TableTensor
-    ids : int64, shape (n,)
-    cols : (start, stop)
-        (0, 1) for state that is one number a row, of which every column slice has a copy.
-    own : set of str
-        Devices whose files are read before those of others.
-
-    Returns
-    -------
-    Tensor, shape (n, stop − start); (n,) for state that is one number a row
-
-    Raises
-    ------
-    CheckpointError
-        If a file is damaged, or the folder lacks some of the rows.
+    Returns shape (n, stop − start); (n,) for state that is one number a row. Raises CheckpointError
+    if a file is damaged, or the folder lacks some of the rows.
     """
 
     def is_foreign(file: ShardFile) -> bool:
@@ -139,3 +118,64 @@ def checkpoint_of_shards(folder: ShardFolder) -> Checkpoint:
     if folder.updates is not None:
         groups[STATES][UPDATES] = torch.tensor(folder.updates)
     return Checkpoint(folder.position, {}, groups)
+
+
+def load_shards(
+    embeddings: "Embeddings",
+    shards: ShardFolder | StrPath,
+    *,
+    verify_files: bool = True,
+) -> ShardFolder:
+    """Overwrite weights and optimizer state with a folder's rows, and the number of updates.
+
+    Every process reads the rows that it holds, and talks to no other. Where the folder is of the
+    module's own plan these are the files of the process's own devices; else any that have the
+    rows. All is checked before anything is overwritten but the files' content, which is when
+    their first row is read.
+
+    Parameters
+    ----------
+    embeddings : PlacedEmbeddings or ShardedEmbeddings
+    shards : ShardFolder or path
+    verify_files : bool
+        Whether the SHA-256 of the files is compared.
+
+    Returns
+    -------
+    ShardFolder
+        The folder; its `step` is how far the rows were trained.
+
+    Raises
+    ------
+    CheckpointError
+        If the folder's tables are not those of the module; names each. If a file is missing or
+        damaged; rows may have been overwritten then.
+    """
+    if not isinstance(shards, ShardFolder):
+        shards = open_shards(shards, verify=verify_files)
+    order = embeddings.id_order()
+    held = {
+        f"{table.name}.{tensor.name}": tensor
+        for table in shards.plan.tables
+        for tensor in tensors_of(table, table.optimizer)
+    }
+    expected = {f"{tensor.table.name}.{tensor.name}": tensor for tensor in order.tensors()}
+    check_shapes(
+        f"the shards in {shards.path} do not fit",
+        held,
+        {name: tensor.shape for name, tensor in expected.items()},
+        {name: tensor.dtype for name, tensor in expected.items()},
+    )
+    order.synchronize()
+    ranks = ranks_of_devices(order.plan.topology, order.world)
+    own = frozenset(device for device, rank in ranks.items() if rank == order.rank)
+    for local in order.local_shards():
+        cols = local.cols or (0, 1)
+        step = chunk_rows(local.tensor.width_bytes(cols[1] - cols[0]))
+        for start, stop in row_blocks(local.rows, step):
+            ids = local.ids(start, stop).cpu().numpy()
+            rows = gather(shards, local.tensor, ids, cols, own)
+            local.write(torch.arange(start, stop), rows)
+    if shards.updates is not None:
+        order.set_update_count(shards.updates)
+    return shards

@@ -86,22 +86,14 @@ def write_shards(plan: Plan, checkpoint: Checkpoint, path: StrPath) -> ShardFold
 
 @dataclass(frozen=True, slots=True)
 class Resharded:
-    """What was done.
+    """What was done."""
 
-    Attributes
-    ----------
-    difference : PlanDiff
-        Rows by device.
-    kept_files, written_files : int
-        Files that are those of the older folder (or of a replica), and those with rows of several.
-    kept_file_bytes, written_file_bytes : int
-        Of these, what was not and what was written to disk; on a file system without hard links
-        kept files are written too.
-    """
-
-    difference: PlanDiff
+    difference: PlanDiff  # Rows by device.
+    # Files that are those of the older folder (or of a replica), and those with rows of several.
     kept_files: int
     written_files: int
+    # Of these, what was not and what was written to disk; on a file system without hard links kept
+    # files are written too.
     kept_file_bytes: int
     written_file_bytes: int
 
@@ -204,12 +196,8 @@ def write_tables(
     ``<table>.keys`` are the keys that have rows, and ``<table>.rows`` these rows; int64. The file
     says of which checkpoint it is, so that servers of it take the increments that follow.
 
-    Raises
-    ------
-    CheckpointError
-        If the checkpoint lacks a table of the plan, or has another shape or dtype.
-    PlacerError
-        If the file cannot be written; what was there before is there still.
+    Raises CheckpointError if the checkpoint lacks a table of the plan, or has another shape or
+    dtype. Raises PlacerError if the file cannot be written; what was there before is there still.
     """
     named: dict[str, AnyTensor] = {
         f"{table}.{name}": rows

@@ -17,7 +17,7 @@ from placer.plan.verify import check_shards
 from placer.problem import Problem
 from placer.profile.profile import Profile
 from placer.report import section as form
-from placer.report.diff import diff_report
+from placer.report.moves import diff_report
 from placer.report.section import Report
 from placer.units import parse_bytes
 from solvers.analysis.compare import compare
@@ -49,30 +49,26 @@ Progress = Callable[[int, int | None, str], None]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Answers:
-    """All that a page shows.
+    """All that a page shows; None is what was not asked for.
 
     Attributes
     ----------
-    plan : Plan
     problem : Problem
         With accesses over the plan's row order.
-    cost : CostReport
     shown : Report
         As `placer show` has it.
     binding : Binding
         What keeps the plan from being faster.
     bound_holds : bool
         Whether the plan's bound is one of this problem, under this cost model.
-    comparison, whatif, simulated, moves : Report or None
-        Where they were asked for.
     front : tuple of FrontPoint
         Step times over budgets of HBM.
+    other : Plan or None
+        The second plan.
     explanations : mapping of table to Report
         What the alternatives of some tables cost.
     reasons : mapping of table to str
         What HBM is worth at each table's split.
-    other : Plan or None
-        The second plan.
     """
 
     plan: Plan
@@ -106,14 +102,10 @@ def ask(
 
     Parameters
     ----------
-    path : Path
-        The plan's file.
     other_path : Path, optional
         A plan that may follow it: what moves from one to the other.
-    questions : Questions, optional
     profile_path, constraints_path : Path, optional
         As `placer show` takes them.
-    cost_model : str
     limits : Limits, optional
         Of each search.
     on_progress : callable
@@ -138,12 +130,8 @@ def ask(
     cost = model.evaluate(ordered, plan)
     on_progress(1, None, "what binds")
     found = binding(ordered, plan, model, cost)
-    shown = plan_report(
-        plan,
-        lambda _: cost,
-        binds=lambda _: found,
-        even=assumed_even(plan, profile),
-    )
+    even = assumed_even(plan, profile)
+    shown = plan_report(plan, lambda _: cost, binds=lambda _: found, even=even)
     searches = _Searches(plan, problem, model, cost_model, limits, on_progress)
     return Answers(
         plan,
@@ -175,17 +163,15 @@ class _Searches:
     limits: Limits | None
     on_progress: Progress
 
+    def shows(self, words: str) -> Callable[[int, int], None]:
+        return lambda done, total: self.on_progress(done, total, words)
+
     def comparison(self, asked: Questions) -> Report | None:
         names = [one.strip() for one in (asked.compared or "").split(",") if one.strip()]
         if not names:
             return None
-        rows = compare(
-            self.problem,
-            names,
-            (self.model_name,),
-            self.limits,
-            on_solved=lambda done, total: self.on_progress(done, total, "solvers"),
-        )
+        shows, models = self.shows("solvers"), (self.model_name,)
+        rows = compare(self.problem, names, models, self.limits, on_solved=shows)
         return compare_report(rows, "Solvers on the plan's problem")
 
     def front(self, asked: Questions) -> tuple[FrontPoint, ...]:
@@ -207,13 +193,8 @@ class _Searches:
         """Return what changes of the machine would gain."""
         if not asked.whatif:
             return None
-        answer = whatif(
-            self.problem,
-            self.model,
-            self.limits,
-            solver=asked.solver,
-            on_solved=lambda done, total: self.on_progress(done, total, "what if"),
-        )
+        search = self.problem, self.model, self.limits
+        answer = whatif(*search, solver=asked.solver, on_solved=self.shows("what if"))
         return whatif_report(self.problem, answer, solver=asked.solver)
 
     def explanations(self, asked: Questions, shown: Report) -> dict[str, Report]:

@@ -9,7 +9,7 @@ from cost_models import CostReport
 from placer.report import section as form
 from placer.report.picture import BOUND, SERIES, STEP
 from placer.report.plain import plain
-from placer.report.section import Column, Row, Section
+from placer.report.section import Row, Section, columns, table_of
 from placer.topology.topology import Topology
 from placer.units import format_bytes, format_seconds
 
@@ -17,6 +17,7 @@ Trace = Mapping[str, Any]
 
 PATTERNS = ("", "/", ".", "\\", "x", "-", "+", "|")
 """Of Plotly's bars, one for each of `SERIES`: told apart without colour too."""
+_HATCHES = {"fillmode": "overlay", "size": 7, "solidity": 0.2, "fgcolor": "#ffffff"}
 
 _MOST_NAMED = 24
 """Devices whose names are all written at an axis."""
@@ -33,15 +34,12 @@ class Chart:
     ----------
     name : str
         Its id in the page.
-    title : str
     words : str
         What is to be seen in it, for everyone and for who does not see it.
-    traces : tuple of mapping
+    traces, layout
         As Plotly takes them; a colour ``ink``, ``muted`` or ``faint`` is the page's.
-    layout : mapping
     table : Section or None
         The same figures.
-    height_px : int
     """
 
     name: str
@@ -69,6 +67,7 @@ def bars(
     x: Sequence[str], y: Sequence[float], name: str, number: int, texts: Sequence[str]
 ) -> Trace:
     """Return a part of stacked bars, in the colour and the pattern of its number."""
+    pattern = {"shape": PATTERNS[number % len(PATTERNS)], **_HATCHES}
     return {
         "type": "bar",
         "name": name,
@@ -76,17 +75,7 @@ def bars(
         "y": list(y),
         "customdata": list(texts),
         "hovertemplate": f"%{{x}}<br>{name}: %{{customdata}}<extra></extra>",
-        "marker": {
-            "color": SERIES[number % len(SERIES)],
-            "line": {"width": 0},
-            "pattern": {
-                "shape": PATTERNS[number % len(PATTERNS)],
-                "fillmode": "overlay",
-                "size": 7,
-                "solidity": 0.2,
-                "fgcolor": "#ffffff",
-            },
-        },
+        "marker": {"color": SERIES[number % len(SERIES)], "pattern": pattern},
     }
 
 
@@ -122,11 +111,15 @@ def levels(lines: Sequence[tuple[float, str, str, str]]) -> tuple[list[Trace], l
     return names, shapes
 
 
+def axis(words: str, **more: Any) -> dict[str, Any]:
+    """Return an axis with a title."""
+    return {"title": {"text": words}, **more}
+
+
 def device_axis(devices: Sequence[str], topology: Topology) -> dict[str, Any]:
     """Return devices at the x axis; of many, the first GPU of each host by the host's name."""
-    axis: dict[str, Any] = {"type": "category", "fixedrange": True}
     if len(devices) <= _MOST_NAMED:
-        return axis
+        return {"type": "category"}
     known = topology.gpus_by_id
     hosts: dict[str, str] = {}
     for device in devices:
@@ -134,14 +127,10 @@ def device_axis(devices: Sequence[str], topology: Topology) -> dict[str, Any]:
             hosts.setdefault(known[device].host, device)
     every = max(1, len(hosts) // 8)
     chosen = dict(list(hosts.items())[::every])
-    return {
-        **axis,
-        "tickangle": 0,
-        "tickmode": "array",
-        "tickvals": [label(device) for device in chosen.values()],
-        "ticktext": [label(host.removeprefix("host:")) for host in chosen],
-        "title": {"text": "GPUs, by host"},
-    }
+    places = [label(device) for device in chosen.values()]
+    names = [label(host.removeprefix("host:")) for host in chosen]
+    ticks = {"tickangle": 0, "tickmode": "array", "tickvals": places, "ticktext": names}
+    return axis("GPUs, by host", type="category", **ticks)
 
 
 _KINDS = (
@@ -155,46 +144,36 @@ _KINDS = (
 
 def memory_charts(memory: Section, topology: Topology) -> list[Chart]:
     """Draw bytes of GPUs, and of hosts, by kind, beside what they have."""
-    gpus = topology.gpus_by_id
-    charts = []
-    for name, title, among, rows in (
-        ("memory-gpus", "Memory of the GPUs (HBM)", "GPUs", [d.id for d in topology.gpus]),
-        ("memory-hosts", "Memory of the hosts (DRAM)", "hosts", [d.id for d in topology.hosts]),
-    ):
-        by_device = {row["device"]: row for row in memory.rows}
-        own = [by_device[device] for device in rows]
-        if any(row["total_bytes"] for row in own) or name == "memory-gpus":
-            axis = device_axis(rows, topology) if own[0]["device"] in gpus else _plain_axis()
-            charts.append(_memory_chart(name, title, among, own, axis, memory))
+    by_device = {row["device"]: row for row in memory.rows}
+    gpus = [gpu.id for gpu in topology.gpus]
+    own = [by_device[gpu] for gpu in gpus]
+    ends = "memory-gpus", "Memory of the GPUs (HBM)", "GPUs"
+    charts = [_memory_chart(*ends, own, device_axis(gpus, topology), memory)]
+    own = [by_device[host.id] for host in topology.hosts]
+    if any(row["total_bytes"] for row in own):
+        ends = "memory-hosts", "Memory of the hosts (DRAM)", "hosts"
+        charts.append(_memory_chart(*ends, own, {"type": "category", "nticks": 8}, memory))
     return charts
 
 
-def _plain_axis() -> dict[str, Any]:
-    return {"type": "category", "fixedrange": True, "nticks": 8}
-
-
 def _memory_chart(
-    name: str, title: str, among: str, rows: Sequence[Row], axis: Any, memory: Section
+    name: str, title: str, among: str, rows: Sequence[Row], across_axis: Any, memory: Section
 ) -> Chart:
     across = [label(row["device"]) for row in rows]
-    scale, unit = (2**40, "TiB") if max(_most(rows)) >= 2**41 else (2**30, "GiB")
-    traces = [
-        bars(
-            across,
-            [row[key] / scale for row in rows],
-            kind,
-            number,
-            [format_bytes(row[key]) for row in rows],
-        )
-        for number, (key, kind) in enumerate(_KINDS)
-        if any(row[key] for row in rows)
-    ]
+    most = max(float(max(row["capacity_bytes"], row["total_bytes"])) for row in rows)
+    scale, unit = (2**40, "TiB") if most >= 2**41 else (2**30, "GiB")
+    traces = []
+    for number, (key, kind) in enumerate(_KINDS):
+        sizes = [row[key] for row in rows]
+        if any(sizes):
+            texts = [*map(format_bytes, sizes)]
+            traces.append(bars(across, [size / scale for size in sizes], kind, number, texts))
     capacities = sorted({row["capacity_bytes"] for row in rows})
-    most = max(capacities)
+    which = "capacity"
+    if len(capacities) > _MOST_CAPACITIES:
+        which, capacities = "largest capacity", capacities[-1:]
     names, shapes = levels(
-        [(size / scale, f"capacity {format_bytes(size)}", "ink", "dash") for size in capacities]
-        if len(capacities) <= _MOST_CAPACITIES
-        else [(most / scale, f"largest capacity {format_bytes(most)}", "ink", "dash")]
+        [(size / scale, f"{which} {format_bytes(size)}", "ink", "dash") for size in capacities]
     )
     fullest = max(rows, key=lambda row: row["used_share"] or 0.0)
     emptiest = min(rows, key=lambda row: row["used_share"] or 0.0)
@@ -207,23 +186,18 @@ def _memory_chart(
             f"The fullest of {len(rows)} {among}, {words}; the emptiest, "
             f"{plain(emptiest['device'])}, {form.share(emptiest['used_share'] or 0.0)}"
         )
-    words += "."
     of = {row["device"] for row in rows}
     own = tuple(row for row in memory.rows if row["device"] in of)
-    table = Section(memory.name, title, memory.columns, own)
     layout = {
         "barmode": "stack",
-        "xaxis": axis,
-        "yaxis": {"title": {"text": unit}, "range": [0, 1.05 * max(_most(rows)) / scale]},
+        "xaxis": across_axis,
+        "yaxis": axis(unit, range=[0, 1.05 * most / scale]),
         "shapes": shapes,
     }
     if len(rows) == 1:  # As wide as one of several.
         traces = [{**trace, "width": 0.3} for trace in traces]
-    return Chart(name, title, words, (*traces, *names), layout, table)
-
-
-def _most(rows: Sequence[Row]) -> list[float]:
-    return [float(max(row["capacity_bytes"], row["total_bytes"])) for row in rows]
+    table = Section(memory.name, title, memory.columns, own)
+    return Chart(name, title, f"{words}.", (*traces, *names), layout, table)
 
 
 def time_chart(cost: CostReport, topology: Topology, bound_s: float | None) -> Chart:
@@ -242,18 +216,15 @@ def time_chart(cost: CostReport, topology: Topology, bound_s: float | None) -> C
         for number, (name, times) in enumerate(phases)
     ]
     wait = bars(across, [1e3 * t for t in waits], "waits", 0, [*map(format_seconds, waits)])
-    wait = {**wait, "marker": {"color": "faint", "line": {"width": 0}}}
+    wait = {**wait, "marker": {"color": "faint"}}
     lines = [(1e3 * step_s, f"step {format_seconds(step_s)}", "ink", "solid")]
     if bound_s:
         lines.append((1e3 * bound_s, f"bound {format_seconds(bound_s)}", "ink", "dash"))
     legend, shapes = levels(lines)
-    rows: list[Row] = [
-        {
-            "device": device,
-            **{f"{name}_s": times[gpu] for name, times in phases},
-            "waits_s": waits[gpu],
-        }
-        for gpu, device in enumerate(devices)
+    seconds_of_gpus = zip(*(times for _, times in phases), strict=True)
+    rows = [
+        (gpu, *own, wait_s)
+        for gpu, own, wait_s in zip(devices, seconds_of_gpus, waits, strict=True)
     ]
     slowest = max(range(len(devices)), key=lambda gpu: busy[gpu])
     mean = sum(waits) / len(waits)
@@ -262,22 +233,14 @@ def time_chart(cost: CostReport, topology: Topology, bound_s: float | None) -> C
         f"longest, {format_seconds(busy[slowest])} of the step's {format_seconds(step_s)}; a GPU "
         f"waits {format_seconds(mean)} on average, {form.share(mean / step_s if step_s else 0.0)}."
     )
-    table = Section(
-        "phases_of_gpus",
-        "Phases of each GPU",
-        (
-            Column("device", "device"),
-            *(Column(f"{name}_s", name, form.seconds) for name, _ in phases),
-            Column("waits_s", "waits"),
-        ),
-        tuple(rows),
-    )
+    shown = columns(device="device", **{f"{name}_s": name for name, _ in phases}, waits_s="waits")
     layout = {
         "barmode": "stack",
         "xaxis": device_axis(devices, topology),
-        "yaxis": {"title": {"text": "ms"}, "range": [0, 1.06e3 * step_s]},
+        "yaxis": axis("ms", range=[0, 1.06e3 * step_s]),
         "shapes": shapes,
     }
+    table = table_of(rows, "phases_of_gpus", "Phases of each GPU", *shown)
     return Chart("time", "Time of a step", words, (*traces, wait, *legend), layout, table, 340)
 
 
@@ -304,7 +267,7 @@ def front_chart(section: Section) -> Chart:
             f"{budgets[-1]}. Under the dashed line no placement exists."
         )
     layout = {
-        "xaxis": {"type": "category", "title": {"text": "HBM of each GPU"}, "fixedrange": True},
-        "yaxis": {"title": {"text": "ms"}, "rangemode": "tozero"},
+        "xaxis": axis("HBM of each GPU", type="category"),
+        "yaxis": axis("ms", rangemode="tozero"),
     }
     return Chart("front", "Step time with other budgets", words, tuple(traces), layout, section)

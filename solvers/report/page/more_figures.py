@@ -12,9 +12,9 @@ from placer.profile.profile import Profile
 from placer.report import section as form
 from placer.report.picture import BOUND, DRAM, GREY, HBM, SERIES, STEP
 from placer.report.plain import plain
-from placer.report.section import Column, Row, Section
+from placer.report.section import Row, Section, columns, table_of
 from placer.units import format_bytes, format_seconds
-from solvers.report.page.figures import Chart, Trace, label, line
+from solvers.report.page.figures import Chart, Trace, axis, label, line
 
 MOST_CURVES = 6
 """Access curves in one chart: more cannot be told apart."""
@@ -60,36 +60,23 @@ def skew_chart(tables: Sequence[Row], profile: Profile) -> Chart:
         if split
         else "No table is split between HBM and DRAM: each is whole in one of them."
     )
-    table = Section(
-        "splits",
-        "Splits",
-        (
-            Column("table", "table"),
-            Column("hot_row_share", "rows in HBM"),
-            Column("hbm_lookup_share", "lookups served by them"),
-            Column("time_s", "GPU time"),
-        ),
-        tuple(drawn),
+    shown = columns(
+        table="table",
+        hot_row_share="rows in HBM",
+        hbm_lookup_share="lookups served by them",
+        time_s="GPU time",
+    )
+    rows_axis = axis(
+        "share of the table's rows, hottest first", type="log", tickformat="~%", nticks=6
     )
     layout = {
         "hovermode": "closest",
-        "xaxis": {
-            "type": "log",
-            "title": {"text": "share of the table's rows, hottest first"},
-            "tickformat": "~%",
-            "nticks": 6,
-            "fixedrange": True,
-        },
-        "yaxis": {
-            "title": {"text": "share of its lookups"},
-            "tickformat": ".0%",
-            "range": [0, 1.04],
-        },
+        "xaxis": rows_axis,
+        "yaxis": axis("share of its lookups", tickformat=".0%", range=[0, 1.04]),
     }
-    title = (
-        f"How the {len(drawn)} slowest split tables are read" if split else "How tables are read"
-    )
-    return Chart("skew", title, words, tuple(traces), layout, table, 360)
+    table = table_of(drawn, "splits", "Splits", *shown)
+    which = f"the {len(drawn)} slowest split tables" if split else "tables"
+    return Chart("skew", f"How {which} are read", words, tuple(traces), layout, table, 360)
 
 
 def comparison_chart(section: Section) -> Chart:
@@ -97,26 +84,24 @@ def comparison_chart(section: Section) -> Chart:
     solved = [row for row in section.rows if row["step_time_s"] is not None]
     solved.sort(key=lambda row: -row["step_time_s"])
     names = [label(row["solver"]) for row in solved]
-    traces: list[Trace] = [
-        {
-            "type": "bar",
-            "orientation": "h",
-            "name": "step time",
-            "y": names,
-            "x": [1e3 * row["step_time_s"] for row in solved],
-            "text": [format_seconds(row["step_time_s"]) for row in solved],
-            "textposition": "outside",
-            "cliponaxis": False,
-            "hovertemplate": "%{y}: %{text}<extra></extra>",
-            "marker": {"color": STEP},
-        }
-    ]
-    proven = [(name, row["bound_s"]) for name, row in zip(names, solved, strict=True)]
-    proven = [(name, bound_s) for name, bound_s in proven if bound_s]
+    times = {
+        "type": "bar",
+        "orientation": "h",
+        "name": "step time",
+        "y": names,
+        "x": [1e3 * row["step_time_s"] for row in solved],
+        "text": [format_seconds(row["step_time_s"]) for row in solved],
+        "textposition": "outside",
+        "cliponaxis": False,
+        "hovertemplate": "%{y}: %{text}<extra></extra>",
+        "marker": {"color": STEP},
+    }
+    traces: list[Trace] = [times]
+    named = zip(names, solved, strict=True)
+    proven = {name: 1e3 * row["bound_s"] for name, row in named if row["bound_s"]}
     if proven:
-        across = [1e3 * bound_s for _, bound_s in proven]
-        of, hover = [name for name, _ in proven], "bound: %{x:.4g} ms"
-        traces.append(line("proven bound", across, of, BOUND, "dash", "diamond", hover))
+        look = BOUND, "dash", "diamond", "bound: %{x:.4g} ms"
+        traces.append(line("proven bound", [*proven.values()], [*proven], *look))
     words = "No solver found a plan."
     if solved:
         best, worst = solved[-1], solved[0]
@@ -125,13 +110,10 @@ def comparison_chart(section: Section) -> Chart:
             f"step; {worst['solver']}'s takes "
             f"{form.times(worst['step_time_s'] / best['step_time_s'])} as long."
         )
+    longest_s = max((row["step_time_s"] for row in solved), default=1.0)
     layout = {
         "hovermode": "closest",
-        "xaxis": {
-            "title": {"text": "step time in ms"},
-            "range": [0, 1.15e3 * max((row["step_time_s"] for row in solved), default=1.0)],
-            "fixedrange": True,
-        },
+        "xaxis": axis("step time in ms", range=[0, 1.15e3 * longest_s]),
         "yaxis": {"type": "category", "automargin": True, "showgrid": False},
     }
     height = 130 + 34 * len(solved)
@@ -158,18 +140,14 @@ def drift_chart(windows: Section) -> Chart:
         + ("accesses have drifted from the plan." if lost > 0.01 else "no drift to act on.")
     )
     layout = {
-        "xaxis": {"type": "category", "fixedrange": True},
-        "yaxis": {"title": {"text": "lookups from HBM"}, "tickformat": ".1%"},
+        "xaxis": {"type": "category"},
+        "yaxis": axis("lookups from HBM", tickformat=".1%"),
     }
     return Chart("drift", "Hits over the log", words, tuple(traces), layout, windows, 300)
 
 
-_KIND_COLOURS = {
-    "HBM to HBM": SERIES[0],
-    "HBM to DRAM": SERIES[1],
-    "DRAM to HBM": SERIES[2],
-    "DRAM to DRAM": SERIES[3],
-}
+_KINDS = ("HBM to HBM", "HBM to DRAM", "DRAM to HBM", "DRAM to DRAM")
+_KIND_COLOURS = dict(zip(_KINDS, SERIES, strict=False))
 
 
 def moves_chart(moves: Section, old: Plan, new: Plan) -> Chart:
@@ -179,10 +157,10 @@ def moves_chart(moves: Section, old: Plan, new: Plan) -> Chart:
     grouped = homes > _MOST_HOMES
     flows: dict[tuple[str, str, str], int] = defaultdict(int)
     for row in rows:
-        ends = (row["from"], row["to"])
+        source, target = row["from"], row["to"]
         if grouped:
-            ends = (_by_host(row["from"], old), _by_host(row["to"], new))
-        flows[ends[0], ends[1], row["kind"]] += row["moved_bytes"]
+            source, target = _by_host(source, old), _by_host(target, new)
+        flows[source, target, row["kind"]] += row["moved_bytes"]
     sources = sorted({source for source, _, _ in flows}, key=_natural)
     targets = sorted({target for _, target, _ in flows}, key=_natural)
     link: dict[str, list[Any]] = defaultdict(list)
@@ -193,21 +171,18 @@ def moves_chart(moves: Section, old: Plan, new: Plan) -> Chart:
         link["color"].append(_KIND_COLOURS.get(kind, GREY) + "99")
         link["customdata"].append(f"{kind}: {format_bytes(moved)}")
     total = sum(row["moved_bytes"] for row in rows)
+    ends = [*sources, *targets]
+    hover = "%{source.label} → %{target.label}<br>%{customdata}<extra></extra>"
     trace = {
         "type": "sankey",
         "arrangement": "fixed",
         "node": {
-            "label": [label(name) for name in [*sources, *targets]],
-            "color": [HBM if name.endswith("hbm") else DRAM for name in [*sources, *targets]],
-            "pad": 8,
-            "thickness": 14,
-            "line": {"width": 0},
+            "label": [label(name) for name in ends],
+            "color": [HBM if name.endswith("hbm") else DRAM for name in ends],
+            **{"pad": 8, "thickness": 14, "line": {"width": 0}},
             "hovertemplate": "%{label}<extra></extra>",
         },
-        "link": {
-            **link,
-            "hovertemplate": "%{source.label} → %{target.label}<br>%{customdata}<extra></extra>",
-        },
+        "link": {**link, "hovertemplate": hover},
     }
     largest = max(rows, key=lambda row: row["moved_bytes"], default=None)
     words = "No bytes move."

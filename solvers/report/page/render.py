@@ -9,6 +9,7 @@ import base64
 import gzip
 import hashlib
 import importlib.resources
+import itertools
 import json
 import math
 import os
@@ -36,14 +37,7 @@ _ENDS = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\
 
 
 def write_page(answers: Answers, path: str | os.PathLike[str], *, command: str = "") -> None:
-    """Write a page whole or not at all.
-
-    Parameters
-    ----------
-    answers : Answers
-    path : path
-    command : str
-        Makes the page again, for whoever reads it.
+    """Write a page whole or not at all; `command` makes it again, for whoever reads it.
 
     Raises
     ------
@@ -56,13 +50,7 @@ def write_page(answers: Answers, path: str | os.PathLike[str], *, command: str =
 
 
 def page_html(answers: Answers, *, command: str = "") -> str:
-    """Return the page as text.
-
-    Raises
-    ------
-    BackendError
-        If Jinja2 or Plotly is missing.
-    """
+    """Return the page as text; see `write_page`."""
     environment, plotly = _environment(), _plotly()
     script = _file("page.js")
     sections = {section.name: section for section in answers.shown.sections}
@@ -70,15 +58,12 @@ def page_html(answers: Answers, *, command: str = "") -> str:
     map_of_tables = table_map(answers.plan, answers.problem.profile, tables, answers.reasons)
     drawn = {
         chart.name: {"data": chart.traces, "layout": chart.layout, "height": chart.height_px}
-        for group in charts.values()
-        for chart in group
+        for chart in itertools.chain.from_iterable(charts.values())
     }
-    explained = {
-        row["table"]: number
-        for number, row in enumerate(tables.rows)
-        if row["table"] in answers.explanations
-    }
-    bound_s = answers.shown.facts["bound_s"]
+    numbers = {row["table"]: number for number, row in enumerate(tables.rows)}
+    facts = answers.shown.facts
+    holds = answers.bound_holds and facts["bound_s"] is not None
+    memory = sections["memory"].rows
     return environment.get_template("page.html.j2").render(
         title=plain(answers.shown.title),
         style=_file("page.css"),
@@ -86,18 +71,12 @@ def page_html(answers: Answers, *, command: str = "") -> str:
         policy=_policy(script, plotly),
         plotly=base64.b64encode(gzip.compress(plotly.encode(), 9, mtime=0)).decode(),
         data=script_json({"charts": drawn, "map": map_of_tables}),
-        verdict=verdict(
-            answers.shown.facts,
-            answers.cost,
-            answers.binding,
-            bound_holds=answers.bound_holds and bound_s is not None,
-            memory=sections["memory"].rows,
-        ),
+        verdict=verdict(facts, answers.cost, answers.binding, bound_holds=holds, memory=memory),
         charts=charts,
         sections=sections,
         answers=answers,
         command=command,
-        explanations={explained[name]: one for name, one in answers.explanations.items()},
+        explanations={numbers[name]: one for name, one in answers.explanations.items()},
         provenance=_provenance(answers),
     )
 
@@ -143,32 +122,26 @@ def script_json(value: Any) -> str:
 def _provenance(answers: Answers) -> list[tuple[str, str]]:
     """Return where the figures come from: names and values, for people."""
     plan, facts = answers.plan, answers.shown.facts
+    solver, source = plan.solver, plan.provenance
+    words = f"{solver.name}, seed {solver.seed}, {format_seconds(solver.seconds)}, {solver.status}"
     known = [
         ("Machine", plan.topology.name + (" (emulated)" if plan.topology.emulated else "")),
-        ("Profile", plan.provenance.profile or "not named"),
+        ("Profile", source.profile or "not named"),
         ("Samples per GPU and step", f"{plan.batch_size:,}"),
         ("Pipeline", plan.pipeline),
-        (
-            "Solver",
-            f"{plan.solver.name}, seed {plan.solver.seed}, "
-            f"{format_seconds(plan.solver.seconds)}, {plan.solver.status}",
-        ),
-        ("Cost model of the plan", plan.solver.cost_model or "not named"),
+        ("Pooled rows travel as", plan.exchange_dtype),
+        ("Solver", words),
+        ("Cost model of the plan", solver.cost_model or "not named"),
         ("Cost model of this page", str(facts["cost_model"])),
-        ("Searched", plan.solver.search_space or "not named"),
-        ("Plan made", plan.provenance.created or "not dated"),
-        ("Made by placer", plan.provenance.placer_version or "not named"),
+        ("Searched", solver.search_space or "not named"),
+        ("Plan made", source.created or "not dated"),
+        ("Made by placer", source.placer_version or "not named"),
         ("This page by placer", __version__),
-        ("Hash of the problem", plan.provenance.problem_sha256 or "none"),
+        ("Hash of the problem", source.problem_sha256 or "none"),
     ]
     if not answers.bound_holds:
-        known.append(
-            (
-                "Bound",
-                "left out: profile, machine, constraints or cost model are not those that the "
-                "plan was made for",
-            )
-        )
+        what = "profile, machine, constraints or cost model"
+        known.append(("Bound", f"left out: {what} are not those that the plan was made for"))
     return [(name, plain(value)) for name, value in known]
 
 
@@ -186,13 +159,8 @@ def _environment() -> "Environment":
         from jinja2 import Environment, PackageLoader, StrictUndefined
     except ImportError as error:
         raise _missing("Jinja2") from error
-    environment = Environment(
-        loader=PackageLoader(*_TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    blocks: Any = {"trim_blocks": True, "lstrip_blocks": True, "undefined": StrictUndefined}
+    environment = Environment(loader=PackageLoader(*_TEMPLATES), autoescape=True, **blocks)
     environment.filters["plain"] = lambda text: plain(str(text))
     environment.filters["raw_value"] = raw_value
     return environment
@@ -212,9 +180,8 @@ def _file(name: str) -> str:
 def _plotly() -> str:
     """Plotly's script, of the Python package, which has it for pages without a network."""
     try:
-        return (importlib.resources.files("plotly") / "package_data/plotly.min.js").read_text(
-            "utf-8"
-        )
+        script = importlib.resources.files("plotly") / "package_data/plotly.min.js"
+        return script.read_text("utf-8")
     except (ImportError, FileNotFoundError) as error:
         raise _missing("Plotly") from error
 

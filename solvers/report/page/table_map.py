@@ -22,40 +22,36 @@ def table_map(
 ) -> dict[str, Any]:
     """Return columns, rows, devices and access curves, as the page's script takes them.
 
-    Parameters
-    ----------
-    plan : Plan
-    profile : Profile
-        Over the plan's row order.
-    tables : Section
-        Of `solvers.report.plan_report`: its rows and columns are the page's.
-    reasons : mapping of table to str
+    The profile is over the plan's row order; the rows and columns of `tables`, which is of
+    `solvers.report.plan_report`, are the page's.
 
     Returns
     -------
     dict
         ``columns`` have key and title, ``rows`` a value and a text for each; ``strips`` are runs
         ``[first device, last device, HBM bytes, DRAM bytes]`` of each table, ``shards`` its
-        shards in words, ``curves`` the number of its access curve.
+        shards in words, ``curve`` the number of its access curve in ``curves``.
     """
     devices = [gpu.id for gpu in plan.topology.gpus]
     number = {device: at for at, device in enumerate(devices)}
     number |= {host.id: len(devices) + at for at, host in enumerate(plan.topology.hosts)}
+    hosts = [gpu.host for gpu in plan.topology.gpus]
+    starts = [at for at, host in enumerate(hosts) if at == 0 or hosts[at - 1] != host]
     by_name = {one.name: one for one in profile}
-    curves: dict[tuple[bytes, bytes], int] = {}
-    drawn: list[Any] = []
+    curves: dict[tuple[bytes, bytes], Any] = {}
     rows, strips, shards, used = [], [], [], []
     for row in tables.rows:
         table, own = plan.tables_by_name[row["table"]], plan.shards_by_table[row["table"]]
-        rows.append([[_safe(row[c.key]), c.cell(row)] for c in tables.columns])
+        values = (row[c.key] for c in tables.columns)
+        safe = [plain(one) if isinstance(one, str) else one for one in values]
+        rows.append([[one, c.cell(row)] for one, c in zip(safe, tables.columns, strict=True)])
         strips.append(_strip(table, own, number))
         shards.append(_shards(table, own))
         cdf = by_name[row["table"]].cdf
         key = cdf.ranks.tobytes(), cdf.shares.tobytes()
         if key not in curves:
-            curves[key] = len(drawn)
-            drawn.append(curve(cdf))
-        used.append(curves[key])
+            curves[key] = len(curves), curve(cdf)
+        used.append(curves[key][0])
     return {
         "columns": [
             {"key": c.key, "title": c.title, "number": not c.is_text} for c in tables.columns
@@ -64,25 +60,11 @@ def table_map(
         "strips": strips,
         "shards": shards,
         "curve": used,
-        "curves": drawn,
+        "curves": [points for _, points in curves.values()],
         "reasons": [reasons.get(row["table"], "") for row in tables.rows],
         "devices": [plain(device) for device in devices],
-        "hosts": _host_starts(plan),
+        "hosts": starts,  # The first GPU of each host.
     }
-
-
-def _safe(value: Any) -> Any:
-    return plain(value) if isinstance(value, str) else value
-
-
-def _host_starts(plan: Plan) -> list[int]:
-    """Return the numbers of the first GPU of each host."""
-    starts, last = [], None
-    for at, gpu in enumerate(plan.topology.gpus):
-        if gpu.host != last:
-            starts.append(at)
-        last = gpu.host
-    return starts
 
 
 def _strip(table: Table, shards: Sequence[Shard], number: dict[str, int]) -> list[list[int]]:

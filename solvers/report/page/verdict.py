@@ -1,6 +1,7 @@
 """The verdict of a page in plain words: how fast, how near the best, what binds, what to do."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from cost_models import CostReport
 from placer.report import section as form
@@ -75,19 +76,17 @@ _BUYABLE: dict[Resource, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Tile:
+class Tile(NamedTuple):
     """A figure at the top of a page: its key in the facts, and the value for people."""
 
     key: str
     title: str
     value: object
     text: str
-    note: str = ""
+    note: str
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """What a reader has to know.
 
     Attributes
@@ -98,7 +97,6 @@ class Verdict:
         What keeps the plan from being faster, with the evidence.
     advice : tuple of str
         What to do, the most promising first.
-    tiles : tuple of Tile
     """
 
     summary: str
@@ -108,20 +106,12 @@ class Verdict:
 
 
 def verdict(
-    facts: Row, cost: CostReport, binding: Binding, *, bound_holds: bool, memory: tuple[Row, ...]
+    facts: Row, cost: CostReport, binding: Binding, *, bound_holds: bool, memory: Sequence[Row]
 ) -> Verdict:
     """Put a plan's facts into words.
 
-    Parameters
-    ----------
-    facts : mapping
-        Of `solvers.report.plan_report`.
-    cost : CostReport
-    binding : Binding
-    bound_holds : bool
-        Whether the plan's bound is one for this cost model and problem.
-    memory : tuple of mapping
-        Rows of the report's section of memory.
+    `facts`, and the rows of `memory`, are those of `solvers.report.plan_report`; `bound_holds`
+    says whether the plan's bound is one for this cost model and problem.
     """
     gap = facts["gap"] if bound_holds else None
     name, what = _ADVICE[binding.resource]
@@ -139,11 +129,8 @@ def verdict(
     if gap is not None and gap > NEAR:
         room = 1 - facts["bound_s"] / facts["step_time_s"]
         search = "with --solver auto" if str(facts["solver"]).startswith("greedy") else "for longer"
-        advice.insert(
-            0,
-            f"Searching {search} (placer plan --time-limit 300) can save at most "
-            f"{form.share(room)} of the step.",
-        )
+        longer = f"Searching {search} (placer plan --time-limit 300) can save at most "
+        advice.insert(0, f"{longer}{form.share(room)} of the step.")
     over = [row for row in memory if row["total_bytes"] > row["capacity_bytes"]]
     if over:
         devices = counted(len(over), "device")
@@ -153,21 +140,15 @@ def verdict(
             f"Times are a model's, off by {form.share(cost.relative_error)} on average: "
             "placer calibrate measures your machine."
         )
-    return Verdict(
-        summary,
-        f"{name[0].upper()}{name[1:]}. The step {plain(binding.words)}.",
-        tuple(advice),
-        _tiles(facts, gap),
-    )
+    binds = f"{name[0].upper()}{name[1:]}. The step {plain(binding.words)}."
+    return Verdict(summary, binds, tuple(advice), _tiles(facts, gap))
 
 
 def _gains(binding: Binding) -> str:
     """Return what a tenth more of each resource that can be bought gains, most first."""
-    gains = binding.gains.items()
-    known = [(gain, _BUYABLE[of]) for of, gain in gains if of in _BUYABLE and gain > _ROUNDING]
-    return ", ".join(
-        f"{name} {form.share(gain)}" for gain, name in sorted(known, key=lambda one: -one[0])
-    )
+    gains = sorted(binding.gains.items(), key=lambda one: -one[1])
+    known = [(_BUYABLE[of], gain) for of, gain in gains if of in _BUYABLE and gain > _ROUNDING]
+    return ", ".join(f"{name} {form.share(gain)}" for name, gain in known)
 
 
 def _tiles(facts: Row, gap: float | None) -> tuple[Tile, ...]:

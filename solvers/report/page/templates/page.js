@@ -214,7 +214,8 @@
   // Charts ---------------------------------------------------------------------------------------
 
   const layoutOf = (figure, narrow) => {
-    const axis = { gridcolor: colour("faint"), zeroline: false, linecolor: colour("faint"), automargin: true };
+    const axis = { gridcolor: colour("faint"), zeroline: false, linecolor: colour("faint"), automargin: true,
+      fixedrange: true };
     const own = coloured(figure.layout);
     return {
       ...own,
@@ -229,7 +230,7 @@
       hoverlabel: { bgcolor: colour("card"), bordercolor: colour("faint"), font: { color: colour("ink") } },
       legend: { orientation: "h", x: 0, y: 1.02, xanchor: "left", yanchor: "bottom", traceorder: "normal" },
       xaxis: { ...axis, showgrid: own.xaxis?.type !== "category", ...own.xaxis },
-      yaxis: { ...axis, rangemode: "tozero", fixedrange: true, ...own.yaxis },
+      yaxis: { ...axis, rangemode: "tozero", ...own.yaxis },
     };
   };
 

@@ -1,9 +1,21 @@
-"""Warns where a checkpoint lacks what tables have learned, when training goes on or ends."""
+"""Warns where training loses what tables have learned.
+
+That is where a checkpoint lacks it, when training goes on or ends, and where backward passes update
+tables more often than an optimizer steps: gradients of parameters add up until a step, and tables
+that are updated in each backward pass do not wait for it.
+"""
 
 import atexit
 import sys
 import warnings
+import weakref
 from functools import cache
+from typing import TYPE_CHECKING
+
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+if TYPE_CHECKING:
+    from placer.adapters.pytorch.table import PlacedTable
 
 _lacking: "set[SaveWatch]" = set()
 """Of tables whose last update is in a state dict of the model without all that belongs to it.
@@ -18,11 +30,6 @@ class SaveWatch:
     A table's weight is in the state dict of the model, unless the model leaves it to a folder. Its
     optimizer's state is not: updates come in the backward pass, and no `torch.optim` optimizer has
     it.
-
-    Parameters
-    ----------
-    table : str
-        Its name.
     """
 
     def __init__(self, table: str) -> None:
@@ -79,3 +86,31 @@ def _warn(watches: set[SaveWatch], when: str) -> None:
         f"what apply_plan returned): {saves}; docs/pytorch.md has the lines for each trainer",
         stacklevel=4,
     )
+
+
+_watched: "weakref.WeakSet[PlacedTable]" = weakref.WeakSet()
+
+
+def watch_steps(table: "PlacedTable") -> None:
+    """Look at a table's updates whenever any optimizer has stepped."""
+    _register()
+    _watched.add(table)
+
+
+@cache
+def _register() -> None:
+    register_optimizer_step_post_hook(_after_step)
+
+
+def _after_step(*_: object) -> None:
+    is_faster = False
+    for table in _watched:
+        is_faster |= table.updates_since_step > 1 and not table.waits
+        table.updates_since_step = 0
+    if is_faster:
+        warnings.warn(
+            "several backward passes came before one step of the optimizer: gradients of "
+            "parameters add up until the step, and placed tables were updated in each pass. To "
+            "accumulate theirs too, call update_with(optimizer) of what apply_plan returns",
+            stacklevel=2,
+        )

@@ -1,0 +1,293 @@
+"""What is to be placed, and where: profiles, workloads, the memory of tables, machines."""
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from placer.growing.key_map import Growing
+from placer.growing.working_set import SHARES, WorkingSet
+from placer.profile.growing_tables import hit_rate_for
+from placer.profile.profile import Profile
+from placer.profile.table_profile import TableProfile
+from placer.report import section as form
+from placer.report.section import Column, Report, Row, Section, columns, table_of
+from placer.tables import DTYPE_BYTES, OPTIMIZERS, Table
+from placer.topology.devices import Gpu, Host
+from placer.topology.topology import Topology
+from placer.units import counted, format_bytes
+from placer.workloads import named_workload, workload_infos
+
+MOST_TABLES, MOST_DEVICES = 60, 18
+_MANY_TIMES, _MANY_ROWS = 10, 1000
+"""Rows for each one that is read, and rows, from which on a table is wasteful."""
+
+
+def profile_report(
+    profile: Profile,
+    batch_size: int = 8192,
+    *,
+    ids_in_use: Mapping[str, WorkingSet] | None = None,
+) -> Report:
+    """Report one row per table: its size, how it is read, and how skewed that is.
+
+    Parameters
+    ----------
+    batch_size : int
+        Samples of a step, for the number of distinct rows that it touches.
+    ids_in_use : mapping of table name to WorkingSet, optional
+        What windows of the log read.
+    """
+    tables = list(profile)
+    shown = None if len(tables) <= MOST_TABLES else MOST_TABLES
+    if shown:
+        tables.sort(key=lambda table: -table.table.total_bytes)
+    sampled = f", {form.share(profile.sampling)} of the log" if profile.sampling < 1 else ""
+    headline = (
+        f"{format_bytes(profile.total_bytes)} of weights and optimizer state, "
+        f"{counted(sum(one.table.rows for one in profile), 'row')}, "
+        f"{form.count(sum(one.table.lookups_per_sample for one in profile))} lookups per sample",
+        f"from {counted(profile.samples, 'sample')}{sampled}" if profile.samples else "",
+        profile.source,
+        unknown_words(profile),
+        unread_words(profile),
+    )
+    is_published = any(table.zipf_exponent is not None for table in profile)
+    shown_columns = (
+        *columns(table="table", rows="rows"),
+        Column("dim", "dim", form.count, spare=True),
+        Column("size_bytes", "size"),
+        Column("lookups_per_sample", "lookups", form.count),
+        Column("pooling_factor", "pooling", form.number, spare=True),
+        Column("coverage", "coverage", form.share, spare=True),
+        Column("rows_read", "rows read", form.count, spare=True),
+        *columns(top_1_percent_share="top 1%", top_10_percent_share="top 10%"),
+        Column("unique_rows", "distinct"),
+        Column("unique_rows_of_draws", "if drawn", form.count, spare=True),
+        Column("unknown_share", "unknown"),
+        Column("unknown_id_share", "unknown ids", spare=True),
+        *([Column("zipf_exponent", "Zipf", form.number)] * is_published),
+    )
+    title = f"Tables (distinct rows: per step of {batch_size:,} samples)"
+    rows = tuple(_table_row(table, batch_size) for table in tables)
+    section = Section("tables", title, shown_columns, rows, shown, "largest first")
+    return Report(
+        f"Profile of {counted(len(profile), 'table')}",
+        (section, *(() if ids_in_use is None else (_ids_in_use(ids_in_use),))),
+        {
+            "source": profile.source,
+            "samples": profile.samples,
+            "sampling": profile.sampling,
+            "size_bytes": profile.total_bytes,
+            "batch_size": batch_size,
+        },
+        tuple(line for line in headline if line),
+    )
+
+
+def unknown_words(profile: Profile) -> str:
+    """Say which lookups a vocabulary did not know; say nothing if there are none."""
+    shares = {table.name: table.unknown_share or 0.0 for table in profile}
+    worst = sorted(shares, key=lambda name: -shares[name])[:3]
+    named = [f"{form.share(shares[name])} of {name}" for name in worst if shares[name]]
+    if not named:
+        return ""
+    more = sum(1 for share in shares.values() if share) - len(named)
+    others = f" and less of {more} more" if more else ""
+    return (
+        f"unknown to the vocabularies: {', '.join(named)}{others} of the lookups; all unknown ids "
+        "of a table share row 0, which looks hot though no one of them is"
+    )
+
+
+def unread_words(profile: Profile) -> str:
+    """Say which tables have many more rows than were read, as their ids are rows."""
+    kinds = {} if profile.encoding is None else profile.encoding.mappings
+    found = []
+    for table in profile:
+        read = 0 if table.counts is None else table.counts.ids.size
+        is_identity = table.name in kinds and kinds[table.name].kind == "identity"
+        if is_identity and read and table.table.rows > max(_MANY_ROWS, _MANY_TIMES * read):
+            found.append((table.table.rows, read, table.name))
+    if not found or profile.sampling < 1:
+        return ""
+    found.sort(reverse=True)
+    named = [f"{name} has {rows:,} rows for {read:,} ids" for rows, read, name in found[:3]]
+    more = f", and {len(found) - 3} more tables are so" if len(found) > 3 else ""
+    return (
+        f"rows that nothing reads: {', '.join(named)}{more}; --id-mapping {found[0][2]}=vocabulary "
+        f"makes one row for each id (hash with --rows {found[0][2]}=N makes N)"
+    )
+
+
+def _table_row(profile: TableProfile, batch_size: int) -> Row:
+    table, cdf = profile.table, profile.cdf
+    lookups = table.lookups_per_sample
+    covered = sum(feature.coverage for feature in table.features)
+    return {
+        "table": table.name,
+        "rows": table.rows,
+        "dim": table.dim,
+        "size_bytes": table.total_bytes,
+        "features": len(table.features),
+        "lookups_per_sample": lookups,
+        # Over all bags of all features that read the table.
+        "pooling_factor": form.ratio(lookups, covered),
+        "coverage": form.ratio(covered, len(table.features)),
+        "rows_read": None if profile.counts is None else int(profile.counts.ids.size),
+        "top_1_percent_share": float(cdf.share(max(1.0, 0.01 * table.rows))) if lookups else None,
+        "top_10_percent_share": float(cdf.share(max(1.0, 0.1 * table.rows))) if lookups else None,
+        "unique_rows": profile.expected_unique(batch_size),
+        # Where windows of the log were counted, beside what independent draws would read.
+        "unique_rows_of_draws": cdf.unique(batch_size * lookups) if profile.locality else None,
+        "unknown_share": profile.unknown_share,
+        "unknown_id_share": profile.unknown_id_share,
+        "zipf_exponent": profile.zipf_exponent,
+    }
+
+
+def _ids_in_use(working_sets: Mapping[str, WorkingSet]) -> Section:
+    """Report how many ids windows read, and what share of lookups fewer rows would serve."""
+    rows: list[Row] = []
+    for name, found in working_sets.items():  # What follows the shares is for plans.
+        later = found.unknown_of_windows[1:]
+        rates = zip(SHARES * 2, found.hit_rates, strict=False)
+        rows.append(
+            {
+                "table": name,
+                "ids": found.distinct,
+                "ids_of_window": sum(found.distinct_of_windows) / len(found.distinct_of_windows),
+                "new_share": form.ratio(sum(later), len(later)),
+                **{f"{rate.eviction}_hit_rate_{share:.0%}": rate.hit_rate for share, rate in rates},
+            }
+        )
+    evictions = (("lfu", "hits", False), ("lru", "LRU", True))
+    hits = (
+        Column(f"{eviction}_hit_rate_{share:.0%}", f"{words} {share:.0%}", form.share, spare)
+        for eviction, words, spare in evictions
+        for share in SHARES
+    )
+    known = columns(form.count, ids="ids", ids_of_window="a window")
+    return Section(
+        "ids_in_use",
+        "Ids in use (new: share of a window's lookups; hits: share served by so many of the rows)",
+        (Column("table", "table"), *known, Column("new_share", "new"), *hits),
+        tuple(rows),
+    )
+
+
+def growing_words(profile: Profile, growing: Mapping[str, Growing]) -> Iterator[str]:
+    """Say how many keys each table that grows has rows for, and the hit rate that is predicted."""
+    for name, how in growing.items():
+        predicted = ""
+        if profile[name].hit_rates:
+            share = form.share(hit_rate_for(profile[name], how.capacity))
+            predicted = f", for a predicted hit rate of {share}"
+        yield f"{name} grows: a row for each of {counted(how.capacity, 'key')}{predicted}"
+
+
+def workloads_report() -> Report:
+    """Report the named workloads and their sizes."""
+    rows = []
+    for info in workload_infos():
+        # A name with a parameter stands for a family, which has no size of its own.
+        sizes: Row = dict.fromkeys(("tables", "rows", "size_bytes", "lookups_per_sample"))
+        if "[" not in info.name:
+            profile = named_workload(info.name)
+            sizes = {
+                "tables": len(profile),
+                "rows": sum(one.table.rows for one in profile),
+                "size_bytes": profile.total_bytes,
+                "lookups_per_sample": sum(one.table.lookups_per_sample for one in profile),
+            }
+        rows.append({"name": info.name, **sizes, "title": info.title})
+    workloads = table_of(
+        rows,
+        "workloads",
+        "float32 weights and row-wise Adagrad; docs/workloads.md has the sources",
+        Column("name", "name"),
+        Column("tables", "tables", form.count),
+        *columns(rows="rows", size_bytes="size"),
+        Column("lookups_per_sample", "lookups", form.count),
+        Column("title", "what", wraps=True),
+    )
+    return Report("Named workloads", (workloads,))
+
+
+def estimate_report(source: str, tables: Sequence[Table], dense_parameters: int = 0) -> Report:
+    """Return the bytes of weights and optimizer state for each dtype and optimizer.
+
+    `source` says what the tables are of, for people. Of the `dense_parameters` beside them, in
+    float32 with Adam, each takes 16 bytes in training.
+    """
+    found = []
+    for dtype, optimizer in itertools.product(DTYPE_BYTES, OPTIMIZERS):
+        kind: Any = {"dtype": dtype, "optimizer": optimizer}
+        as_asked = [replace(one, **kind) for one in tables]
+        weights = sum(one.rows * one.weight_bytes_per_row() for one in as_asked)
+        state = sum(one.rows * one.state_bytes_per_row() for one in as_asked)
+        found.append((dtype, optimizer, weights, state, weights + state))
+    rows = sum(one.rows for one in tables)
+    dense = f"; beside them {dense_parameters:,} dense parameters" if dense_parameters else ""
+    memory = table_of(
+        found,
+        "memory",
+        "All tables, with their optimizer state",
+        *columns(dtype="dtype", optimizer="optimizer"),
+        *columns(weight_bytes="weights", state_bytes="state", total_bytes="together"),
+    )
+    return Report(
+        f"Memory of {source}",
+        (memory,),
+        {
+            "source": source,
+            "tables": len(tables),
+            "rows": rows,
+            "dense_parameters": dense_parameters,
+        },
+        (f"{len(tables):,} table{'s' * (len(tables) != 1)}, {rows:,} rows{dense}",),
+    )
+
+
+def topology_report(topology: Topology) -> Report:
+    """Report devices with their budgets and bandwidths, and the source of each constant."""
+    headline = [f"{counted(len(topology.gpus), 'GPU')} in {counted(len(topology.hosts), 'host')}"]
+    if topology.emulated:
+        headline.append("The GPU is emulated: a part of host memory plays its memory.")
+
+    def of_gpu(bandwidth: Callable[[str], float]) -> Callable[[Gpu | Host], Any]:
+        return lambda device: (bandwidth(device.id) or None) if isinstance(device, Gpu) else None
+
+    links = {
+        "host_link": ("to host", topology.host_link_bytes_per_s),
+        "peer": ("to peers", topology.peer_bytes_per_s),
+        "rack": ("to rack", topology.rack_bytes_per_s),
+        "network": ("to network", topology.network_bytes_per_s),
+    }
+    devices = table_of(
+        (*topology.gpus, *topology.hosts),
+        "devices",
+        "Devices",
+        Column("device", "device", of=lambda device: device.id),
+        Column("host", "host", of=lambda device: getattr(device, "host", None)),
+        Column("memory_bytes", "budget"),
+        Column("memory_bytes_per_s", "memory", of=_memory_bytes_per_s),
+        *(
+            Column(f"{link}_bytes_per_s", title, of=of_gpu(bandwidth))
+            for link, (title, bandwidth) in links.items()
+        ),
+        shown=MOST_DEVICES,
+    )
+    sources = table_of(
+        topology.sources.items(),
+        "sources",
+        "Where the constants come from",
+        Column("constant", "constant"),
+        Column("source", "source", wraps=True),
+    )
+    facts = {"name": topology.name, "emulated": topology.emulated}
+    return Report(f"Topology {topology.name}", (devices, sources), facts, tuple(headline))
+
+
+def _memory_bytes_per_s(device: Gpu | Host) -> float:
+    return device.hbm_bytes_per_s if isinstance(device, Gpu) else device.dram_bytes_per_s

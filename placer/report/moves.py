@@ -1,0 +1,213 @@
+"""`placer diff` and `placer reshard`: what moves from one plan to the next, and what stays."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from placer.errors import TopologyError
+from placer.plan.diff import Move, PlanDiff, TableDiff
+from placer.plan.migration import Migration, migration
+from placer.plan.plan import Plan
+from placer.report import section as form
+from placer.report.section import Column, Report, Row, Section, columns, grouped, table_of
+from placer.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:  # They import torch, and every command imports this.
+    from placer.storage.growing import Grown
+    from placer.storage.shards import Resharded
+
+MOST_ROWS = 20
+"""Tables and moves that a table shows."""
+
+
+def diff_report(diff: PlanDiff) -> Report:
+    """Report kinds of moves, tables and moves from device to device, most bytes first."""
+    old, new = diff.old, diff.new
+    share = diff.changed_cells / diff.compared_cells if diff.compared_cells else 0.0
+    statuses = Counter(table.status for table in diff.tables)
+    facts: Row = {
+        "old_topology": old.topology.name,
+        "new_topology": new.topology.name,
+        "old_batch_size": old.batch_size,
+        "new_batch_size": new.batch_size,
+        "old_step_time_s": old.solver.step_time_s,
+        "new_step_time_s": new.solver.step_time_s,
+        "old_cost_model": old.solver.cost_model,
+        "new_cost_model": new.solver.cost_model,
+        "compared_cells": diff.compared_cells,
+        "changed_cells": diff.changed_cells,
+        "changed_share": share,
+        "moved_bytes": diff.moved_bytes,
+        **{f"{status}_tables": count for status, count in sorted(statuses.items())},
+    }
+    words = ", ".join(f"{count} {status}" for status, count in sorted(statuses.items()))
+    headline = (
+        f"{form.share(share)} of rows × columns get another device or tier; "
+        f"{format_bytes(diff.moved_bytes)} to move, optimizer state included",
+        f"tables: {words}",
+        f"step time {_time(old)} → {_time(new)}, as the plans record",
+    )
+    return Report(
+        f"From a plan on {old.topology.name} to one on {new.topology.name}",
+        (_tables(diff.tables), _kinds(diff), _moves(diff.moves)),
+        facts,
+        headline,
+    )
+
+
+def _time(plan: Plan) -> str:
+    step_time_s = plan.solver.step_time_s
+    return "unknown" if step_time_s is None else format_seconds(step_time_s)
+
+
+def _tables(tables: Iterable[TableDiff]) -> Section:
+    # What cannot be compared first: it is what nobody should overlook.
+    first = {"reshaped": 0, "removed": 1, "added": 2}
+
+    def words(table: TableDiff) -> str:
+        return table.detail or "; ".join(_kinds_in_words(table.moves))
+
+    return table_of(
+        sorted(tables, key=lambda table: (first.get(table.status, 3), -table.moved_bytes)),
+        "tables",
+        "Tables",
+        *columns(table="table", status="status", cells=None, changed_cells=None),
+        Column("changed_share", "changed", of=changed_share),
+        Column("moved_bytes", "to move"),
+        Column("detail", "what", wraps=True, of=words),
+        shown=MOST_ROWS,
+        order="most bytes first",
+    )
+
+
+def changed_share(table: TableDiff) -> float:
+    """Return the share of a table's rows × columns that get another device or tier."""
+    return table.changed_cells / table.cells if table.cells else 0.0
+
+
+def _kinds_in_words(moves: Iterable[Move]) -> list[str]:
+    totals = {kind: _bytes(alike) for kind, alike in grouped(moves, _kind).items()}
+    return [
+        f"{kind} {format_bytes(total)}" if total else kind for kind, total in sorted(totals.items())
+    ]
+
+
+def _kind(move: Move) -> str:
+    return move.kind
+
+
+def _cells(moves: Iterable[Move]) -> int:
+    return sum(move.cells for move in moves)
+
+
+def _bytes(moves: Iterable[Move]) -> int:
+    return sum(move.moved_bytes for move in moves)
+
+
+def _kinds(diff: PlanDiff) -> Section:
+    alike = sorted(grouped(diff.moves, _kind).items(), key=lambda item: -_bytes(item[1]))
+    return table_of(
+        [
+            (kind, _cells(moves), _cells(moves) / diff.compared_cells, _bytes(moves))
+            for kind, moves in alike
+        ],
+        "kinds",
+        "Moves by kind",
+        *columns(kind="kind", cells=None, cells_share="of all cells", moved_bytes="to move"),
+    )
+
+
+def _moves(moves: Iterable[Move]) -> Section:
+    def ends(move: Move) -> tuple[str, str, str | None]:
+        return move.kind, str(move.source), None if move.target is None else str(move.target)
+
+    rows: list[Row] = [
+        {
+            "kind": kind,
+            "from": source,
+            "to": target,
+            "tables": len({move.table for move in alike}),
+            "cells": _cells(alike),
+            "moved_bytes": _bytes(alike),
+        }
+        for (kind, source, target), alike in grouped(moves, ends).items()
+    ]
+    rows.sort(key=lambda row: (-row["moved_bytes"], row["from"], row["to"] or ""))
+    shown = (
+        *_ENDS,
+        *columns(form.count, tables="tables", cells="rows × columns"),
+        Column("moved_bytes", "to move"),
+    )
+    return Section("moves", "Moves by device", shown, tuple(rows), MOST_ROWS, "most bytes first")
+
+
+_ENDS = Column("from", "from"), Column("to", "to"), Column("kind", "kind", spare=True)
+
+
+def reshard_report(difference: PlanDiff, files: "Resharded | None" = None) -> Report:
+    """Bytes by device, and of files where there are some."""
+    try:
+        way = migration(difference)
+    except TopologyError:  # Rows move between hosts that no link joins, and so by files alone.
+        way = None
+    facts: dict[str, Any] = {
+        "kept_bytes": difference.kept_bytes,
+        "moved_bytes": difference.moved_bytes,
+        "migration_s": None if way is None else way.seconds,
+        "waits_for": None if way is None else way.waits_for,
+        "dropped_tables": list(difference.dropped_tables),
+    }
+    headline = [
+        f"{format_bytes(difference.kept_bytes)} stay in the memory that they are in, "
+        f"{format_bytes(difference.moved_bytes)} move{_way(way)}"
+    ]
+    if files is not None:
+        names = "kept_files", "written_files", "kept_file_bytes", "written_file_bytes"
+        facts |= form.attributes(files, *names)
+        headline.append(
+            f"files: {files.kept_files} kept, {files.written_files} written; "
+            f"{format_bytes(files.written_file_bytes)} written to disk, "
+            f"{format_bytes(files.kept_file_bytes)} not"
+        )
+    if difference.dropped_tables:
+        headline.append(f"dropped, not in the new plan: {', '.join(difference.dropped_tables)}")
+    title = "What resharding would move" if files is None else "Resharded"
+    return Report(title, (_by_device(difference),), facts, tuple(headline))
+
+
+def grown_report(tables: "Iterable[Grown]") -> Report:
+    """Rows of each table that were carried over, are new, or were left out."""
+    kinds = columns(table="table", kept_rows="kept", new_rows="new", dropped_rows="dropped")
+    section = table_of(map(asdict, tables), "tables", "Rows by table", *kinds)
+    return Report("Tables with other rows", (section,), {}, ())
+
+
+def _way(way: Migration | None) -> str:
+    if way is None:
+        return ", between hosts that no network link joins"
+    waits = f", waiting for {way.waits_for}" if way.waits_for else ""
+    return f": {format_seconds(way.seconds)} over the machine's links{waits}"
+
+
+def _by_device(difference: PlanDiff) -> Section:
+    totals: dict[tuple[str, str, str], list[Any]] = defaultdict(lambda: [set(), 0, 0])
+    for table in difference.tables:
+        for move in (*table.kept, *table.moves):
+            if move.target is not None:
+                total = totals[str(move.source), str(move.target), move.kind]
+                total[0].add(table.table)
+                total[1] += move.size_bytes - move.moved_bytes
+                total[2] += move.moved_bytes
+    rows = [(*ends, len(names), kept, moved) for ends, (names, kept, moved) in totals.items()]
+    rows.sort(key=lambda row: (-row[5], -row[4], *row[:2]))
+    return table_of(
+        rows,
+        "transfers",
+        "Rows by device",
+        *_ENDS,
+        Column("tables", "tables", form.count),
+        *columns(kept_bytes="kept", moved_bytes="moved"),
+        shown=MOST_ROWS,
+        order="most moved bytes first",
+    )

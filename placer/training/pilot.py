@@ -1,0 +1,187 @@
+"""What types of cold rows and of the exchange do to a model's AUC and log loss, by training it."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from statistics import mean
+from typing import Any
+
+from placer.data.log import Log
+from placer.errors import PlacerError
+from placer.plan.buffers import with_buffers
+from placer.plan.fields import RowOrder
+from placer.plan.plan import Plan
+from placer.plan.shard import Shard
+from placer.problem import Problem
+from placer.profile.profile import Profile
+from placer.tables import DTYPE_BYTES, ColdDType, DType
+from placer.topology.topology import Topology
+from placer.training.config import TrainConfig
+from placer.training.distributed import joined_ranks
+from placer.training.loop import train
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A choice of types, and how models with it did on held-out samples, one for each seed.
+
+    Attributes
+    ----------
+    dtype : str
+        Of cold rows.
+    exchange_dtype : str
+        Of pooled rows and their gradients between processes.
+    table_bytes : int
+        Of all rows, hot ones and optimizer state included.
+    exchanged_bytes : int
+        Of pooled rows and their gradients, for a sample whose rows are all on other GPUs.
+    aucs, log_losses : tuple of float
+        By seed.
+    """
+
+    dtype: ColdDType
+    exchange_dtype: DType
+    table_bytes: int
+    exchanged_bytes: int
+    aucs: tuple[float, ...] = ()
+    log_losses: tuple[float, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """What differs from float32, for people."""
+        changed = {"cold rows": self.dtype, "exchange": self.exchange_dtype}
+        words = [f"{what} {dtype}" for what, dtype in changed.items() if dtype != "float32"]
+        return ", ".join(words) or "float32"
+
+    def is_within_spread(self, of: "Candidate") -> bool:
+        """Whether its means are no worse than another one's worst seed, in AUC and in log loss."""
+        return mean(self.aucs) >= min(of.aucs) and mean(self.log_losses) <= max(of.log_losses)
+
+
+def pilot(
+    profile: Profile,
+    log: Log,
+    widths: Sequence[ColdDType] = ("bfloat16", "int8"),
+    exchange_dtype: DType = "float32",
+    config: TrainConfig | None = None,
+    *,
+    seeds: int = 5,
+    hot_share: float = 0.1,
+    eval_log: Log | None = None,
+    on_run: Callable[[int, int], object] = lambda done, runs: None,
+) -> list[Candidate]:
+    """Train the bundled DLRM with each choice of types and several seeds, and evaluate each model.
+
+    The first candidate is float32 everywhere; the others change one type each. All have the same
+    plan but for that: the hottest rows of each table in HBM, its other rows staged from DRAM.
+
+    Parameters
+    ----------
+    profile : Profile
+        Of the log: says which rows are hot.
+    log : Log
+        With labels, opened with the profile's mapping of ids.
+    widths : sequence of str
+        Types of cold rows to try besides float32.
+    exchange_dtype : str
+        Type of the exchange to try; for several processes, as torchrun starts them.
+    config : TrainConfig, optional
+        Its seed is the first one.
+    seeds : int
+        At least 2: without a spread nothing can be said.
+    hot_share : float
+        Share of each table's rows that stays in HBM, in float32.
+    eval_log : Log, optional
+        Evaluate on this log and not on every tenth batch.
+    on_run : callable
+        Called with the number of runs that are done, and of all.
+
+    Raises
+    ------
+    PlacerError
+        If types, seeds or the share are out of range, or nothing can be evaluated.
+    """
+    config = config or TrainConfig()
+    if seeds < 2 or not 0 <= hot_share <= 1:
+        raise PlacerError(f"give 2 seeds or more, not {seeds}, and a share of 0 to 1")
+    with joined_ranks(config) as ranks:
+        topology = Topology.parse(f"{ranks.world}xh100")
+        problem = Problem(
+            profile,
+            topology,
+            config.batch_size,
+            widths=tuple(widths),
+            exchange_dtype=exchange_dtype,
+        )
+        if exchange_dtype != "float32" and ranks.world == 1:
+            raise PlacerError(
+                "one process exchanges nothing: try exchange types with several, as in "
+                "torchrun --nproc-per-node 2 --no-python placer pilot ..."
+            )
+        asked: list[tuple[ColdDType, DType]] = [("float32", "float32")]
+        asked += [(dtype, "float32") for dtype in dict.fromkeys(widths) if dtype != "float32"]
+        asked += [("float32", exchange_dtype)] if exchange_dtype != "float32" else []
+        plans = [_plan(problem, hot_share, *types) for types in asked]
+        results: list[list[tuple[float, float]]] = [[] for _ in plans]
+        # Seeds outside: what else the machine does meets all candidates.
+        for number in range(seeds):
+            for at, plan in enumerate(plans):
+                own = replace(config, seed=config.seed + number)
+                result = train(plan, log, own, eval_log=eval_log)
+                if result.interrupted:
+                    raise KeyboardInterrupt
+                if result.auc is None or result.log_loss is None:
+                    raise PlacerError(
+                        "no held-out sample, or all of one label: give a longer log or --eval-data"
+                    )
+                results[at].append((result.auc, result.log_loss))
+                on_run(number * len(plans) + at + 1, seeds * len(plans))
+    return [
+        replace(_candidate(plan, dtype), aucs=tuple(aucs), log_losses=tuple(losses))
+        for plan, (dtype, _), found in zip(plans, asked, results, strict=True)
+        for aucs, losses in [zip(*found, strict=True)]
+    ]
+
+
+def _plan(problem: Problem, hot_share: float, dtype: ColdDType, exchange_dtype: DType) -> Plan:
+    """Tables on the GPUs in turn, each with its hottest rows in HBM and the others staged."""
+    shards: list[Shard] = []
+    row_order: dict[str, RowOrder] = {}
+    hot_ids: dict[str, Any] = {}
+    for number, profile in enumerate(problem.profile):
+        table, gpus = profile.table, problem.topology.gpus
+        hot, device = math.ceil(hot_share * table.rows), (gpus[number % len(gpus)].id,)
+        columns, cold = (0, table.dim), None if dtype == "float32" else dtype
+        parts = (
+            Shard(table.name, (0, hot, 1), columns, device, "hbm", "device"),
+            Shard(table.name, (hot, table.rows, 1), columns, device, "dram", "staged", dtype=cold),
+        )
+        for part in parts:
+            bags = part.row_count > 0 and (part is parts[0] or not hot)
+            sized = with_buffers(
+                profile, part, samples=problem.global_batch_size, returns_bags=bags
+            )
+            shards += [sized] if part.row_count else []
+        if profile.counts is not None:
+            row_order[table.name] = RowOrder("profile")
+            hot_ids[table.name] = profile.counts.hottest(hot)
+    return Plan(
+        tuple(profile.table for profile in problem.profile),
+        problem.topology,
+        tuple(shards),
+        row_order,
+        hot_ids,
+        problem.batch_size,
+        exchange_dtype=exchange_dtype,
+    )
+
+
+def _candidate(plan: Plan, dtype: ColdDType) -> Candidate:
+    tables = plan.tables_by_name
+    columns = sum(table.dim * len(table.features) for table in plan.tables)
+    return Candidate(
+        dtype,
+        plan.exchange_dtype,
+        sum(s.row_count * tables[s.table].bytes_per_row(s.width, s.dtype) for s in plan.shards),
+        2 * columns * DTYPE_BYTES[plan.exchange_dtype],
+    )

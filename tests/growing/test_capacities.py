@@ -1,0 +1,216 @@
+"""Capacities that the plan chooses, beside all others that there are."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from cli_cases import Workbench, invoke, succeed
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cost_models import Roofline
+from placer import AccessCdf, Feature, Plan, Problem, Profile, Table, Topology
+from placer.errors import ProblemError
+from placer.growing import Growing, HitRate
+from placer.profile.growing_tables import growing_of, hit_rate_for
+from placer.profile.table_profile import TableProfile
+from solvers import choose_capacities, solve
+from solvers.analysis.capacities import Step, divide, steps_of
+
+CURVES = {
+    "item": ((100, 0.2), (400, 0.25), (1000, 0.6), (4000, 0.9)),
+    "user": ((50, 0.5), (500, 0.7), (9000, 0.8)),
+}
+
+
+def _table(name: str, rates: tuple[tuple[int, float], ...], reads: float) -> TableProfile:
+    rows = rates[-1][0] + 1
+    table = Table(name, rows, 64, features=(Feature(name, reads),))
+    measured = tuple(HitRate(capacity, "lfu", rate) for capacity, rate in rates)
+    return TableProfile(table, AccessCdf.zipf(rows, 0.8), hit_rates=measured)
+
+
+def _profile() -> Profile:
+    fixed = Table("city", 20_000, 64, features=(Feature("city", 4.0),))
+    tables = [_table(name, rates, 5.0) for name, rates in CURVES.items()]
+    return Profile((*tables, TableProfile(fixed, AccessCdf.zipf(20_000, 1.1))), 1000, "test")
+
+
+def _problem(memory: int, gpus: int = 1) -> Problem:
+    machine = Topology.parse(f"{gpus}xh100", hbm=2 << 20, dram=memory)
+    growing, auto = growing_of(_profile(), ["item,user"])
+    assert auto == ["item", "user"]
+    return Problem(_profile(), machine, 64, growing=growing)
+
+
+def _missed(problem: Problem) -> float:
+    """Percent of the lookups of both tables."""
+    rates = [hit_rate_for(problem.profile[n], problem.growing[n].capacity) for n in CURVES]
+    return 100 * (1 - sum(rates) / 2)
+
+
+@st.composite
+def _steps(draw: st.DrawFn) -> list[Step]:
+    """Concave curves of a few tables, as `steps_of` has them."""
+    steps = []
+    for table in "abc"[: draw(st.integers(1, 3))]:
+        slopes = sorted(draw(st.lists(st.integers(1, 40), max_size=4)), reverse=True)
+        capacity = 0
+        for slope in slopes:
+            rows = draw(st.integers(1, 9))
+            capacity += rows
+            steps.append(Step(table, capacity, float(rows), float(rows * slope)))
+    return sorted(steps, key=lambda step: -step.hits / step.nbytes)
+
+
+@given(_steps(), st.integers(0, 60))
+def test_bytes_are_divided_as_well_as_can_be_up_to_one_step(steps: list[Step], nbytes: int) -> None:
+    def of(table: str, capacity: int) -> tuple[float, float]:
+        own = [step for step in steps if step.table == table and step.capacity <= capacity]
+        return sum(step.nbytes for step in own), sum(step.hits for step in own)
+
+    ways = {step.table: [0] for step in steps}
+    for step in steps:
+        ways[step.table].append(step.capacity)
+    best = 0.0
+    for chosen in itertools.product(*ways.values()):
+        taken, hits = zip(*map(of, ways, chosen), strict=True) if ways else ((), ())
+        if sum(taken) <= nbytes:
+            best = max(best, sum(hits))
+    found = divide(steps, nbytes)
+    taken, hits = zip(*(of(*one) for one in found.items()), strict=True) if found else ((), ())
+    assert sum(taken) <= nbytes
+    left = float(nbytes)
+    for step in steps:
+        if step.nbytes > left:
+            assert sum(hits) > best - step.hits
+            break
+        left -= step.nbytes
+    else:
+        assert sum(hits) == best
+
+
+def test_steps_follow_the_curves_from_above() -> None:
+    problem = _problem(1 << 30)
+    steps = steps_of(problem, list(CURVES))
+    slopes = [step.hits / step.nbytes for step in steps]
+    assert slopes == sorted(slopes, reverse=True)
+    for name, rates in CURVES.items():
+        own = [step for step in steps if step.table == name]
+        assert [step.capacity for step in own] == sorted(step.capacity for step in own)
+        assert sum(step.hits for step in own) == pytest.approx(5.0 * rates[-1][1])
+        hits = 0.0
+        for step in own:
+            hits += step.hits
+            assert hits == pytest.approx(5.0 * hit_rate_for(problem.profile[name], step.capacity))
+    # Between its second and third capacity the curve of items bends upwards.
+    assert not any(300 < step.capacity < 800 for step in steps if step.table == "item")
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_all_memory_beside_the_other_tables_is_for_rows(gpus: int) -> None:
+    problem = _problem(7 - 2 * gpus << 20, gpus)
+    chosen = choose_capacities(problem, list(CURVES), Roofline())
+    assert solve(chosen, "greedy-cost").plan is not None
+    assert min(how.capacity for how in chosen.growing.values()) > 100
+    more = {
+        name: replace(how, capacity=how.capacity * 11 // 10) for name, how in chosen.growing.items()
+    }
+    assert solve(replace(problem, growing=more), "greedy-cost").plan is None
+    roomy = choose_capacities(_problem(1 << 30, gpus), list(CURVES), Roofline())
+    assert {name: how.capacity for name, how in roomy.growing.items()} == {
+        "item": 4000,
+        "user": 9000,
+    }
+    # Problems whose capacities are written down are the same.
+    assert Problem(_profile(), problem.topology, 64, growing=chosen.growing).sha256 == chosen.sha256
+
+
+def test_a_price_weighs_misses_against_time() -> None:
+    problem, model = _problem(1 << 30), Roofline()
+
+    def cost(one: Problem, price: float) -> float:
+        step_s = solve(one, "greedy-cost").step_time_s
+        assert step_s is not None
+        return step_s + price * _missed(one)
+
+    missed = []
+    for price in (0.0, 2e-8, 1e-7, 1e-6, 1.0):
+        chosen = choose_capacities(problem, list(CURVES), model, price)
+        missed.append(_missed(chosen))
+        others = []
+        for item, user in itertools.product(
+            (1, 100, 400, 1000, 2000, 4000), (1, 50, 500, 2000, 9000)
+        ):
+            growing = {"item": Growing(item), "user": Growing(user)}
+            others.append(cost(replace(problem, growing=growing), price))
+        assert cost(chosen, price) <= 1.05 * min(others)
+    assert missed == sorted(missed, reverse=True)
+    assert missed[0] > 60
+    assert missed[-1] == pytest.approx(15.0)
+
+
+def test_admission_and_eviction_stay_and_others_are_left_alone() -> None:
+    growing, auto = growing_of(_profile(), ["user:lru:admit=3:ttl=9,item=77"])
+    assert auto == ["user"]
+    problem = Problem(_profile(), Topology.parse("1xh100"), 64, growing=growing)
+    chosen = choose_capacities(problem, auto, Roofline()).growing
+    assert chosen == {"user": Growing(9000, 3, "lru", 9), "item": Growing(77)}
+
+
+def test_without_a_hit_there_is_nothing_to_choose_by() -> None:
+    new = _table("item", ((10, 0.0), (90, 0.0)), 1.0)
+    profile = Profile((new,), 1000, "test")
+    growing, auto = growing_of(profile, ["item"])
+    problem = Problem(profile, Topology.parse("1xh100"), 64, growing=growing)
+    with pytest.raises(
+        ProblemError, match="'item': all of its lookups in the log read an id for the"
+    ):
+        choose_capacities(problem, auto, Roofline())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("item=many", "it is of another form. Write TABLE=KEYS"),
+        ("item=x%", "it is of another form"),
+        ("item=", "it is of another form"),
+        ("item=9:fifo", "it is of another form"),
+        ("item=9:admit=x", "it is of another form"),
+        ("item=9:lru:lfu", "it is of another form"),
+        ("item=0", "capacity 0 is not within 1 to"),
+        ("item=9:admit=999", "admission 999 is not within 1 to 255"),
+        ("city=auto", "the hit rate of table 'city' with fewer rows is not known"),
+        ("shop=9", r"begins with no table of the profile \(item, user, city"),
+        ("=5%", "begins with no table"),
+        ("item,item=9", "names table 'item' twice"),
+        ("item=99%", "no number of rows gives table 'item' a hit rate of 99%"),
+    ],
+)
+def test_what_is_of_another_form_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ProblemError, match=message):
+        growing_of(_profile(), [text])
+
+
+def test_names_may_have_the_signs_that_separate() -> None:
+    tables = [_table(name, CURVES["item"], 1.0) for name in ("a", "a=b", "a:lru")]
+    growing, _ = growing_of(Profile(tuple(tables), 1000, "test"), ["a=b=50", "a=50:lru", "a:lru=9"])
+    assert growing == {"a=b": Growing(50), "a": Growing(50, eviction="lru"), "a:lru": Growing(9)}
+
+
+def test_the_command_chooses(
+    workbench: Workbench, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("chosen")
+    succeed("profile", workbench.log, "--window", "100", "--dim", "4", "-o", folder / "profile")
+    command = ("plan", *workbench.machine(), "--profile", folder / "profile")
+    answer = invoke(
+        *command, "--growing", "C3:admit=2,C4", "--miss-price", "1s", "-o", folder / "plan.json"
+    )
+    assert answer.exit_code == 0, answer.output
+    plan = Plan.load(folder / "plan.json")
+    assert (plan.growing["C3"].admission, plan.growing["C4"].admission) == (2, 1)
+    assert f"C3 grows: a row for each of {plan.growing['C3'].capacity:,} key" in answer.stderr
+    answer = invoke(*command, "--growing", "C3=9", "--miss-price", "1s")
+    assert answer.exit_code == 2
+    assert "--growing TABLE=auto" in answer.stderr
