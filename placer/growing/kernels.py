@@ -3,7 +3,10 @@
 
 The map is an open-addressing hash table (`slots`) of row numbers with linear probing. A removed
 key leaves no tombstone: the keys behind it move up (Knuth, The Art of Computer Programming 3, 6.4,
-algorithm R). Everything else that is known of a row is one record of 16 bytes.
+algorithm R). Everything else that is known of a row is one record of 16 bytes. The bits of a slot
+that row numbers leave free hold bits of the key's hash, so that hardly any record of another key is
+read. Keys are found a block at a time, and what their search reads is prefetched, as nearly every
+access misses the cache.
 
 Rows are taken back by a hand that goes around the table, as in CLOCK (Corbato 1968): it looks at
 `WINDOW` rows at a time, and takes the one that was read longest ago, or least often. What it passes
@@ -12,6 +15,9 @@ counts half from then on. So a read costs one access to its record, and taking a
 
 import numba
 import numpy as np
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
 
 RECORD = np.dtype(
     [
@@ -46,6 +52,28 @@ MOST_READS = 255
 
 SKETCH_ROWS = 4
 
+BLOCK = 128
+"""Keys whose slots and records are prefetched at a time."""
+
+
+@intrinsic
+def _prefetch(_context, array, index):
+    """Load an element of an array into the cache, without waiting for it."""
+
+    def generate(context, builder, signature, arguments):
+        held = context.make_array(signature.args[0])(context, builder, arguments[0])
+        place = cgutils.get_item_pointer(
+            context, builder, signature.args[0], held, [arguments[1]], wraparound=False
+        )
+        byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        how = [ir.Constant(number, value) for value in (0, 3, 1)]  # To be read, and soon again.
+        builder.call(function, [builder.bitcast(place, byte), *how])
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp), generate
+
 
 @numba.njit(cache=True, nogil=True, inline="always")
 def mix(key):
@@ -63,14 +91,52 @@ def _home(key, size):
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
-def _slot_of(slots, rows, key):
+def _mask(rows):
+    """The bits of a slot that may be a row's number."""
+    mask = np.uint32(1)
+    while mask < rows.size - 1:
+        mask = np.uint32(2 * mask + 1)
+    return mask
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def _tag(key, mask):
+    """The other bits: those of the hash that follow the ones that choose the slot."""
+    return np.uint32((mix(key) >> np.uint64(32)) * (np.uint64(mask) + np.uint64(1)))
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def _slot_of(slots, rows, mask, key):
     """The slot that holds a key, or the empty one at which its search ends."""
-    at = _home(key, slots.size)
-    while slots[at] != 0 and rows[slots[at]].key != key:
+    at, tag = _home(key, slots.size), _tag(key, mask)
+    while slots[at] != 0 and (
+        slots[at] & ~mask != tag or rows[np.int64(slots[at] & mask)].key != key
+    ):
         at += 1
         if at == slots.size:
             at = 0
     return at
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def _row_of(slots, rows, mask, key):
+    """The row of a key, 0 if it has none."""
+    return np.int64(slots[_slot_of(slots, rows, mask, key)] & mask)
+
+
+@numba.njit(cache=True, nogil=True)
+def _guess(keys, out, slots, rows, mask):
+    """The row in the first slot of each key that has bits of its hash: its row, nearly always."""
+    for j in range(keys.size):
+        _prefetch(slots, _home(keys[j], slots.size))
+    for j in range(keys.size):
+        at, tag = _home(keys[j], slots.size), _tag(keys[j], mask)
+        while slots[at] != 0 and slots[at] & ~mask != tag:
+            at += 1
+            if at == slots.size:
+                at = 0
+        out[j] = slots[at] & mask
+        _prefetch(rows, out[j])
 
 
 @numba.njit(cache=True, nogil=True)
@@ -94,29 +160,42 @@ def draw(keys, seed, bound, out):
 @numba.njit(cache=True, nogil=True)
 def find(keys, out, slots, rows):
     """The row of each key, 0 for those that have none; changes nothing."""
-    for j in range(keys.size):
-        out[j] = slots[_slot_of(slots, rows, keys[j])]
+    mask = _mask(rows)
+    for first in range(0, keys.size, BLOCK):
+        end = min(first + BLOCK, keys.size)
+        _guess(keys[first:end], out[first:end], slots, rows, mask)
+        for j in range(first, end):
+            if rows[out[j]].key != keys[j] or rows[out[j]].step < 0 or out[j] == 0:
+                out[j] = _row_of(slots, rows, mask, keys[j])
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def _enter(slots, rows, mask, row):
+    """Enter the key of a row, which no slot has."""
+    key = rows[row].key
+    slots[_slot_of(slots, rows, mask, key)] = np.uint32(row) | _tag(key, mask)
 
 
 @numba.njit(cache=True, nogil=True)
 def fill_slots(slots, rows, used):
     """Enter all keys of rows 1 to `used` into empty slots."""
+    mask = _mask(rows)
     for row in range(1, used + 1):
         if rows[row].step >= 0:
-            slots[_slot_of(slots, rows, rows[row].key)] = row
+            _enter(slots, rows, mask, row)
 
 
 @numba.njit(cache=True, nogil=True)
 def _release(slots, rows, state, row):
     """Take a row's key away, and move up the keys whose search would end in its slot."""
-    size = slots.size
-    empty = _slot_of(slots, rows, rows[row].key)
+    size, mask = slots.size, _mask(rows)
+    empty = _slot_of(slots, rows, mask, rows[row].key)
     at = empty
     while True:
         at = at + 1 if at + 1 < size else 0
         if slots[at] == 0:
             break
-        home = _home(rows[slots[at]].key, size)
+        home = _home(rows[np.int64(slots[at] & mask)].key, size)
         # A key stays where its home is cyclically in (empty, at].
         stays = empty < home <= at if empty < at else (empty < home or home <= at)
         if not stays:
@@ -131,15 +210,16 @@ def _release(slots, rows, state, row):
 @numba.njit(cache=True, nogil=True)
 def assign(keys, numbers, slots, rows, state):
     """Give each key the row of its number, or none for row 0, whoever had that row before."""
+    mask = _mask(rows)
     for j in range(keys.size):
-        for row in (np.int64(slots[_slot_of(slots, rows, keys[j])]), numbers[j]):
+        for row in (_row_of(slots, rows, mask, keys[j]), numbers[j]):
             if row != 0 and rows[row].step >= 0:
                 _release(slots, rows, state, row)
     for j in range(keys.size):
         if numbers[j] != 0:
             rows[numbers[j]].key = keys[j]
             rows[numbers[j]].step = 0
-            slots[_slot_of(slots, rows, keys[j])] = numbers[j]
+            _enter(slots, rows, mask, numbers[j])
 
 
 @numba.njit(cache=True, nogil=True)
@@ -223,9 +303,14 @@ def read(
         _expire(slots, rows, state, min(step - ttl, open_since), keys.size + 1024)
     if admission > 1:
         _halve_sketch(sketch, state, 1 + keys.size * sketch.shape[1] // forget_reads)
+    mask = _mask(rows)
     for j in range(keys.size):
-        key = keys[j]
-        row = slots[_slot_of(slots, rows, key)]
+        if j % BLOCK == 0:
+            end = min(j + BLOCK, keys.size)
+            _guess(keys[j:end], out[j:end], slots, rows, mask)
+        key, row = keys[j], out[j]
+        if row == 0 or rows[row].key != key or rows[row].step < 0:
+            row = _row_of(slots, rows, mask, key)
         if row != 0:
             state[HITS] += 1
             out[j] = row
@@ -257,5 +342,5 @@ def read(
         rows[row].key = key
         rows[row].step = step
         rows[row].reads = 0
-        slots[_slot_of(slots, rows, key)] = row
+        _enter(slots, rows, mask, row)
     return reused_rows

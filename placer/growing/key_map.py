@@ -167,7 +167,7 @@ class KeyMap:
         self._own = replace(self.growing, capacity=numbers.size)
         is_whole = np.array_equal(numbers, np.arange(1, self.growing.rows))
         self._numbers = None if is_whole else np.append(0, numbers).astype(np.int32)
-        self._slots = np.zeros(self._own.slot_count, np.int32)
+        self._slots = np.zeros(self._own.slot_count, np.uint32)
         self._rows = np.zeros(self._own.rows, self._kernels.RECORD)
         self._state = np.zeros(self._kernels.PLACES, np.int64)
         self._sketch = np.zeros(self._sketch_shape(self.parts), np.uint8)
@@ -253,20 +253,11 @@ class KeyMap:
         return made
 
     def assign(self, keys: Int, rows: Int) -> None:
-        """Give each key its row, and take that from the key that had it; row 0 is none.
-
-        Call `check` before.
-        """
+        """Give each key its row, once `check` allows it, whoever had that before; row 0 is none."""
         self._kernels.assign(keys, rows, self._slots, self._rows, self._state)
 
     def check(self, keys: Int, rows: Int) -> None:
-        """Refuse what `assign` cannot do.
-
-        Raises
-        ------
-        CheckpointError
-            If a key or a row is listed twice, or there is no such row.
-        """
+        """Raise CheckpointError if a key or a row is listed twice, or there is no such row."""
         given = np.sort(rows[rows != 0])
         is_row = given.size == 0 or (given[0] > 0 and given[-1] < self.growing.rows)
         twice = np.unique(keys).size < keys.size or not np.diff(given).all()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -226,3 +227,13 @@ def test_a_killed_run_resumes_bit_equal(planned: Path, tmp_path: Path) -> None:
     answer = invoke(*training("parts", "--resume"))
     assert answer.exit_code == 0, answer.output
     _assert_same_run(tmp_path / "parts", tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_kills_at_random_times_lose_nothing() -> None:
+    script = Path(__file__).with_name("kills_run.py")
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(script), "6"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"^6 kills in \d+ runs, 0 lost$", done.stdout, re.MULTILINE)

@@ -1,8 +1,10 @@
 """Key maps beside a slow one of dictionaries and lists, and with hostile keys."""
 
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -177,6 +179,61 @@ def test_keys_that_all_meet_in_one_slot_are_told_apart() -> None:
         assert keys.read(part, 0).rows.tolist() == slow.read(part.tolist(), 0)
     live, rows = keys.live()
     assert keys.find(live).tolist() == rows.tolist()
+
+
+def _same_tag(count: int) -> Int:
+    """Keys whose search begins at one slot, where the bits of their hashes are alike, too."""
+    hashes = (0xABCDEF12 << 32) + np.arange(count, dtype=np.uint64)
+    for factor in (0xC4CEB9FE1A85EC53, 0xFF51AFD7ED558CCD):  # `mix`, backwards.
+        hashes = (hashes ^ (hashes >> np.uint64(33))) * np.uint64(pow(factor, -1, 2**64))
+    return (hashes ^ (hashes >> np.uint64(33))).view(np.int64)
+
+
+@pytest.mark.parametrize("kind", ["same tag", "any", "one after the other"])
+@pytest.mark.parametrize(("capacity", "eviction"), [(5, "lfu"), (130, "lru"), (400, "lfu")])
+def test_large_batches_are_read_key_by_key(kind: str, capacity: int, eviction: Eviction) -> None:
+    """Keys of one block change hands within it, and are read again."""
+    random = np.random.default_rng(capacity)
+    pool = {
+        "same tag": _same_tag(600),
+        "any": np.append(random.integers(-(2**63), 2**63 - 1, 597), [0, 2**63 - 1, -(2**63)]),
+        "one after the other": np.arange(600) - 300,
+    }[kind]
+    growing = Growing(capacity, eviction=eviction, ttl=3)
+    fast, slow = KeyMap(growing), SlowKeyMap(growing)
+    for size in (300, 128, 129, 0, 1, 400, 300, 257):
+        keys = pool[(pool.size * random.random(size) ** 2).astype(int)]
+        assert fast.read(keys, 0).rows.tolist() == slow.read(keys.tolist(), 0)
+        assert fast.find(pool).tolist() == [slow.row_of().get(key, 0) for key in pool.tolist()]
+    assert fast.counts.evicted > 0
+    again = KeyMap(growing)
+    again.load_state(fast.state())
+    assert again.find(pool).tolist() == fast.find(pool).tolist()
+
+
+_MEMORY = """
+import sys
+import numpy as np
+from placer.growing import Growing, KeyMap
+def held():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096
+how = Growing(8_000_000)
+KeyMap(Growing(9)).read(np.arange(70_000))  # What compiling takes is none of it.
+before, keys = held(), KeyMap(how)
+for first in range(0, 9_000_000, 65_536):
+    keys.read(np.arange(first, first + 65_536) * 1_000_003**2)
+print((held() - before) / how.nbytes)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="Linux tells what a process has")
+def test_a_process_takes_what_the_options_say() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _MEMORY], capture_output=True, text=True, check=True
+    )
+    assert float(done.stdout) == pytest.approx(1, abs=0.05)
 
 
 @given(
