@@ -41,9 +41,9 @@ class DriveRows:
     def settled(self, shard: TableShard, gpu: int, dram_price: float | None = None) -> TableShard:
         """A shard with the share of rows on the drive that is best, if its option leaves it open.
 
-        At `dram_price`, or else at the instance's.
+        At `dram_price`, or else at the instance's. A server has all rows in its memory.
         """
-        if shard.option.home.drive_share != ANY_SHARE:
+        if shard.option.home.drive_share != ANY_SHARE or not self._instance.is_gpu(gpu):
             return shard
         price = self._instance.dram_price if dram_price is None else dram_price
         key = shard, self._instance.kind_of_gpu[gpu], price
@@ -65,7 +65,7 @@ class DriveRows:
         """
         instance, drive_s = self._instance, np.zeros(costs.shape[1])
         share = shard.option.home.drive_share
-        if share:
+        if share and instance.is_gpu(gpu):
             curve = instance.free_curve(_with_share(shard, ANY_SHARE), gpu)
             assert curve.drive_s is not None
             assert curve.drive_s_of_phases is not None
@@ -98,6 +98,8 @@ class DriveRows:
         instance, found = self._instance, [list(mine) for mine in shards]
         for host, room in enumerate(instance.dram_bytes.tolist()):
             gpus = [gpu for gpu, of in enumerate(instance.host_of_gpu) if of == host]
+            if not instance.is_gpu(gpus[0]):
+                continue
             _Host(self, instance, {gpu: found[gpu] for gpu in gpus}, knapsack).fill(room, found)
         return found
 

@@ -10,10 +10,14 @@ _FILLED = 0.5
 
 
 def takes_drives(instance: "Instance") -> bool:
-    """Whether tables may be larger than HBM and DRAM, and drives take the rest."""
+    """Whether tables may be larger than HBM and DRAM, and drives take the rest.
+
+    Servers are much faster than drives: with some, the search is about them.
+    """
     topology = instance.problem.topology
     with_gpus = [host for host in topology.hosts if topology.gpus_of(host.id)]
-    return all(host.drive is not None for host in with_gpus) and _is_too_large(instance)
+    has_drives = all(host.drive is not None for host in with_gpus)
+    return has_drives and not instance.servers and _is_too_large(instance)
 
 
 def takes_servers(instance: "Instance") -> bool:

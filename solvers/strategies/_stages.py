@@ -134,7 +134,7 @@ def anneal(search: Search, share: float) -> Assignment | None:
 
     if search.best is None:
         return None
-    if search.instance.needs_servers and not search.instance.lacks_dram:
+    if search.instance.needs_servers:
         # Annealing does not count DRAM here, where GPUs' hosts are mostly full.
         moved = search.best.copy()
         improve(moved, search.clock.part(share))
