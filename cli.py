@@ -211,7 +211,7 @@ def _keep_profile(
 
 
 def _written(what: str, file: File) -> str:
-    """Words for where a result is."""
+    """Return words for where a result is."""
     return f"the {what} is not kept: -o writes it" if file is None else f"{what} written to {file}"
 
 

@@ -40,7 +40,7 @@ class ArenaLoad(NamedTuple):
     replicated: bool = False
 
     def joined(self, other: "ArenaLoad") -> "ArenaLoad":
-        """Both in one arena."""
+        """Return both in one arena."""
         return ArenaLoad(
             self.lookups + other.lookups,
             self.cached_rows + other.cached_rows,
@@ -75,7 +75,7 @@ class ArenaCosts(NamedTuple):
     replicas_s: Float
 
     def seconds(self, loads: Iterable[ArenaLoad]) -> Float:
-        """What these arenas take together, shape (phases,)."""
+        """Return what these arenas take together, shape (phases,)."""
         cached = located = pooled = replicated = 0.0
         for load in loads:
             if load.cached_rows:
@@ -94,5 +94,5 @@ class ArenaCosts(NamedTuple):
 
 
 def arena_of(table: Table, width: int) -> Arena:
-    """The arena of a shard of a table with so many columns."""
+    """Return the arena of a shard of a table with so many columns."""
     return table.dtype, table.optimizer, width

@@ -127,7 +127,7 @@ class TableShard(NamedTuple):
 
     @classmethod
     def replica(cls, table: int, option: ShardingOption) -> "TableShard":
-        """The replicated rows of a table, as every GPU holds them."""
+        """Return the replicated rows of a table, as every GPU holds them."""
         return cls(table, option, 0, _REPLICA)
 
     @property
@@ -158,7 +158,7 @@ class TableShard(NamedTuple):
         return self.table, self.row_slice, width, len(widths), option._replace(column_widths=())
 
     def rows(self, table_rows: int) -> tuple[int, int, int]:
-        """The ranks of the shard as a slice."""
+        """Return the ranks of the shard as a slice."""
         option = self.option
         if self.is_replica:
             return 0, option.replicated_rows, 1
@@ -170,7 +170,7 @@ class TableShard(NamedTuple):
         return start, table_rows, option.row_slices
 
     def columns(self, dim: int) -> tuple[int, int]:
-        """The range of columns of the shard."""
+        """Return the range of columns of the shard."""
         if self.is_replica or not self.option.column_widths:
             return 0, dim
         first = sum(self.option.column_widths[: self.column_slice])
@@ -178,7 +178,7 @@ class TableShard(NamedTuple):
 
 
 def shards_of(table: int, option: ShardingOption, table_rows: int) -> list[TableShard]:
-    """The shards of a table of `table_rows` rows, column slice by column slice; no replicas."""
+    """Return a table's shards, column slice by column slice, for `table_rows` rows; no replicas."""
     if table_rows and option.replicated_rows >= table_rows:
         return []
     return [
@@ -273,11 +273,11 @@ class CostModel(Protocol):
     uniform_splits: bool = False
 
     def sharding_options(self, problem: Problem, table: int) -> tuple[ShardingOption, ...]:
-        """The options of table number `table` that are searched: the model's search space."""
+        """Return the options of table number `table` that are searched: the search space."""
         ...
 
     def sharding_overhead_s(self, problem: Problem) -> float | None:
-        """Least GPU seconds that dividing a table adds, or None where dividing may save time.
+        """Return least GPU seconds that dividing a table adds; None if it may save time.
 
         Seconds of the schedule's main chain, which is its first.
 
@@ -295,11 +295,11 @@ class CostModel(Protocol):
         return None
 
     def schedule(self, problem: Problem) -> Schedule:
-        """The phases of a step, and what they wait for; `ONE_PHASE` if the model has none."""
+        """Return the phases of a step, and what they wait for; `ONE_PHASE` if there are none."""
         return ONE_PHASE
 
     def launches(self, problem: Problem, gpu: int) -> Float:
-        """Seconds of each phase that GPU number `gpu` takes for each arena, shape (phases,).
+        """Return seconds of each phase that GPU number `gpu` takes for each arena, shape (phases,).
 
         An arena has all rows of one element type, width and optimizer that a GPU serves: one
         kernel looks them up, however many shards there are.
@@ -307,7 +307,7 @@ class CostModel(Protocol):
         return np.zeros(len(self.schedule(problem).phases))
 
     def arena_costs(self, problem: Problem, gpu: int) -> ArenaCosts | None:
-        """What arenas of GPU number `gpu` take besides launches, by how their rows are read.
+        """Return what arenas of GPU number `gpu` take besides launches, by how their rows are read.
 
         None if nothing. Bounds leave it out, as it is never negative, and searches rate changes
         of a placement without it; whole assignments, and plans, have it.
@@ -315,7 +315,7 @@ class CostModel(Protocol):
         return None
 
     def evaluate(self, problem: Problem, plan: Plan) -> CostReport:
-        """Cost of a whole plan, as reports and comparisons show it.
+        """Return the cost of a whole plan, as reports and comparisons show it.
 
         Raises
         ------
@@ -326,7 +326,7 @@ class CostModel(Protocol):
         ...
 
     def cost_curve(self, problem: Problem, shard: TableShard, gpu: int) -> CostCurve:
-        """Cost of a shard on GPU number `gpu`.
+        """Return the cost of a shard on GPU number `gpu`.
 
         Summed over the shards of a GPU, and the replicas that every GPU holds, and with
         `launches` and `arena_costs` for each arena, it equals `evaluate` of the same placement.
@@ -337,7 +337,7 @@ class CostModel(Protocol):
     def with_buffers(
         self, problem: Problem, table: int, shard: Shard, *, returns_bags: bool
     ) -> Shard:
-        """A shard of table number `table` with its `staging_rows` and `buffer_bytes`.
+        """Return a shard of table number `table` with its `staging_rows` and `buffer_bytes`.
 
         They are what it takes of each GPU's HBM besides rows, caches and maps. `returns_bags`
         charges the pooled output of all of a table's shards with the same columns on a GPU to
@@ -347,12 +347,7 @@ class CostModel(Protocol):
 
 
 def require_match(problem: Problem, plan: Plan) -> None:
-    """Raise unless the problem has the tables and devices of all the plan's shards.
-
-    Raises
-    ------
-    PlanMismatchError
-    """
+    """Raise unless the problem has the tables and devices of all the plan's shards."""
     numbers, tables = problem.profile.table_numbers, problem.profile.tables
     devices = problem.topology.gpus_by_id.keys() | problem.topology.hosts_by_id.keys()
     for name in dict.fromkeys(shard.table for shard in plan.shards):

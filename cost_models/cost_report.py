@@ -144,7 +144,7 @@ class CostReport:
     def step_time_if(
         self, scale: Mapping[Part, float | Float], *, dram: float = 1.0, dense: float = 1.0
     ) -> float:
-        """Time of a step of the same plan if parts of it took `scale` times as long.
+        """Return the time of a step of the same plan if parts of it took `scale` times as long.
 
         Parameters
         ----------

@@ -112,7 +112,7 @@ class PartTimer:
         )
 
     def seconds(self, counts: StepCounts) -> tuple[Float, Float, Float, Float, Float]:
-        """Time by phase and GPU, shape (8, gpus); HBM and link by GPU; DRAM by host, and ahead."""
+        """Return time by phase and GPU, (8, gpus); HBM and link by GPU; DRAM by host, and ahead."""
         c = counts.parts
         # Each holder of replicated rows updates all that any holder's samples read.
         touched = np.where(self._replicated, c.update_rows, c.rows)
@@ -211,7 +211,7 @@ class ArenaTimer:
 
 
 def _share(part: Part, shard: Shard) -> float:
-    """The part of a shard's columns that is in a part: its lookups are counted for each part."""
+    """Return the part of a shard's columns in a part: its lookups count for each."""
     return (part.cols[1] - part.cols[0]) / shard.width
 
 

@@ -39,7 +39,7 @@ FILE_MODELS: dict[str, "Callable[[str], CostModel]"] = {
 
 
 def cost_model(name: str) -> "CostModel":
-    """The cost model with a name of `COST_MODELS`, or with one of `FILE_MODELS` and a file.
+    """Return the cost model with a name of `COST_MODELS`, or with one of `FILE_MODELS` and a file.
 
     Raises
     ------
@@ -60,11 +60,11 @@ def cost_model(name: str) -> "CostModel":
 
 
 def model_names() -> str:
-    """The names of all cost models, for help and messages."""
+    """Return the names of all cost models, for help and messages."""
     return ", ".join([*COST_MODELS, *(f"{kind}:FILE" for kind in FILE_MODELS)])
 
 
 def is_model_name(name: str) -> bool:
-    """Whether `cost_model` knows the name; of a file nothing is read."""
+    """Return whether `cost_model` knows the name; of a file nothing is read."""
     kind, _, path = name.partition(":")
     return name in COST_MODELS or (bool(path) and kind in FILE_MODELS)

@@ -103,7 +103,7 @@ class StepTimes:
         return max(self.schedules["serial"].step_time_s(rows_s), _most(self.dram_s))
 
     def overlapped_s(self, *following: "StepTimes") -> float:
-        """Seconds of this step beside copies of the first step that follows, and ids of the second.
+        """Return seconds of this step beside the next step's copies and the ids after that.
 
         Those that are not given do not follow.
         """
@@ -180,7 +180,7 @@ class StepTimer:
         self._arenas = ArenaTimer(arrangement, equation, replace(problem, pipeline="serial"))
 
     def times(self, counts: StepCounts) -> StepTimes:
-        """Seconds of one step."""
+        """Return seconds of one step."""
         phase_s, hbm_s, link_s, dram_s, dram_ahead_s = self._parts.seconds(counts)
         served, spread = counts.served, with_own_part(1.0, self._gpus)
         outputs_s = Extras(
@@ -320,7 +320,7 @@ def _launch_s(arrangement: Arrangement, costs: Sequence[Sequence[UnitCosts]]) ->
 
 
 def step_equation(model: object) -> StepEquation:
-    """A cost model as one whose constants can be multiplied with counts.
+    """Return a cost model as one whose constants can be multiplied with counts.
 
     Raises
     ------
@@ -337,7 +337,7 @@ def step_equation(model: object) -> StepEquation:
 
 
 def _table_numbers(problem: Problem, plan: Plan) -> list[int]:
-    """Number of each of the plan's tables in the problem's profile."""
+    """Return the number of each of the plan's tables in the problem's profile."""
     known = {name: number for number, name in enumerate(problem.profile.table_names)}
     missing = [table.name for table in plan.tables if table.name not in known]
     if missing:
@@ -346,7 +346,7 @@ def _table_numbers(problem: Problem, plan: Plan) -> list[int]:
 
 
 def _of_tables_alone(plan: Plan) -> Profile:
-    """A profile of which nothing but the tables is known: all rows are read alike."""
+    """Return a profile of which nothing but the tables is known: all rows are read alike."""
     return Profile(
         tuple(TableProfile(table, AccessCdf.zipf(table.rows, 0.0)) for table in plan.tables)
     )

@@ -151,7 +151,7 @@ class Roofline(StepEquation):
         self._shares = _lookup_shares(self.constants)
 
     def identity(self) -> Any:
-        """All that answers depend on besides source, as JSON: by it plans are kept."""
+        """Return all that answers depend on besides source, as JSON: by it plans are kept."""
         return asdict(self.constants)
 
     @property
@@ -175,7 +175,7 @@ class Roofline(StepEquation):
         return replace(schedule, fixed_s=(main_s + added_s, *others_s))
 
     def unit_costs(self, problem: Problem, table: int, gpu: int) -> UnitCosts:
-        """Unit costs, alike for tables with the same optimizer. See `StepEquation.unit_costs`."""
+        """Return unit costs, alike for tables of one optimizer. See `StepEquation.unit_costs`."""
         topology, spec = problem.topology, problem.profile.tables[table].table
         device = topology.gpus[gpu]
         return _costs(
@@ -200,7 +200,7 @@ class Roofline(StepEquation):
         return with_lanes(phase_s, problem.pipeline)
 
     def host_rates(self, problem: Problem, table: int, host: str) -> Rates:
-        """Rates of a host's memory, as of a GPU's. See `StepEquation.host_rates`."""
+        """Return rates of a host's memory, as of a GPU's. See `StepEquation.host_rates`."""
         dram_s = 1 / problem.topology.hosts_by_id[host].dram_bytes_per_s
         return _by_processors(dram_s / self.constants.host_pool_share)
 
@@ -221,7 +221,7 @@ class Roofline(StepEquation):
 
 
 def _in_memory(byte_s: float, weights: float, constants: RooflineConstants) -> Rates:
-    """Rows looked up and updated in a GPU's memory that takes `byte_s` a byte."""
+    """Return rows looked up and updated in a GPU's memory that takes `byte_s` a byte."""
     once, update = (1 - constants.repeat_share) / constants.lookup_share, constants.update_share
     return Rates(
         lookup_s=(constants.looked_up + constants.sorted) * byte_s,
@@ -231,7 +231,7 @@ def _in_memory(byte_s: float, weights: float, constants: RooflineConstants) -> R
 
 
 def _by_processors(byte_s: float) -> Rates:
-    """The same in a host's memory, by its processors."""
+    """Return the same in a host's memory, by its processors."""
     return Rates(
         lookup_s=(ID_BYTES + SORT_BYTES_PER_LOOKUP) * byte_s,
         lookup_byte_s=2 * byte_s,
@@ -286,7 +286,7 @@ def _costs(
 
 
 def _lookup_shares(constants: RooflineConstants) -> Float:
-    """The part of each constant of `_costs` that is the lookup's; see `StepEquation`."""
+    """Return the part of each constant of `_costs` that is the lookup's; see `StepEquation`."""
     shares = lookup_shares(ID_BYTES, SORT_BYTES_PER_LOOKUP)
     looked_up, update = constants.looked_up, constants.sorted
     reads = constants.repeat_share / constants.lookup_share

@@ -106,7 +106,7 @@ class Schedule:
         return np.array(self.fixed_s or (0.0,) * len(self.chains))
 
     def prolonged(self, phase_s: Float, slowest_s: Float | None = None) -> Float:
-        """Phase times with what shared lanes add, shape (phases, ...).
+        """Return phase times with what shared lanes add, shape (phases, ...).
 
         Parameters
         ----------
@@ -130,13 +130,13 @@ class Schedule:
         return longer
 
     def chain_times_s(self, phase_s: Float) -> Float:
-        """Time of each chain, shape (chains,), of phase times of shape (phases, GPUs)."""
+        """Return time of each chain, shape (chains,), of phase times of shape (phases, GPUs)."""
         slowest = self.prolonged(phase_s).max(axis=1, initial=0.0)
         times: Float = self.members @ slowest + self.fixed
         return times
 
     def step_time_s(self, phase_s: Float) -> float:
-        """Time of the longest chain, of phase times of shape (phases, GPUs)."""
+        """Return the time of the longest chain, of phase times of shape (phases, GPUs)."""
         return float(self.chain_times_s(phase_s).max())
 
 

@@ -71,7 +71,7 @@ def standard_options(
 
 
 def cold_homes(problem: Problem, table: Table) -> tuple[ColdHome, ...]:
-    """Where cold rows may lie besides DRAM in their table's type.
+    """Return where cold rows may lie besides DRAM in their table's type.
 
     On the drives that hosts have, all of them or any share of the coldest; in each of the
     problem's widths, on the drive and in DRAM.
@@ -123,7 +123,7 @@ def _other_colds(spec: Table, gpus: int, cold: Cold) -> Iterator[ShardingOption]
 
 
 def _replicated(problem: Problem, table: int, cold: Cold) -> Iterator[ShardingOption]:
-    """All rows replicated, or the hottest of a heavy table."""
+    """Yield all rows replicated, or the hottest of a heavy table."""
     profile, gpus = problem.profile.tables[table], len(problem.topology.gpus)
     spec = profile.table
     if gpus == 1:
@@ -145,7 +145,7 @@ def _replicated(problem: Problem, table: int, cold: Cold) -> Iterator[ShardingOp
 
 
 def even_widths(dim: int, slices: int) -> tuple[int, ...]:
-    """Widths of `slices` even column slices, the wider ones first; none if too narrow."""
+    """Return widths of `slices` even column slices, the wider ones first; none if too narrow."""
     units = dim // COLUMN_MULTIPLE
     if dim % COLUMN_MULTIPLE or slices > units:
         return ()
@@ -171,7 +171,7 @@ def _column_widths(spec: Table, gpus: int) -> Iterator[tuple[int, ...]]:
 
 
 def _partitions(units: int, slices: int, most: int) -> Iterator[tuple[int, ...]]:
-    """Ways to write `units` as a sum of `slices` falling numbers of at most `most`."""
+    """Yield ways to write `units` as a sum of `slices` falling numbers of at most `most`."""
     if slices == 1:
         if 0 < units <= most:
             yield (units,)

@@ -34,7 +34,7 @@ Stream = tuple[str, Callable[[], Iterable[Chunk]]]
 
 
 def log_stream(plan: Plan, log: EncodedLog, batch_size: int, batches: int | None = None) -> Stream:
-    """A log for `simulate`, under its own description.
+    """Return a log for `simulate`, under its own description.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ def log_stream(plan: Plan, log: EncodedLog, batch_size: int, batches: int | None
 
 
 def drawn_stream(profile: Profile, batch_size: int, batches: int, *, seed: int = 0) -> Stream:
-    """Batches for `simulate` that `placer.simulator.draws.drawn_batches` draws from a profile."""
+    """Return batches for `simulate`, drawn from a profile by `drawn_batches`."""
     return "drawn", partial(drawn_batches, profile, batch_size, batches, seed=seed)
 
 

@@ -22,11 +22,6 @@ _PATTERN = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?)\s*([a-zA-Z]*)\s*")
 def parse_bytes(text: str | int | float) -> int:
     """Parse bytes from ``"8GiB"`` (binary), ``"8GB"`` (decimal) or a plain number.
 
-    Raises
-    ------
-    PlacerError
-        If the text is not a non-negative size, or a small number without a unit.
-
     Examples
     --------
     >>> parse_bytes("8GiB"), parse_bytes("8GB")
@@ -124,11 +119,6 @@ _DURATIONS = {"": 1.0, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "min": 60.0
 def parse_seconds(text: str) -> float:
     """Parse seconds from ``"3min"``, ``"90s"``, ``"12ms"``, ``"1.5h"`` or a plain number.
 
-    Raises
-    ------
-    PlacerError
-        If the text is not such a duration.
-
     Examples
     --------
     >>> parse_seconds("1.5h")
@@ -160,11 +150,6 @@ def format_seconds(seconds: float) -> str:
 
 def parse_prices(text: str, machines: Sequence[str]) -> dict[str, float]:
     """Parse prices per hour of machines, or of GPUs, from ``8xh100=98,8xa100-40=32``.
-
-    Raises
-    ------
-    ValueError
-        If a part is no price, or its machine is not one of `machines`.
 
     Examples
     --------

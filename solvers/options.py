@@ -80,7 +80,7 @@ MODEL_LIST = Name("cost model", cost_models.is_model_name, _KNOWN_MODELS, severa
 
 
 def prices_of(text: str | None, names: Sequence[str]) -> dict[str, float]:
-    """Prices by name, of what `--price` says; see `parse_prices`."""
+    """Return prices by name, of what `--price` says; see `parse_prices`."""
     try:
         return parse_prices(text or "", names)
     except ValueError as error:
@@ -88,7 +88,7 @@ def prices_of(text: str | None, names: Sequence[str]) -> dict[str, float]:
 
 
 def names_in(text: str) -> tuple[Any, ...]:
-    """The names between commas, each once."""
+    """Return the names between commas, each once."""
     return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
 
 
@@ -143,7 +143,7 @@ class ProblemOptions:
     )
 
     def profile(self) -> placer.Profile:
-        """The profile or workload, with the tables that were asked for."""
+        """Return the profile or workload, with the tables that were asked for."""
         from placer.report import print_stderr, unknown_words
         from placer.workloads import named_workload
 
@@ -161,13 +161,13 @@ class ProblemOptions:
         )
 
     def machines(self) -> list[str]:
-        """The names between commas in `topology`, each once."""
+        """Return the names between commas in `topology`, each once."""
         return list(names_in(self.topology or ""))
 
     def problem_on(
         self, profile: placer.Profile, machine: str, hbm: str | None = None
     ) -> placer.Problem:
-        """The problem on one of several machines."""
+        """Return the problem on one of several machines."""
         return replace(self, topology=machine).problem(profile, hbm)
 
     def problem(
@@ -177,7 +177,7 @@ class ProblemOptions:
         old: placer.Plan | None = None,
         growing: Mapping[str, Growing] | None = None,
     ) -> placer.Problem:
-        """The problem of placing a profile's tables within a budget of each GPU.
+        """Return the problem of placing a profile's tables within a budget of each GPU.
 
         What is not given is as in the old plan, if there is one.
         """
@@ -250,7 +250,7 @@ class Effort:
     )
 
     def limits(self, stop: Callable[[], bool] | None = None, began: float | None = None) -> Limits:
-        """The same as a solver takes it, of a command that `began` then on `time.monotonic`."""
+        """Return these as a solver's limits, for a command that began at `began` (monotonic)."""
         from solvers.result import Limits
 
         spent_s = 0.0 if began is None else time.monotonic() - began
@@ -281,18 +281,18 @@ class MeasureOptions:
     )
 
     def setting(self) -> Setting:
-        """Where steps are measured."""
+        """Return where steps are measured."""
         from placer.measurement import Setting
 
         return Setting(self.backend, self.device, self.ranks, self.threads)
 
     def effort(self) -> dict[str, Any]:
-        """How much is measured, as `measure_machine` takes it."""
+        """Return how much is measured, as `measure_machine` takes it."""
         return {"budget_s": self.budget, "fresh": not self.resume}
 
 
 def tables_of(source: str, arguments: Sequence[str]) -> tuple[list[Table], int]:
-    """Tables of a profile, a workload or a model class, and the number of its other parameters."""
+    """Return a profile's, workload's or model class's tables, and its count of other parameters."""
     stored = Path(source).exists()
     if ":" in source and not stored:
         from placer.adapters.pytorch.estimate import tables_of_class
@@ -321,13 +321,13 @@ class FleetOptions:
     )
 
     def limits(self, stop: Callable[[], bool] | None = None) -> Limits:
-        """The same as a solver takes it."""
+        """Return the same as a solver takes it."""
         from solvers.result import Limits
 
         return Limits(self.time_limit, max_steps=self.steps, stop=stop)
 
     def prices(self, machines: Sequence[str]) -> dict[str, float]:
-        """Prices by machine, or by kind of GPU."""
+        """Return prices by machine, or by kind of GPU."""
         from placer.config_file import SUFFIXES, read_mapping
         from placer.errors import PlacerError
 

@@ -42,7 +42,7 @@ def no_solver(name: str) -> str:
 
 
 def solver(name: str) -> "Solver":
-    """The solver with the name `name`.
+    """Return the solver with the name `name`.
 
     >>> solver("greedy-cost").name
     'greedy-cost'

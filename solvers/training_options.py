@@ -56,7 +56,7 @@ class RunOptions:
         return None if path is None else TraceRequest(path, self.trace_steps or 10)
 
     def arguments(self, speaks: bool) -> dict[str, Any]:
-        """The same as `placer.training.train` takes it; one process `speaks` of many."""
+        """Return the same as `placer.training.train` takes it; one process `speaks` of many."""
         from placer.report import print_stderr
         from placer.training.checkpoint import exist
         from placer.training.metric_logs import metric_logs
@@ -91,7 +91,7 @@ class PilotOptions:
     def trained(
         self, lines: TextOptions, config: TrainConfig, on_run: Callable[[int, int], object]
     ) -> list[Candidate]:
-        """What `placer.training.pilot.pilot` finds."""
+        """Return what `placer.training.pilot.pilot` finds."""
         from placer import Profile
         from placer.plan.origin import open_as_profiled
         from placer.training.pilot import pilot
@@ -112,7 +112,7 @@ class PilotOptions:
 
 
 def train_config(settings: dict[str, Any], batch_size: int) -> TrainConfig:
-    """The configuration of `TRAINING`'s options, with a batch size where none is given."""
+    """Return the configuration of `TRAINING`'s options, with a batch size where none is given."""
     chosen = {"batch_size": settings["batch_size"] or batch_size}
     compiler = "inductor" if settings["compile"] else None
     return TrainConfig(**{**settings, **chosen, "compile": compiler})

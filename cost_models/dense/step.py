@@ -72,7 +72,7 @@ class _Device:
     value_bytes: int
 
     def product_s(self, product: Product) -> float:
-        """One product of a layer's size, forward or backward."""
+        """Return one product of a layer's size, forward or backward."""
         flops = 2.0 * self.samples * product.macs_per_sample
         values = self.samples * (product.inputs + product.outputs) + product.macs_per_sample
         return max(flops / self.flops_per_s, self.moved_s(values))
@@ -83,7 +83,7 @@ class _Device:
 
 
 def dense_costs(problem: Problem) -> tuple[DenseCost, ...]:
-    """Cost of the dense layers on each GPU; empty where a problem has none that are known.
+    """Return cost of the dense layers on each GPU; empty where a problem has none that are known.
 
     Raises ProblemError if it is not known how fast a GPU is in these layers; see `rates.gpu_rate`.
 
@@ -119,7 +119,7 @@ def dense_costs(problem: Problem) -> tuple[DenseCost, ...]:
 
 
 def dense_phase_s(problem: Problem) -> tuple[float, ...]:
-    """Seconds of a step that the dense part takes on each GPU, 0 where there is none."""
+    """Return seconds of a step that the dense part takes on each GPU, 0 where there is none."""
     if isinstance(problem.dense, MeasuredDense):
         return (problem.dense.step_s,) * len(problem.topology.gpus)
     known = tuple(cost.step_s for cost in dense_costs(problem))
@@ -129,7 +129,7 @@ def dense_phase_s(problem: Problem) -> tuple[float, ...]:
 def dense_cost(
     network: DenseNetwork, topology: Topology, gpu: Gpu, samples: int, flops_per_s: float
 ) -> DenseCost:
-    """Cost on one GPU of a machine, for its `samples` samples of a step."""
+    """Return the cost on one GPU of a machine, for its `samples` samples of a step."""
     device = _Device(flops_per_s, gpu.hbm_bytes_per_s, gpu.launch_s, samples, network.value_bytes)
     layers = [_layer_s(device, product) for product in network.products]
     interaction_s = _interaction_s(device, network)
@@ -154,7 +154,7 @@ def dense_cost(
 
 
 def _layer_s(device: _Device, product: Product) -> tuple[float, float]:
-    """Seconds of a layer forward and backward, activation and launches included."""
+    """Return seconds of a layer forward and backward, activation and launches included."""
     one_s, values = device.product_s(product), device.samples * product.outputs
     forward_s = one_s + device.moved_s(2 * values) + FORWARD_KERNELS * device.launch_s
     products_s = one_s * (1 if product.is_first else 2)
@@ -163,7 +163,7 @@ def _layer_s(device: _Device, product: Product) -> tuple[float, float]:
 
 
 def _interaction_s(device: _Device, network: DenseNetwork) -> float:
-    """Seconds of the interaction forward; backward takes twice as long."""
+    """Return seconds of the interaction forward; backward takes twice as long."""
     flops = 2.0 * device.samples * network.interaction_macs
     columns = network.vector_columns + network.interaction_columns
     return max(flops / device.flops_per_s, device.moved_s(device.samples * columns))
@@ -172,7 +172,7 @@ def _interaction_s(device: _Device, network: DenseNetwork) -> float:
 def _backward(
     network: DenseNetwork, layers_s: list[float], interaction_s: float
 ) -> Iterator[tuple[float, int]]:
-    """The backward pass, last layer first: seconds, and bytes of gradients that are then known."""
+    """Yield the backward pass, last layer first: seconds, and known gradient bytes."""
     backwards = list(zip(network.products, layers_s, strict=True))[::-1]
     for is_top, group in groupby(backwards, key=lambda one: one[0].part == "top"):
         for product, seconds in group:

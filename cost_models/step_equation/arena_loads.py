@@ -17,7 +17,7 @@ Loads = Mapping[Arena, ArenaLoad]
 
 
 def arena_loads(problem: Problem, plan: Plan) -> list[dict[Arena, ArenaLoad]]:
-    """The arenas of each GPU of a plan, by the GPU's number, and what a step does in them.
+    """Return the arenas of each GPU of a plan, by the GPU's number, and what a step does in them.
 
     Servers, after the GPUs, have none: they launch no kernels.
     """
@@ -42,7 +42,7 @@ def arena_loads(problem: Problem, plan: Plan) -> list[dict[Arena, ArenaLoad]]:
 
 
 def joined_loads(some: Sequence[Loads], others: Sequence[Loads]) -> list[Loads]:
-    """The arenas of each GPU that has both."""
+    """Return the arenas of each GPU that has both."""
     return [
         one or other
         if not (one and other)
@@ -55,7 +55,7 @@ def joined_loads(some: Sequence[Loads], others: Sequence[Loads]) -> list[Loads]:
 def times_by_arena(
     model: CostModel, problem: Problem, loads: Sequence[Loads]
 ) -> list[dict[Arena, Float]]:
-    """Seconds of each phase that each arena takes of each GPU, of shape (phases,).
+    """Return seconds of each phase that each arena takes of each GPU, of shape (phases,).
 
     What a GPU takes once for all replicated rows is shared alike by the arenas that have some.
     """
@@ -77,7 +77,7 @@ def times_by_arena(
 
 
 def tables_by_arena(problem: Problem, plan: Plan) -> dict[tuple[int, Arena], set[int]]:
-    """Numbers of the tables that GPUs, by their number, have in their arenas."""
+    """Return numbers of the tables that GPUs, by their number, have in their arenas."""
     numbers, tables = problem.topology.gpu_numbers, problem.profile.table_numbers
     members: dict[tuple[int, Arena], set[int]] = defaultdict(set)
     for shard in plan.shards:
@@ -89,12 +89,12 @@ def tables_by_arena(problem: Problem, plan: Plan) -> dict[tuple[int, Arena], set
 
 
 def added_up(times: Sequence[Mapping[Arena, Float]], phases: int) -> Float:
-    """Seconds of each phase of all arenas of each GPU, shape (phases, GPUs)."""
+    """Return seconds of each phase of all arenas of each GPU, shape (phases, GPUs)."""
     nothing = np.zeros(phases)
     return np.stack([sum(of_gpu.values(), nothing) for of_gpu in times], axis=1)
 
 
 def arena_times(model: CostModel, problem: Problem, loads: Sequence[Loads]) -> Float:
-    """Seconds of each phase that arenas take of each GPU, shape (phases, GPUs)."""
+    """Return seconds of each phase that arenas take of each GPU, shape (phases, GPUs)."""
     phases = model.launches(problem, 0).size
     return added_up(times_by_arena(model, problem, loads), phases)

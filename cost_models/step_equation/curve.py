@@ -33,7 +33,7 @@ from placer.problem import Problem
 def shard_curve(
     problem: Problem, shard: TableShard, gpu: int, costs: UnitCosts, shares: Float
 ) -> CostCurve:
-    """Cost of a shard on a GPU, with each number of its hottest rows in HBM.
+    """Return the cost of a shard on a GPU, with each number of its hottest rows in HBM.
 
     The work of each point is that of a plan with a hot and a cold shard (for ``cached`` ones, of
     one shard with a cache); see `cost_models.step_equation.work`.
@@ -109,7 +109,7 @@ def shard_curve(
 
 
 def server_curve(problem: Problem, shard: TableShard, costs: UnitCosts, shares: Float) -> CostCurve:
-    """Cost of a shard on a host without GPUs, whose processors pool all its rows; one point.
+    """Return cost of a shard on a host without GPUs, whose processors pool all its rows; one point.
 
     However the option has cold rows read on GPUs. What solvers take for HBM is the memory of the
     host. Replicas are on GPUs alone, and cost nothing here.
@@ -156,7 +156,7 @@ def server_curve(problem: Problem, shard: TableShard, costs: UnitCosts, shares: 
 def replica_curve(
     problem: Problem, shard: TableShard, costs: UnitCosts, shares: Float
 ) -> CostCurve:
-    """Cost on one GPU of rows that every GPU holds, for its own samples; one point."""
+    """Return the cost on one GPU of rows that every GPU holds, for its own samples; one point."""
     profile, gpus = problem.profile.tables[shard.table], len(problem.topology.gpus)
     spec, replicated_rows = profile.table, shard.option.replicated_rows
     samples, rows = problem.global_batch_size // gpus, shard.rows(spec.rows)
@@ -195,7 +195,7 @@ def replica_curve(
 def _seconds(
     problem: Problem, shard: TableShard, costs: UnitCosts, shares: Float, extras: Extras, load: Load
 ) -> Float:
-    """Seconds of the phases, and of the host's memory, shape (9, m)."""
+    """Return seconds of the phases, and of the host's memory, shape (9, m)."""
     spec, cold = problem.profile.tables[shard.table].table, shard.option.cold
     hot, counts = load.hot_rows, load.counts
     first, last = shard.columns(spec.dim)
@@ -232,7 +232,7 @@ def _seconds(
 
 
 def _host_vectors(problem: Problem, shard: TableShard, cold_lookups: Float) -> Float:
-    """Vectors that the host returns of a shard's cold rows, shape (m,)."""
+    """Return vectors that the host returns of a shard's cold rows, shape (m,)."""
     spec, samples = problem.profile.tables[shard.table].table, problem.global_batch_size
     total = float(cold_lookups[0])
     bags = output_vectors(spec, samples, 0.0)
@@ -241,7 +241,7 @@ def _host_vectors(problem: Problem, shard: TableShard, cold_lookups: Float) -> F
 
 
 def _buffer_bytes(problem: Problem, shard: TableShard, load: Load, on_drive: Float) -> Float:
-    """Buffers of a shard in HBM, shape (m,); `on_drive` of its rows in flight lie there."""
+    """Return buffers of a shard in HBM, shape (m,); `on_drive` of its rows in flight lie there."""
     spec, cold = problem.profile.tables[shard.table].table, shard.option.cold
     first, last = shard.columns(spec.dim)
     hot, (all_lookups, _) = load.hot_rows, load.all_counts

@@ -86,7 +86,7 @@ class StepEquation(CostModel, ABC):
 
     @abstractmethod
     def least_shard_s(self, problem: Problem) -> float | None:
-        """The least ``shard_s`` of all tables, if one kind of GPU has the least of all constants.
+        """Return the least ``shard_s`` of all tables, if one GPU kind is the best in all constants.
 
         Else None: hot rows may then be best on one kind of GPU and cold ones on another, which a
         whole table cannot have.
@@ -104,7 +104,7 @@ class StepEquation(CostModel, ABC):
         return self.least_shard_s(problem)
 
     def host_rates(self, problem: Problem, table: int, host: str) -> Rates:
-        """Seconds of a host's memory for rows that the host pools without a GPU's asking."""
+        """Return seconds of a host's memory for rows that the host pools without a GPU's asking."""
         attached = problem.topology.gpus_of(host)
         if attached:
             number = problem.topology.gpus.index(attached[0])
@@ -163,7 +163,7 @@ class StepEquation(CostModel, ABC):
         return replace(shard, staging_rows=sized.staging_rows, buffer_bytes=sized.buffer_bytes)
 
     def evaluate(self, problem: Problem, plan: Plan) -> CostReport:
-        """Cost of a whole plan. See `CostModel.evaluate`."""
+        """Return the cost of a whole plan. See `CostModel.evaluate`."""
         topology = problem.topology
         numbers, serving = topology.serving_numbers, len(topology.serving)
         # By GPU, and then by server: HBM, link, exchange and launches, as in `GpuCost`.
@@ -238,7 +238,7 @@ class StepEquation(CostModel, ABC):
         )
 
     def _times(self, work: Work, costs: UnitCosts) -> tuple[Float, Float, float]:
-        """Seconds of a GPU by what takes them, as in `GpuCost`, and by phase; of its host."""
+        """Return seconds of a GPU by what takes them, as `GpuCost`, and by phase; of its host."""
         hbm_s, link_s, host_s = work.read_s(costs)
         extras = work.extras
         of_gpu_s = np.array(
@@ -252,7 +252,7 @@ class StepEquation(CostModel, ABC):
         return of_gpu_s, work.phase_s(costs, self.lookup_shares), host_s
 
     def cost_curve(self, problem: Problem, shard: TableShard, gpu: int) -> CostCurve:
-        """Cost of a shard over its hot rows. See `CostModel.cost_curve`."""
+        """Return the cost of a shard over its hot rows. See `CostModel.cost_curve`."""
         costs = self.serving_costs(problem, shard.table, gpu)
         if gpu >= len(problem.topology.gpus):
             return server_curve(problem, shard, costs, self.lookup_shares)
@@ -261,7 +261,7 @@ class StepEquation(CostModel, ABC):
         return shard_curve(problem, shard, gpu, costs, self.lookup_shares)
 
     def _colds(self, problem: Problem, table: int) -> tuple[Cold, ...]:
-        """Ways to read the cold rows of a table that are allowed and may pay, the usual one first.
+        """Return the allowed ways to read cold rows that may pay, the usual one first.
 
         Staging beats reading in place wherever its buffers fit, but they may not. A host that
         pools saves link time where bags are large and hardly repeat rows. A cache needs no map
@@ -298,7 +298,7 @@ class StepEquation(CostModel, ABC):
 
 
 def _hbm_lookups(problem: Problem, works: Iterable[Work]) -> tuple[list[float], list[float]]:
-    """Lookups of each table that rows in HBM serve, those of caches included, and all of them."""
+    """Return lookups of each table that HBM serves, caches included, and all lookups."""
     hot, every = ([0.0] * len(problem.profile) for _ in range(2))
     for work in works:
         spec = problem.profile.tables[work.table].table

@@ -19,7 +19,7 @@ it may be of 16 bits: `Problem.exchange_dtype`."""
 
 
 def returned_vectors(table: Table, samples: float, lookups: float, *, all_rows: bool) -> float:
-    """Vectors that a server of `lookups` of a step's lookups returns.
+    """Return vectors that a server of `lookups` of a step's lookups returns.
 
     As `output_vectors`, but for bags under max: a server that does not have `all_rows` of the
     table returns the rows one by one.
@@ -34,7 +34,7 @@ def returned_vectors(table: Table, samples: float, lookups: float, *, all_rows: 
 
 
 def may_return_fewer(table: Table) -> bool:
-    """Whether servers of some rows each may return fewer vectors than one of all rows.
+    """Return whether servers of some rows each may return fewer vectors than one of all rows.
 
     Bags under max that are mostly empty are vectors for the one, and hardly any rows for the
     others, which return one for each other bag too.
@@ -51,7 +51,7 @@ def length_bytes(table: Table, samples: float) -> float:
 
 
 def replica_bytes(width: int, unique: float, touched: float, replicas: int, gpus: int) -> float:
-    """The sparse all-reduce of the gradients of replicated rows, each with its id.
+    """Return the sparse all-reduce of the gradients of replicated rows, each with its id.
 
     Parameters
     ----------
@@ -74,5 +74,5 @@ def row_sum_bytes(table: Table, unique: float, column_slices: int, gpus: int) ->
 
 
 def with_own_part(crossing_bytes: float, gpus: int) -> float:
-    """Bytes that, spread evenly over all GPUs, send so many to others."""
+    """Return bytes that, spread evenly over all GPUs, send so many to others."""
     return crossing_bytes * gpus / (gpus - 1) if gpus > 1 else 0.0

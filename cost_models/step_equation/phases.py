@@ -37,7 +37,7 @@ _COLLECTIVES = {"ids": 2, "outputs": 1, "gradients": 1}
 def schedule_of(
     problem: Problem, dense_s: float, input_s: float = 0.0, allreduce_s: float = 0.0
 ) -> Schedule:
-    """The schedule of a problem's pipeline.
+    """Return the schedule of a problem's pipeline.
 
     What collectives take besides their bytes is added to the chain that they are part of.
 
@@ -66,7 +66,7 @@ def schedule_of(
 
 
 def _rows_of(pipeline: Pipeline) -> Float:
-    """The rows of a pipeline's schedule as sums of phases, shape (rows, 8)."""
+    """Return the rows of a pipeline's schedule as sums of phases, shape (rows, 8)."""
     rows = np.eye(len(NAMES), ROWS)
     if pipeline == "serial":
         return rows
@@ -78,13 +78,13 @@ _ROWS_OF = {pipeline: _rows_of(pipeline) for pipeline in PIPELINES}
 
 
 def with_lanes(phase_s: Float, pipeline: Pipeline) -> Float:
-    """The rows of a pipeline's schedule of phase times, shape (8,) or (..., 8, GPUs)."""
+    """Return the rows of a pipeline's schedule of phase times, shape (8,) or (..., 8, GPUs)."""
     rows: Float = _ROWS_OF[pipeline] @ phase_s
     return rows
 
 
 def parts_of(phase_s: Float, pooling_s: Float, launch_s: Float, drive_s: Float) -> Float:
-    """Phase times by what takes them, shape (6, 8, GPUs): see `cost_models.cost_report.PARTS`.
+    """Return phase times by what takes them, (6, 8, GPUs): see `cost_models.cost_report.PARTS`.
 
     Parameters
     ----------
@@ -113,7 +113,7 @@ HOST = ROWS
 def read_matrix(
     costs: UnitCosts, kind: ReadKind, sizes: tuple[float, float, float], shares: Float
 ) -> Float:
-    """Seconds of each phase and of the host's memory for reading and updating rows.
+    """Return seconds of each phase and of the host's memory for reading and updating rows.
 
     Parameters
     ----------
@@ -158,7 +158,7 @@ def _read_matrix(
 
 
 def lookup_shares(id_bytes: float = 8.0, sort_bytes: float = 112.0) -> Float:
-    """The part of each constant of `ReadCosts` that is spent on the lookup, of `SHAPE`.
+    """Return the part of each constant of `ReadCosts` that is spent on the lookup, of `SHAPE`.
 
     By resource (HBM, link, DRAM) and rate. Counted in bytes: the lookup reads ids and weights; the
     update sorts ids, gathers a gradient for each lookup, and reads and writes weights and state.

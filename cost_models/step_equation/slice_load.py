@@ -18,7 +18,7 @@ Int = npt.NDArray[np.int64]
 def slice_load(
     profile: TableProfile, rows: tuple[int, int, int], step_lookups: float
 ) -> tuple[float, float]:
-    """Lookups and expected distinct rows of a slice of ranks in a step."""
+    """Return lookups and expected distinct rows of a slice of ranks in a step."""
     cdf = profile.cdf
     members = slice_members(cdf.ranks, rows)
     touched = _row_load(profile, step_lookups)
@@ -27,7 +27,7 @@ def slice_load(
 
 @lru_cache(maxsize=32)
 def _row_load(profile: TableProfile, step_lookups: float) -> Float:
-    """Probability that a step touches a row of each segment of the CDF, shape (m,)."""
+    """Return probability that a step touches a row of each segment of the CDF, shape (m,)."""
     touched: Float = np.diff(profile.unique_at_ranks(step_lookups)) / np.diff(profile.cdf.ranks)
     return touched
 
@@ -70,7 +70,7 @@ def load_of(
     step_lookups: float,
     steps_at_ends: bool = False,
 ) -> Load:
-    """The load of a slice of ranks; with `steps_at_ends`, also at one row and at all but one.
+    """Return the load of a slice of ranks; with `steps_at_ends`, also one row from each end.
 
     Cached, as a solver asks for all column slices of a slice in a row, and machines of as many GPUs
     have the same. Not to be written to.
@@ -94,7 +94,7 @@ def load_of(
 
 @lru_cache(maxsize=512)
 def _row_loads(profile: TableProfile, step_lookups: float) -> Float:
-    """What each row of a segment of the CDF counts, shape (4, m).
+    """Return what each row of a segment of the CDF counts, shape (4, m).
 
     One row, its share of lookups, and the probabilities that a step and all steps in flight touch
     it.

@@ -30,11 +30,11 @@ class PerUnit(NamedTuple):
     vector_s: Amount
 
     def __add__(self, other: "PerUnit") -> "PerUnit":  # type: ignore[override]
-        """Both resources' together."""
+        """Return both resources' together."""
         return PerUnit(*map(add, self, other))
 
     def seconds(self, lookups: Amount, rows: Amount, vectors: Amount | None = None) -> Amount:
-        """The step equation: seconds for these amounts of work.
+        """Return the step equation: seconds for these amounts of work.
 
         Numbers of one shard, arrays over the hot rows of a curve, or arrays over the shards of
         a step; the constants may be arrays of the same shape.
@@ -64,7 +64,7 @@ class Rates(NamedTuple):
     vector_byte_s: float = 0.0
 
     def of(self, weight_bytes: Amount, row_bytes: Amount) -> PerUnit:
-        """The same for rows of so many bytes of weights, and of weights and state."""
+        """Return the same for rows of so many bytes of weights, and of weights and state."""
         return PerUnit(
             self.lookup_s + weight_bytes * self.lookup_byte_s,
             self.row_s + row_bytes * self.row_byte_s,
@@ -72,7 +72,7 @@ class Rates(NamedTuple):
         )
 
     def __add__(self, other: "Rates") -> "Rates":  # type: ignore[override]
-        """Both one after the other."""
+        """Return both one after the other."""
         return Rates(*map(add, self, other))
 
 
@@ -150,7 +150,7 @@ class UnitCosts(NamedTuple):
     sliced_row_byte_s: float = 0.0
 
     def read(self, kind: ReadKind) -> ReadCosts:
-        """Costs of reading rows in this way."""
+        """Return costs of reading rows in this way."""
         costs: ReadCosts = getattr(self, kind)
         return costs
 
@@ -162,6 +162,6 @@ READS = SHAPE[0] * SHAPE[1] * SHAPE[2]
 
 
 def as_array(costs: UnitCosts) -> Float:
-    """Unit costs as one array: by lookup kind, resource and rate, then the others."""
+    """Return unit costs as one array: by lookup kind, resource and rate, then the others."""
     kinds = len(READ_KINDS)
     return np.concatenate((np.ravel(costs[:kinds]), costs[kinds:]))

@@ -88,7 +88,7 @@ class Extras(NamedTuple):
     drive_s: Amount = 0.0
 
     def hbm_s(self, costs: UnitCosts) -> Amount:
-        """Time of the GPU's memory."""
+        """Return the time of the GPU's memory."""
         returned_s = self.output_vectors * costs.output_vector_s
         returned_s += self.output_bytes * costs.output_byte_s
         returned_s += self.mapped_lookups * costs.mapped_lookup_s
@@ -97,7 +97,7 @@ class Extras(NamedTuple):
         return returned_s + self.cache_rows * costs.cache_row_s
 
     def exchange_s(self, costs: UnitCosts) -> Amount:
-        """Time of the exchange with other GPUs."""
+        """Return the time of the exchange with other GPUs."""
         return self.exchanged_bytes * costs.exchange_byte_s
 
     def launch_s(self, costs: UnitCosts) -> Amount:
@@ -105,12 +105,12 @@ class Extras(NamedTuple):
         return self.column_slices * costs.column_slice_s + self.shards * costs.shard_s
 
     def gpu_s(self, costs: UnitCosts) -> Amount:
-        """GPU seconds of all of these together."""
+        """Return GPU seconds of all of these together."""
         time: Amount = sum(map(mul, self, costs[len(READ_KINDS) :]))
         return time + self.drive_s
 
     def phase_s(self, costs: UnitCosts) -> Float:
-        """The same by phase, shape (8,); half of what is not exchanged is the lookup's."""
+        """Return the same by phase, shape (8,); half of what is not exchanged is the lookup's."""
         outputs = self.exchanged_bytes - self.id_bytes - self.gradient_bytes
         local_s = (self.hbm_s(costs) + self.launch_s(costs)) / 2
         phase_s = np.zeros(ROWS)
@@ -168,20 +168,20 @@ class Work:
         return self.table, self.kind, sizes, self.lookups, self.rows, self.vectors, self.extras
 
     def phase_s(self, costs: UnitCosts, shares: Float) -> Float:
-        """Time of the GPU in each phase, extras included, shape (8,); see `read_matrix`."""
+        """Return time of the GPU in each phase, extras included, shape (8,); see `read_matrix`."""
         sizes = self.weight_bytes, self.row_bytes, self.home_bytes
         matrix = read_matrix(costs, self.kind, sizes, shares)
         read_s: Float = matrix[:HOST] @ (self.lookups, self.rows, self.vectors)
         return read_s + self.extras.phase_s(costs)
 
     def read_s(self, costs: UnitCosts) -> list[float]:
-        """Time of HBM, link and DRAM for reading and updating rows."""
+        """Return the time of HBM, link and DRAM for reading and updating rows."""
         hbm, *homes = costs.read(self.kind)
         at_home = replace(self, row_bytes=self.home_bytes) if self.home_bytes else self
         return [self.resource_s(hbm), *(at_home.resource_s(rates) for rates in homes)]
 
     def resource_s(self, rates: Rates) -> float:
-        """Time of a resource with these rates."""
+        """Return the time of a resource with these rates."""
         unit = rates.of(self.weight_bytes, self.row_bytes)
         return float(unit.seconds(self.lookups, self.rows, self.vectors))
 
@@ -191,12 +191,12 @@ Group = tuple[str, tuple[int, int], tuple[str, ...]]
 
 
 def group_of(shard: Shard) -> Group:
-    """The group of a shard: on each device, shards of one group are pooled into one output."""
+    """Return a shard's group: on each device, a group's shards are pooled into one output."""
     return shard.table, shard.cols, shard.devices
 
 
 def groups_of(plan: Plan) -> dict[Group, list[Shard]]:
-    """The shards of a plan by group."""
+    """Return the shards of a plan by group."""
     groups: dict[Group, list[Shard]] = defaultdict(list)
     for shard in plan.shards:
         groups[group_of(shard)].append(shard)
@@ -204,12 +204,12 @@ def groups_of(plan: Plan) -> dict[Group, list[Shard]]:
 
 
 def host_pools(shards: Iterable[Shard]) -> bool:
-    """Whether the host pools any rows of these shards."""
+    """Return whether the host pools any rows of these shards."""
     return any(shard.lookup == "host" and shard.row_count for shard in shards)
 
 
 def is_mapped(profile: TableProfile, shards: Sequence[Shard]) -> bool:
-    """Whether a map says where the rows of a group's ids lie.
+    """Return whether a map says where the rows of a group's ids lie.
 
     They follow from ids where these are ranks, and the group has no more than hot and cold rows,
     each one after the other.
@@ -219,13 +219,7 @@ def is_mapped(profile: TableProfile, shards: Sequence[Shard]) -> bool:
 
 
 def work_of(problem: Problem, plan: Plan) -> list[Work]:
-    """The work of all shards of a plan, group by group.
-
-    Raises
-    ------
-    PlanMismatchError
-        If the plan's shards are of tables or on devices that the problem does not have.
-    """
+    """Return the work of all shards of a plan, group by group."""
     require_match(problem, plan)
     slices = column_slice_counts(plan)
     numbers = problem.profile.table_numbers
@@ -238,7 +232,7 @@ def work_of(problem: Problem, plan: Plan) -> list[Work]:
 def work_of_group(
     problem: Problem, table: int, shards: Sequence[Shard], *, column_slices: int
 ) -> list[Work]:
-    """The work of a group of shards of table number `table`, on all devices that hold them.
+    """Return the work of a group of shards of table number `table`, on all devices that hold them.
 
     `column_slices` is how many column slices the table has.
     """
@@ -288,7 +282,7 @@ def work_of_group(
 
 
 def _reads(problem: Problem, table: int, shard: Shard) -> list[Work]:
-    """The reads of a shard on any device; hits and misses apart."""
+    """Return the reads of a shard on any device; hits and misses apart."""
     profile = problem.profile.tables[table]
     spec, samples = profile.table, problem.global_batch_size // len(shard.devices)
     step_lookups = samples * spec.lookups_per_sample
@@ -309,13 +303,7 @@ def _reads(problem: Problem, table: int, shard: Shard) -> list[Work]:
 
 
 def drive_row_s(topology: Topology, gpu: str, row_bytes: float) -> float:
-    """Return the seconds of a row on a drive, if all GPUs of the host read equally many.
-
-    Raises
-    ------
-    PlanMismatchError
-        If the host has no drive.
-    """
+    """Return the seconds of a row on a drive, if all GPUs of the host read equally many."""
     host = topology.hosts_by_id[topology.gpus_by_id[gpu].host]
     if host.drive is None:
         raise PlanMismatchError(
@@ -338,7 +326,7 @@ def exchange_of(
     all_rows: bool,
     column_slices: int = 1,
 ) -> dict[str, float]:
-    """Fields of `Extras`: vectors and bytes that a GPU returns for a shard, and what it exchanges.
+    """Return fields of `Extras`: vectors and bytes that a GPU returns for a shard or exchanges.
 
     Parameters
     ----------
@@ -379,13 +367,13 @@ def exchange_of(
 
 
 def only_link(costs: UnitCosts, kind: ReadKind) -> UnitCosts:
-    """Unit costs of rows that a host reads by itself: the GPU's link alone."""
+    """Return unit costs of rows that a host reads by itself: the GPU's link alone."""
     link: dict[str, Any] = {kind: ReadCosts(link=costs.read(kind).link)}
     return costs._replace(**link)
 
 
 def column_slice_counts(plan: Plan) -> Counter[str]:
-    """Column slices of each table, replicas aside. Columns in no shard are one more."""
+    """Return column slices of each table, replicas aside. Columns in no shard are one more."""
     slices = {(shard.table, shard.cols) for shard in plan.shards if len(shard.devices) == 1}
     columns: Counter[str] = Counter()
     for name, (first, last) in slices:

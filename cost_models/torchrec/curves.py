@@ -28,7 +28,7 @@ def curve(
     *,
     is_replica: bool,
 ) -> CostCurve:
-    """A shard's cost with none of its rows in HBM, with caches of many sizes, and with all.
+    """Return a shard's cost with none of its rows in HBM, with caches of many sizes, and with all.
 
     A replica has all of them there: one point.
     """
@@ -76,7 +76,7 @@ def curve(
 def shard_buffer_bytes(
     estimates: Estimates, profile: TableProfile, shard: Shard, kind: ShardingType, kernel: Kernel
 ) -> int:
-    """HBM that TorchRec counts for a shard beyond what the plan's own rows and caches take."""
+    """Return HBM that TorchRec counts for a shard beyond the plan's own rows and caches."""
     table = profile.table
     block = Block(shard.row_count, shard.width, shard.rows[0], shard.cols[0], 0)
     factor, own = None, 0
@@ -93,7 +93,7 @@ def shard_buffer_bytes(
 
 
 def largest_block(estimates: Estimates, table: Table, kind: ShardingType, block: Block) -> Block:
-    """The largest row block of the table of `block`; `block` itself if it is no row block."""
+    """Return the table's largest row block; `block` itself if it is no row block."""
     if kind not in ("row_wise", "table_row_wise", "grid_shard"):
         return block
     topology = estimates.topology

@@ -102,7 +102,7 @@ class ProfileCacheStatistics(CacheStatistics):  # type: ignore[misc]
         return float(self._unique[-1])
 
     def expected_miss_rate(self, clf: Any) -> Any:
-        """Share of them that a cache of `clf` of the rows lacks."""
+        """Return the share of them that a cache of `clf` of the rows lacks."""
         total = self._unique[-1]
         if not total > 0:
             return clf * 0.0
@@ -121,13 +121,7 @@ class ProfileCacheStatistics(CacheStatistics):  # type: ignore[misc]
 
 
 def torchrec_topology(topology: Topology, bandwidths: Bandwidths) -> TorchRecTopology:
-    """The machine as TorchRec describes it: equal ranks, and each rank's part of its host.
-
-    Raises
-    ------
-    TopologyError
-        If the GPUs are not equal, or not equally many on each host, or a host has none.
-    """
+    """Return machine as TorchRec describes it: equal ranks, and each rank's part of its host."""
     for server in topology.servers:
         raise TopologyError(
             f"TorchRec's ranks are GPUs, and {server.id} of {topology.name!r} has none: leave "
@@ -163,7 +157,7 @@ def torchrec_topology(topology: Topology, bandwidths: Bandwidths) -> TorchRecTop
 
 
 def _bandwidths(topology: Topology) -> dict[str, float]:
-    """A machine's bandwidths in bytes per millisecond, as TorchRec has them."""
+    """Return a machine's bandwidths in bytes per millisecond, as TorchRec has them."""
 
     def same(name: str, values: set[float]) -> float:
         if len(values) > 1:
@@ -186,13 +180,7 @@ def _bandwidths(topology: Topology) -> dict[str, float]:
 
 
 def input_lengths(table: Table) -> tuple[list[float], bool]:
-    """Mean ids per sample of each feature, and whether they are pooled.
-
-    Raises
-    ------
-    ProblemError
-        If TorchRec has no module for such a table.
-    """
+    """Mean ids per sample of each feature, and whether they are pooled."""
     poolings = {feature.pooling for feature in table.features}
     if "max" in poolings or ("none" in poolings and len(poolings) > 1):
         raise ProblemError(
@@ -203,7 +191,7 @@ def input_lengths(table: Table) -> tuple[list[float], bool]:
 
 
 def weight(table: Table) -> torch.Tensor:
-    """A table's weights on the meta device, with the optimizer that its state is counted by."""
+    """Return a table's weights on the meta device, and the optimizer of its state."""
     # TorchRec's formulas divide by the number of weights.
     shape = max(1, table.rows), table.dim
     tensor = torch.empty(shape, dtype=getattr(torch, table.dtype), device=_META)
@@ -212,7 +200,7 @@ def weight(table: Table) -> torch.Tensor:
 
 
 def even_column_widths(table: Table, min_partition: int | None) -> tuple[int, ...]:
-    """Column slices as TorchRec's enumerator divides a table."""
+    """Return column slices as TorchRec's enumerator divides a table."""
     sizes, _ = calculate_shard_sizes_and_offsets(
         weight(table), 1, 1, "column_wise", col_wise_shard_dim=min_partition
     )
@@ -254,7 +242,7 @@ class Estimates:
         self._statistics: dict[tuple[int, float], ProfileCacheStatistics] = {}
 
     def cache_params(self, profile: TableProfile, load_factor: Any) -> CacheParams:
-        """TorchRec's parameters of a table's cache, with statistics from the table's profile."""
+        """Return TorchRec's cache parameters of a table, with its profile's statistics."""
         key = id(profile.cdf), profile.table.lookups_per_sample
         if key not in self._statistics:
             samples = self.problem.global_batch_size
@@ -268,7 +256,7 @@ class Estimates:
     def option(
         self, profile: TableProfile, sharding: Sharding, load_factor: Any = None
     ) -> TorchRecOption:
-        """TorchRec's sharding option of a table, without estimates.
+        """Return TorchRec's sharding option of a table, without estimates.
 
         `load_factor` replaces that of `sharding`; it may be `Many`.
         """

@@ -88,13 +88,13 @@ class TorchRec(CostModel):
         self._curves: dict[tuple[object, ...], CostCurve] = {}
 
     def identity(self) -> Any:
-        """All that answers depend on besides source, as JSON: by it plans are kept."""
+        """Return all that answers depend on besides source, as JSON: by it plans are kept."""
         asked = ("torch", "torchrec", "fbgemm-gpu", "fbgemm-gpu-cpu")
         found = {str(one.name).lower().replace("_", "-"): one.version for one in distributions()}
         return [self._options, self._replicate, [found.get(name) for name in asked]]
 
     def estimates(self, problem: Problem) -> "Estimates":
-        """TorchRec's estimators for a problem.
+        """Return TorchRec's estimators for a problem.
 
         Raises
         ------
@@ -137,7 +137,7 @@ class TorchRec(CostModel):
         return tuple(options)
 
     def evaluate(self, problem: Problem, plan: Plan) -> CostReport:
-        """Cost of a whole plan. See `CostModel.evaluate`."""
+        """Return the cost of a whole plan. See `CostModel.evaluate`."""
         require_match(problem, plan)
         estimates = self.estimates(problem)
         placed = {
@@ -176,7 +176,7 @@ class TorchRec(CostModel):
         )
 
     def cost_curve(self, problem: Problem, shard: TableShard, gpu: int) -> CostCurve:
-        """Cost of a shard over its hot rows. See `CostModel.cost_curve`.
+        """Return the cost of a shard over its hot rows. See `CostModel.cost_curve`.
 
         Exact at its points. It is not convex: an empty cache costs more than none, and a
         cache of nearly all rows more than all rows in HBM.
@@ -208,7 +208,7 @@ class TorchRec(CostModel):
     def with_buffers(
         self, problem: Problem, table: int, shard: Shard, *, returns_bags: bool
     ) -> Shard:
-        """What TorchRec counts beyond a shard's rows, state and cache. See `CostModel`.
+        """Return what TorchRec counts beyond a shard's rows, state and cache. See `CostModel`.
 
         No rows are staged: of TorchRec's kernels, caches take their misses in, and the others
         read in place.
@@ -225,7 +225,7 @@ class TorchRec(CostModel):
 def _options_of_hosts(
     topology: Topology, table: Table, column_widths: tuple[int, ...]
 ) -> list[ShardingOption]:
-    """A table's rows over the GPUs of a host, and a grid: a host for each column slice."""
+    """Return a table's rows over the GPUs of a host, and a grid: a host for each column slice."""
     hosts = len({gpu.host for gpu in topology.gpus})
     local = len(topology.gpus) // hosts
     start, stop = even_blocks(table.rows, local)[-1]
@@ -285,7 +285,7 @@ def _kind_of_shard(table: Table, shard: Shard, topology: Topology) -> tuple[Shar
 
 
 def _parts(kernel: str, perf: Any, model: TorchRec) -> dict[str, float]:
-    """The parts of `Perf.total`, in seconds, by what they wait for most."""
+    """Return the parts of `Perf.total`, in seconds, by what they wait for most."""
     compute = (perf.fwd_compute + perf.bwd_compute) * _MS
     rows_in_hbm = kernel in ("fused", "dense") or (
         kernel == "fused_uvm_caching" and model.name == "torchrec-prefetch"
@@ -298,7 +298,7 @@ def _parts(kernel: str, perf: Any, model: TorchRec) -> dict[str, float]:
 
 
 def _hit_share(profile: TableProfile, sharding: Sharding) -> float:
-    """Share of a table's lookups that are served from HBM."""
+    """Return the share of a table's lookups that are served from HBM."""
     if sharding.load_factor is not None:
         return float(profile.cdf.share(sharding.load_factor * profile.table.rows))
     return 0.0 if sharding.kernel == "fused_uvm" else 1.0

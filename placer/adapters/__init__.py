@@ -15,7 +15,7 @@ def document_for(
     module: str = "",
     staged_as: Literal["uva", "cached"] | None = None,
 ) -> Any:
-    """A plan in the form that one of `TRAINERS` reads from JSON.
+    """Return a plan in the form that one of `TRAINERS` reads from JSON.
 
     `module` is the path of TorchRec's embedding module in the model, and `staged_as` says how
     TorchRec reads staged rows, which it cannot stage. Raises PlacerError if the plan has what the

@@ -15,7 +15,7 @@ _SPLIT_EVERY = 8
 
 
 def count_dask(parts: Any, counter: PartitionCounter, split_out: int = 1) -> Any:
-    """The counts of a log, added up by trees: a DataFrame of `split_out` partitions.
+    """Return the counts of a log, added up by trees: a DataFrame of `split_out` partitions.
 
     `parts` are a DataFrame, or Delayed that hold what `placer.data.in_memory.batches_of` takes.
     Vocabularies number ids in the order of the parts.
@@ -36,7 +36,7 @@ def count_dask(parts: Any, counter: PartitionCounter, split_out: int = 1) -> Any
 
 
 def profile_dask(parts: Any, split_out: int = 1, **options: Any) -> Profile:
-    """The profile of a DataFrame or of delayed parts: that of `profile_log` over all in order.
+    """Return the profile of a DataFrame or of delayed parts, as `profile_log` counts their samples.
 
     ::
 

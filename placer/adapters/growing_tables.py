@@ -18,11 +18,6 @@ def row_wise_shards(plan: Plan, table: str, trainer: str, **has: Any) -> list[Sh
         Who gives rows to keys, for the message.
     **has
         What `Growing` must say, where the trainer has one way alone.
-
-    Raises
-    ------
-    PlanMismatchError
-        If the table is placed otherwise, or gives its rows to keys in another way.
     """
     how, gpus = plan.growing[table], [gpu.id for gpu in plan.topology.gpus]
     for name, value in has.items():

@@ -28,7 +28,7 @@ class ShardingArguments(TypedDict):
 
 
 def to_hugectr(plan: Plan) -> ShardingArguments:
-    """The shard matrix and the shard strategy of a plan, for ``json.dump``.
+    """Return the shard matrix and the shard strategy of a plan, for ``json.dump``.
 
     Raises
     ------
@@ -75,7 +75,7 @@ def as_arguments(document: ShardingArguments) -> dict[str, Any]:
 def _placed(
     plan: Plan, table: Table, shards: list[Shard], numbers: dict[str, int]
 ) -> tuple[list[int], int]:
-    """The GPUs that hold a table, ascending, and how many column slices it has."""
+    """Return the GPUs that hold a table, ascending, and how many column slices it has."""
 
     def refuse(reason: str) -> PlanMismatchError:
         return PlanMismatchError(f"HugeCTR cannot place table {table.name!r} so: {reason}")

@@ -14,7 +14,7 @@ _POSITION = "__position"
 
 
 def count_ray(dataset: Any, counter: PartitionCounter, partitions: int | None = None) -> Any:
-    """The counts of a log, added up by a shuffle: a Dataset with a line for each row read.
+    """Return the counts of a log, added up by a shuffle: a Dataset with a line for each row read.
 
     Ray does not number blocks: where there are vocabularies to make, a column of the samples has
     their positions (`PartitionCounter.position`). `partitions` is Ray's own number of them by
@@ -35,7 +35,7 @@ def count_ray(dataset: Any, counter: PartitionCounter, partitions: int | None = 
 
 
 def profile_ray(dataset: Any, partitions: int | None = None, **options: Any) -> Profile:
-    """The profile of a Dataset: that of `profile_log` over its samples in order.
+    """Return the profile of a Dataset: that of `profile_log` over its samples in order.
 
     ::
 

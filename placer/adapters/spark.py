@@ -14,7 +14,7 @@ _SOME_SAMPLES = 1000
 
 
 def count_spark(frame: Any, counter: PartitionCounter) -> Any:
-    """The counts of a log, added up by a shuffle: a DataFrame with a line for each row read.
+    """Return the counts of a log, added up by a shuffle: a DataFrame with a line for each row read.
 
     The frame is of Spark 4 or newer. Vocabularies number ids in the order of its partitions.
     """
@@ -31,7 +31,7 @@ def count_spark(frame: Any, counter: PartitionCounter) -> Any:
 
 
 def profile_spark(frame: Any, **options: Any) -> Profile:
-    """The profile of a DataFrame: that of `profile_log` over its samples in order.
+    """Return the profile of a DataFrame: that of `profile_log` over its samples in order.
 
     ::
 

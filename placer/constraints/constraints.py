@@ -83,7 +83,7 @@ class Constraints:
         return {name: group for group in _merged(self.together) for name in group}
 
     def rule_of(self, table: str) -> TableRule:
-        """All rules of a table as one.
+        """Return all rules of a table as one.
 
         Pins of several patterns are compared by name; `on` tells which host has which GPU.
 
@@ -99,11 +99,11 @@ class Constraints:
         return self._rules[table]
 
     def group_of(self, table: str) -> tuple[str, ...]:
-        """The tables that one GPU has to serve with this one, itself included; none: ()."""
+        """Return the tables that one GPU has to serve with this one, itself included; none: ()."""
         return self._groups.get(table, ())
 
     def on(self, topology: Topology, tables: Sequence[str]) -> "Constraints":
-        """The same constraints as they apply to these tables and devices.
+        """Return the same constraints as they apply to these tables and devices.
 
         Each table that has a rule is listed once, under its name; hosts are followed by their
         GPUs; groups are of names. Doing so again changes nothing.
@@ -136,7 +136,7 @@ class Constraints:
         return Constraints(tuple(listed), tuple(together), self.reserve)
 
     def reserved(self, topology: Topology) -> Topology:
-        """The machine without the memory that is to be kept free.
+        """Return the machine without the memory that is to be kept free.
 
         `Problem` does this, once: its own constraints reserve nothing any more.
 
@@ -186,7 +186,7 @@ class Constraints:
 
 
 def matches(key: str, table: str) -> bool:
-    """Whether a key is a table's name, or a shell pattern that the name matches."""
+    """Return whether a key is a table's name, or a shell pattern that the name matches."""
     return key == table or (_is_pattern(key) and fnmatchcase(table, key))
 
 
@@ -195,7 +195,7 @@ def _is_pattern(key: str) -> bool:
 
 
 def _combined(table: str, rules: Sequence[tuple[str, TableRule]]) -> TableRule:
-    """All rules for a table as one; an error names the keys that contradict."""
+    """Return all rules for a table as one; an error names the keys that contradict."""
     tiers = {rule.tier: key for key, rule in rules if rule.tier is not None}
     if len(tiers) > 1:
         claims = " and ".join(f"{key!r} for tier {tier}" for tier, key in tiers.items())
@@ -218,7 +218,7 @@ def _combined(table: str, rules: Sequence[tuple[str, TableRule]]) -> TableRule:
 
 
 def _merged(groups: Iterable[Sequence[str]]) -> list[tuple[str, ...]]:
-    """Groups of which no two share a member: those that do become one."""
+    """Return groups of which no two share a member: those that do become one."""
     merged: dict[int, tuple[str, ...]] = {}
     group_of: dict[str, int] = {}
     for number, group in enumerate(groups):
@@ -230,7 +230,7 @@ def _merged(groups: Iterable[Sequence[str]]) -> list[tuple[str, ...]]:
 
 
 def _members(group: Sequence[str], tables: Mapping[str, int]) -> list[str]:
-    """The tables that a group names, patterns spelled out."""
+    """Return the tables that a group names, patterns spelled out."""
     named = {key for key in group if key in tables}
     patterns = [key for key in group if key not in named]
     if patterns:
@@ -244,7 +244,7 @@ def _members(group: Sequence[str], tables: Mapping[str, int]) -> list[str]:
 
 
 def _with_gpus(key: str, rule: TableRule, topology: Topology) -> TableRule:
-    """A rule whose hosts are followed by their GPUs."""
+    """Return a rule whose hosts are followed by their GPUs."""
     if rule.devices is None:
         return rule
     devices: list[str] = []
@@ -288,7 +288,7 @@ def _require_common_gpu(
 
 
 def _left(device: Gpu | Host, kept_bytes: int) -> int:
-    """What a device has besides the bytes that are kept free."""
+    """Return what a device has besides the bytes that are kept free."""
     if kept_bytes > device.memory_bytes:
         raise ProblemError(
             f"reserve: {format_bytes(kept_bytes)} ({kept_bytes} bytes) of {device.id} are to be "
@@ -299,7 +299,7 @@ def _left(device: Gpu | Host, kept_bytes: int) -> int:
 
 
 def _some(names: Sequence[str], wanted: str, most: int = 8) -> str:
-    """Names that exist, for a message about one that does not: all, or the nearest of many."""
+    """Return names that exist, for an error about one that does not: all, or the nearest."""
     if len(names) <= most:
         return ", ".join(names)
     return ", ".join(get_close_matches(wanted, names, n=3) or names[:most]) + " and others"

@@ -39,7 +39,7 @@ class ConstraintsFile(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _without_empty(cls, fields: dict[str, Any]) -> dict[str, Any]:
-        """All that is below a field may be commented out."""
+        """Return all that is below a field may be commented out."""
         return {name: value for name, value in fields.items() if value is not None}
 
 
@@ -72,7 +72,7 @@ def write(constraints: "Constraints", path: str | os.PathLike[str]) -> None:
 
 
 def dumps(constraints: "Constraints") -> str:
-    """Constraints as YAML text."""
+    """Return constraints as YAML text."""
     tables = {key: _entry(rule) for key, rule in constraints.tables}
     if len(tables) < len(constraints.tables):
         raise ProblemError("a key of constraints is given twice; a file has each key once")

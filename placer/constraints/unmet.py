@@ -14,7 +14,7 @@ _NOT_WHOLE: tuple[Kind, ...] = ("row-wise", "column-wise", "replicated")
 
 
 def unmet(plan: Plan, constraints: Constraints) -> list[Violation]:
-    """All constraints that a well-formed plan breaks, as violations of rule ``constraint``.
+    """Return all constraints that a well-formed plan breaks, as violations of rule ``constraint``.
 
     Not checked is `Constraints.reserve`: a plan's topology has the memory that was left, and
     does not tell how much there was.
@@ -46,7 +46,7 @@ def unmet(plan: Plan, constraints: Constraints) -> list[Violation]:
 
 
 def kinds_of(shards: Sequence[Shard]) -> dict[Kind, str]:
-    """The ways of placing a table that its shards use, each in words with what shows it.
+    """Return the ways of placing a table that its shards use, each in words with what shows it.
 
     ``row-wise`` are more row slices than one, where the hot and the cold part of a slice are
     one, and so are the replicas of the hottest rows and what is left of the table. ``split``
@@ -76,7 +76,7 @@ def kinds_of(shards: Sequence[Shard]) -> dict[Kind, str]:
 
 
 def _row_slices(shards: Sequence[Shard], edges: Sequence[int]) -> tuple[int, bool]:
-    """The most row slices of a column slice, and whether any of them is split hot/cold."""
+    """Return the most row slices of a column slice, and whether any of them is split hot/cold."""
     slices, split = 0, False
     for left, right in pairwise(edges):
         here = [s for s in shards if s.cols[0] <= left and right <= s.cols[1]]
@@ -91,7 +91,7 @@ def _row_slices(shards: Sequence[Shard], edges: Sequence[int]) -> tuple[int, boo
 
 
 def _broken(rule: TableRule, shards: Sequence[Shard], kinds: dict[Kind, str]) -> Iterator[str]:
-    """What a table's shards break of its rule, in words."""
+    """Yield what a table's shards break of its rule, in words."""
     others = [d for d in _servers(shards) if rule.devices is not None and d not in rule.devices]
     if others:
         pinned = ", ".join(rule.devices or ())
@@ -109,7 +109,7 @@ def _servers(shards: Sequence[Shard]) -> list[str]:
 
 
 def _hot_cold_pairs(shards: Sequence[Shard]) -> int:
-    """How many shards hold the colder rows of a row slice whose hotter ones are in a faster memory.
+    """Return how many shards hold the colder rows of a row slice that also has faster memory.
 
     The parts of a slice are on the same devices, and each of its ranks could be in any of them:
     strides whose residues never meet are of different slices.

@@ -28,7 +28,7 @@ def choose_mappings(
     headroom: float = 0.0,
     progress: Progress | None = None,
 ) -> tuple[dict[str, IdMapping], list[str]]:
-    """A mapping for each table, and notes for the user; see `placer.data.open_log`."""
+    """Return a mapping for each table, and notes for the user; see `placer.data.open_log`."""
     names = list(dict.fromkeys(feature_tables.values()))
     chosen, row_counts = mapping_kinds(source, feature_tables, id_mapping, rows)
     asked = _of_each("id_mapping", id_mapping, names)
@@ -93,7 +93,7 @@ def choose_mappings(
 def feature_tables_of(
     source: Source, sparse: Sequence[str] | None, renamed: Mapping[str, str] | None
 ) -> dict[str, str]:
-    """The table that each feature reads, in the log's order."""
+    """Return the table that each feature reads, in the log's order."""
     tables = dict(renamed or {})
     kept = list(source.text_features) if sparse is None else list(sparse)
     unknown = [name for name in [*kept, *tables] if name not in source.text_features]
@@ -111,7 +111,7 @@ def mapping_kinds(
     id_mapping: str | Mapping[str, str],
     rows: int | Mapping[str, int] | None,
 ) -> tuple[dict[str, MappingKind], dict[str, int]]:
-    """How the ids of each table become rows, and the rows of those whose number is set."""
+    """Return how the ids of each table become rows, and the rows of those whose number is set."""
     names = list(dict.fromkeys(feature_tables.values()))
     row_counts = _of_each("rows", rows, names)
     asked = _of_each("id_mapping", id_mapping, names)
@@ -135,7 +135,7 @@ def mapping_kinds(
 
 
 def _of_each(what: str, value: Any, names: list[str]) -> dict[str, Any]:
-    """A value for each table, where there is one; that of ``*`` is for those not named."""
+    """Return a value for each table, where there is one; that of ``*`` is for those not named."""
     if value is None:
         return {}
     if not isinstance(value, Mapping):
@@ -150,7 +150,7 @@ def _of_each(what: str, value: Any, names: list[str]) -> dict[str, Any]:
 
 
 def _rows(table: str, largest: int, headroom: float) -> int:
-    """One more than the largest id, with headroom."""
+    """Return one more than the largest id, with headroom."""
     if largest >= MAX_INFERRED_ROWS:
         raise DataError(
             f"table {table!r} has id {largest}, too large for a row number; "
@@ -167,7 +167,7 @@ def _rows(table: str, largest: int, headroom: float) -> int:
 def _id_ranges(
     source: Source, features: Sequence[str]
 ) -> tuple[Mapping[str, tuple[int, int]], int]:
-    """The smallest and the largest id of features that are integers, 0 included; the samples."""
+    """Return the smallest and largest id of integer features, 0 included, and the samples."""
     integers = [name for name in features if not source.text_features[name]]
     if not integers:
         return {}, source.samples or 0

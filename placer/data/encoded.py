@@ -76,11 +76,11 @@ class EncodedLog:
         return first if len(files) == 1 else f"{first} and {len(files) - 1} more"
 
     def identity(self) -> tuple[FileIdentity, ...]:
-        """What the log's files are known by, in order."""
+        """Return what the log's files are known by, in order."""
         return self.source.identity()
 
     def chunks(self, samples: int = 65536, skip: int = 0) -> Iterator[Chunk]:
-        """Chunks of exactly `samples` samples, save the last, after leaving out `skip`.
+        """Yield chunks of exactly `samples` samples, save the last, after leaving out `skip`.
 
         The samples do not depend on how the log is divided into files, row groups or chunks.
 
@@ -93,7 +93,7 @@ class EncodedLog:
                 yield chunk
 
     def blocks(self, samples: int, keep: Callable[[int], bool]) -> Iterator[Chunk | int]:
-        """The log's blocks of `samples` samples; of those not kept, only their size.
+        """Yield the log's blocks of `samples` samples; of those not kept, only their size.
 
         Block i is read if ``keep(i)``, else skipped, which costs less than reading.
         """
@@ -134,7 +134,7 @@ class EncodedLog:
 
 
 def rows_of(batch: RawBatch, feature: str, table: str, mapping: IdMapping) -> Rows:
-    """The rows that the ids of a feature read."""
+    """Return the rows that the ids of a feature read."""
     raw = batch.features[feature]
     try:
         return mapping.map(raw.keys)

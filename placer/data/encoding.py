@@ -80,7 +80,7 @@ class Encoding:
         }
 
     def _nulls(self, *, of_texts: bool) -> list[str]:
-        """What stands for missing ids, where it is not the usual and concerns a table's ids."""
+        """Return what stands for missing ids, where it is unusual and concerns a table's ids."""
         nulls = self.layout.nulls
         if set(nulls) == set(NULLS):
             return []
@@ -88,7 +88,7 @@ class Encoding:
         return ["null", *sorted(nulls)] if of_texts else sorted(whole)
 
     def to_json(self) -> dict[str, Any]:
-        """All but the vocabularies, as JSON values."""
+        """Return all but the vocabularies, as JSON values."""
         return {
             "feature_tables": dict(self.feature_tables),
             "mappings": {
@@ -103,7 +103,7 @@ class Encoding:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any], vocabularies: Mapping[str, Keys]) -> "Encoding":
-        """What `to_json` wrote, with the vocabularies that were saved beside it."""
+        """Return what `to_json` wrote, with the vocabularies that were saved beside it."""
         mappings: dict[str, IdMapping] = {}
         for name, mapping in values["mappings"].items():
             kind = mapping["kind"]

@@ -47,7 +47,7 @@ class BatchSource:
 
 
 def is_in_memory(value: object) -> bool:
-    """Whether a log is not named by paths, but there itself.
+    """Return whether a log is not named by paths, but there itself.
 
     >>> is_in_memory(pa.table({"user": [1]})), is_in_memory("day_0.parquet")
     (True, False)
@@ -58,12 +58,12 @@ def is_in_memory(value: object) -> bool:
 
 
 def batches_of(value: InMemory) -> BatchSource:
-    """The record batches of a log that a program holds.
+    """Return the record batches of a log that a program holds.
 
     It may be a table, record batch, record batch reader or data set of pyarrow; a DataFrame or
     LazyFrame of polars; a DataFrame of pandas; a relation of DuckDB; a Dataset or IterableDataset
     of Hugging Face; any other object with ``__arrow_c_stream__``; or a function without parameters
-    that returns one of these, anew at each call.
+    that returns one of these, again at each call.
     """
     if isinstance(value, pa.RecordBatch):
         value = pa.table(value)
@@ -154,7 +154,7 @@ def _of_duckdb(value: Any) -> BatchSource | None:
 
 
 def _duckdb_reader(relation: Any) -> pa.RecordBatchReader:
-    """The result as a stream; the stream protocol would have it made in memory first."""
+    """Return the result as a stream; the stream protocol would have it made in memory first."""
     for method in ("to_arrow_reader", "fetch_arrow_reader", "fetch_record_batch"):
         if hasattr(relation, method):
             return getattr(relation, method)(BATCH_ROWS)
@@ -211,7 +211,7 @@ class ArrowSource(ColumnSource):
             self._choose(columns)
 
     def _sample(self, schema: pa.Schema) -> pa.Table | None:
-        """The first samples; None where reading them would be the only pass that there is."""
+        """Return the first samples; None where the log can be read only once."""
         if self._held.once:
             return None
         names = outermost(once(schema.names), self._held.schema)
@@ -221,7 +221,7 @@ class ArrowSource(ColumnSource):
         )
 
     def open(self, *, may_be_empty: bool = False) -> BatchCursor:
-        """A cursor at the log's start; a part of a log may be empty.
+        """Return a cursor at the log's start; a part of a log may be empty.
 
         Raises DataError if it was read already and can be read once only.
         """
@@ -251,7 +251,7 @@ class ArrowSource(ColumnSource):
             raise DataError(f"the {name} is empty; a log needs at least one sample")
 
     def identity(self) -> tuple[FileIdentity, ...]:
-        """What the log is known by: its columns and its first samples.
+        """Return what the log is known by: its columns and its first samples.
 
         Raises DataError if it can be read once only.
         """

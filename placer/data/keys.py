@@ -29,21 +29,21 @@ _SHORT_BYTES = 16
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Whether ids of this Arrow type, or of a list of it, are texts."""
+    """Return whether ids of this Arrow type, or of a list of it, are texts."""
     if is_list(kind) or pa.types.is_dictionary(kind):
         return is_text(kind.value_type)
     return kind in _TEXTS
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Whether a column of this Arrow type holds a bag of ids per sample."""
+    """Return whether a column of this Arrow type holds a bag of ids per sample."""
     return bool(
         pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
     )
 
 
 def can_be_ids(kind: pa.DataType) -> bool:
-    """Whether a column of this Arrow type can be a categorical feature."""
+    """Return whether a column of this Arrow type can be a categorical feature."""
     if is_list(kind) or pa.types.is_dictionary(kind):
         return not is_list(kind.value_type) and can_be_ids(kind.value_type)
     is_whole = pa.types.is_integer(kind) or is_whole_decimal(kind)
@@ -51,12 +51,12 @@ def can_be_ids(kind: pa.DataType) -> bool:
 
 
 def is_whole_decimal(kind: pa.DataType) -> bool:
-    """Whether an Arrow type is of decimals without decimals, as Snowflake and Oracle write ids."""
+    """Return whether an Arrow type is of decimals of scale 0, as Snowflake and Oracle write ids."""
     return bool(pa.types.is_decimal(kind) and kind.scale == 0)
 
 
 def bags_from_arrow(array: pa.Array, missing: Missing) -> tuple[Keys, Offsets | None]:
-    """Keys, uint64, and bag offsets of a column of integers, texts, or lists of these.
+    """Return keys, uint64, and bag offsets of a column of integers, texts, or lists of these.
 
     `missing` says whether a missing value is key 0 or an empty bag. A missing list is always empty,
     and a missing value within a list always key 0. Offsets are None where every sample has one key.
@@ -70,7 +70,7 @@ def bags_from_arrow(array: pa.Array, missing: Missing) -> tuple[Keys, Offsets | 
 
 
 def offsets_of(lengths: npt.NDArray[Any]) -> Offsets:
-    """Where bags of some lengths begin, and the end of the last.
+    """Return where bags of some lengths begin, and the end of the last.
 
     >>> offsets_of(np.array([2, 0, 1]))
     array([0, 2, 2, 3])
@@ -81,7 +81,7 @@ def offsets_of(lengths: npt.NDArray[Any]) -> Offsets:
 
 
 def list_offsets(lists: pa.Array) -> Offsets:
-    """Offsets of lists' elements as `flatten` gives them; a missing list is empty."""
+    """Return offsets of lists' elements as `flatten` gives them; a missing list is empty."""
     lengths = pc.fill_null(pc.list_value_length(lists), 0)
     return offsets_of(lengths.to_numpy(zero_copy_only=False))
 
@@ -133,7 +133,7 @@ def _text_keys(array: pa.Array) -> tuple[Keys, npt.NDArray[np.bool_]]:
 
 
 def _text_buffers(array: pa.Array) -> tuple[Bytes, Offsets, Offsets]:
-    """Bytes, starts and lengths of an array of large binaries; a null has length 0."""
+    """Return bytes, starts and lengths of an array of large binaries; a null has length 0."""
     _, offset_buffer, data_buffer = array.buffers()
     if not len(array):
         none = np.zeros(0, dtype=np.int64)

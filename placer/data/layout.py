@@ -41,7 +41,7 @@ class Layout:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Layout":
-        """What `to_json` wrote.
+        """Return what `to_json` wrote.
 
         >>> layout = Layout("csv", separator=",", names=("user", "item"))
         >>> Layout.from_json(layout.to_json()) == layout

@@ -80,7 +80,7 @@ class Log(Protocol):
         ...
 
     def chunks(self, samples: int = 65536, skip: int = 0) -> Iterator[Chunk]:
-        """Chunks of at most `samples` samples, after leaving out the first `skip`.
+        """Return chunks of at most `samples` samples, after leaving out the first `skip`.
 
         Raises
         ------
@@ -92,7 +92,7 @@ class Log(Protocol):
 
 
 def joined(chunks: Sequence[Chunk]) -> Chunk:
-    """The samples of chunks of one log, one after the other."""
+    """Return the samples of chunks of one log, one after the other."""
     first, *more = chunks
     if not more:
         return first

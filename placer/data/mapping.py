@@ -32,7 +32,7 @@ class Identity:
     rows: int
 
     def map(self, keys: Keys) -> Rows:
-        """Rows of `keys`, same shape.
+        """Return rows of `keys`, same shape.
 
         Raises OutOfRange at the first key that is not below `rows`; negative ids are among them.
         """
@@ -54,7 +54,7 @@ class Hash:
     rows: int
 
     def map(self, keys: Keys) -> Rows:
-        """Rows of `keys`, same shape."""
+        """Return rows of `keys`, same shape."""
         if keys.size and int(keys.max()) < self.rows:
             return keys.view(np.int64)
         # The remainder; NumPy divides by a constant with multiplications, but not in its `%`.
@@ -98,7 +98,7 @@ class Vocabulary:
         return hashlib.sha256(self.keys.astype("<u8", copy=False).data).hexdigest()
 
     def map(self, keys: Keys) -> Rows:
-        """Rows of `keys`, same shape."""
+        """Return rows of `keys`, same shape."""
         if not self.keys.size:
             return np.zeros(keys.size, dtype=np.int64)
         ascending, rows = self._ascending

@@ -27,7 +27,7 @@ _MOST_LISTED = 40
 
 
 def listed(names: Sequence[str]) -> str:
-    """Names for a message, which is to be read: of very many, the first ones.
+    """Return names for a message, which is to be read: of very many, the first ones.
 
     >>> listed(["a", "b"])
     'a, b'

@@ -43,7 +43,7 @@ class TextOptions:
     )
 
     def layout(self, known: Layout | None = None) -> Layout | None:
-        """What is known of the files, with what was given; None for nothing."""
+        """Return what is known of the files, with what was given; None for nothing."""
         from placer.data.layout import Layout
 
         given: dict[str, Any] = {
@@ -103,7 +103,7 @@ class LogOptions(TextOptions):
     )
 
     def schema(self, log_format: Any = None, id_mapping: str = "auto") -> Schema:
-        """The schema of the file, if one is given, with what was given besides.
+        """Return the schema of the file, if one is given, with what was given besides.
 
         `id_mapping` is used where nothing says.
         """
@@ -129,7 +129,7 @@ class LogOptions(TextOptions):
 
 
 def dims_of(dims: Sequence[str], known: Mapping[str, int]) -> dict[str, int]:
-    """Columns of tables, by name; ``*`` is all others.
+    """Return columns of tables, by name; ``*`` is all others.
 
     >>> dims_of(["64", "user=128"], {"item": 32})
     {'item': 32, '*': 64, 'user': 128}
@@ -138,7 +138,7 @@ def dims_of(dims: Sequence[str], known: Mapping[str, int]) -> dict[str, int]:
 
 
 def poolings_of(poolings: Sequence[str], known: Mapping[str, Pooling]) -> dict[str, Pooling]:
-    """How the lookups of features are pooled, by name; ``*`` is all others.
+    """Return how the lookups of features are pooled, by name; ``*`` is all others.
 
     >>> poolings_of(["mean", "user=max"], {"item": "sum"})
     {'item': 'sum', '*': 'mean', 'user': 'max'}
@@ -155,7 +155,7 @@ def _names(texts: Sequence[str]) -> tuple[str, ...]:
 
 
 def _pairs(flag: str, texts: Sequence[str], default: str | None = None) -> dict[str, str]:
-    """Values by name, of ``NAME=VALUE``; a value alone is that of `default`."""
+    """Return values by name, of ``NAME=VALUE``; a value alone is that of `default`."""
     pairs = {}
     for text in texts:
         name, between, value = text.rpartition("=")
@@ -180,5 +180,5 @@ def _numbers(flag: str, texts: Sequence[str]) -> dict[str, int]:
 
 
 def _unescaped(separator: str) -> str:
-    """A separator as people type it in a shell."""
+    """Return a separator as people type it in a shell."""
     return {"\\t": "\t", "tab": "\t", "\\x01": "\x01"}.get(separator, separator)

@@ -118,7 +118,7 @@ def open_source(
     layout: Layout,
     named: NamedColumns,
 ) -> Source:
-    """The files of a log with their columns, ids still raw; parameters as of `open_log`."""
+    """Return the files of a log with their columns, ids still raw; parameters as of `open_log`."""
     if is_in_memory(paths):
         return ArrowSource(batches_of(paths), layout, named)
     metadata: list[str] = []
@@ -144,7 +144,7 @@ def open_source(
 
 
 def _decisions(source: Source) -> list[str]:
-    """What the user should hear of what columns were taken for."""
+    """Return what the user should hear of what columns were taken for."""
     told = [one for one in source.decisions if one.warns]
     left_out = [f"{one.column} ({one.why})" for one in told if one.role == "ignore"]
     notes = [f"left out: {listed(left_out)}"] if left_out else []
@@ -157,7 +157,7 @@ def _decisions(source: Source) -> list[str]:
 
 
 def _format_of(files: Sequence[str], layout: Layout) -> Format:
-    """The format of files: as their suffixes say, as was recorded, or as the first begins."""
+    """Return the format of files, by their suffixes, by the record, or by the first bytes."""
     found = {_SUFFIXES.get(suffixes(file)[0]): file for file in reversed(files)}
     found.pop(None, None)
     if len(found) > 1:

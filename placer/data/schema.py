@@ -172,7 +172,7 @@ class Schema:
 
 
 def _given(models: Mapping[str, Any], field: str) -> dict[str, Any]:
-    """A field of those models that have it."""
+    """Return a field of those models that have it."""
     return {
         name: value for name, one in models.items() if (value := getattr(one, field)) is not None
     }
@@ -227,5 +227,5 @@ def _key(name: str) -> str:
 
 
 def _toml(value: Any) -> str:
-    """A value as TOML has it, whose texts, lists and booleans are those of JSON."""
+    """Return a value as TOML has it, whose texts, lists and booleans are those of JSON."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -30,7 +30,7 @@ class RawBags:
     offsets: Offsets | None = None
 
     def slice(self, start: int, stop: int) -> "RawBags":
-        """The bags of samples start..stop."""
+        """Return the bags of samples start..stop."""
         if self.offsets is None:
             return RawBags(self.keys[start:stop])
         offsets = self.offsets[start : stop + 1]
@@ -38,7 +38,7 @@ class RawBags:
 
 
 def samples_of(bags: RawBags, samples: int) -> Offsets:
-    """The sample that each lookup belongs to."""
+    """Return the sample that each lookup belongs to."""
     every = np.arange(samples, dtype=np.int64)
     return every if bags.offsets is None else np.repeat(every, np.diff(bags.offsets))
 
@@ -54,7 +54,7 @@ class Place:
     lines: npt.NDArray[np.int64] | None = None
 
     def of(self, sample: int) -> str:
-        """Where one of them is, for a message."""
+        """Return where one of them is, for a message."""
         place = self.first + sample if self.lines is None else int(self.lines[sample])
         return f"{shown(self.file)}, {self.unit} {place}"
 
@@ -70,7 +70,7 @@ class RawBatch:
     labels: npt.NDArray[np.float32] | None  # Shape (samples,), or None
 
     def slice(self, start: int, stop: int) -> "RawBatch":
-        """Samples start..stop of the batch."""
+        """Return samples start..stop of the batch."""
         stop = min(stop, self.samples)
         if start == 0 and stop == self.samples:
             return self
@@ -90,7 +90,7 @@ class Cursor(ABC):
 
     @abstractmethod
     def read(self, samples: int) -> RawBatch | None:
-        """The next samples, at least one and at most `samples`; None at the end."""
+        """Return the next samples, at least one and at most `samples`; None at the end."""
 
     def skip(self, samples: int) -> int:
         """Move on without reading; how many samples were there to skip."""
@@ -107,7 +107,7 @@ class Cursor(ABC):
 
     @abstractmethod
     def _at_hand(self) -> int:
-        """Samples of the block that holds the next one, from there on; 0 at the log's end."""
+        """Return samples of the block with the next one, from there on; 0 at the log's end."""
 
     @abstractmethod
     def _move(self, samples: int) -> None:
@@ -131,21 +131,21 @@ class Source(ABC):
 
     @abstractmethod
     def open(self) -> Cursor:
-        """A cursor at the log's start."""
+        """Return a cursor at the log's start."""
 
     def id_ranges(self) -> Mapping[str, tuple[int, int]] | None:
-        """The smallest and the largest id of each integer feature, 0 included, by statistics.
+        """Return the smallest and largest id of each integer feature, 0 included, by statistics.
 
         None where the files keep none.
         """
         return None
 
     def batches(self, samples: int) -> Iterator[RawBatch]:
-        """All samples of the log, at most `samples` at a time."""
+        """Yield all samples of the log, at most `samples` at a time."""
         with closing(self.open()) as cursor:
             while (batch := cursor.read(samples)) is not None:
                 yield batch
 
     def identity(self) -> tuple[FileIdentity, ...]:
-        """What the log's files are known by, in order."""
+        """Return what the log's files are known by, in order."""
         return identify(self.files)

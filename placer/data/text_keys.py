@@ -32,7 +32,7 @@ _ONES = np.uint64(0x0101010101010101)
 
 
 def text_keys(data: Bytes, starts: Offsets, lengths: Offsets) -> Keys:
-    """Keys of the texts ``data[starts[i]:starts[i] + lengths[i]]``; an empty one's is 0.
+    """Return keys of the texts ``data[starts[i]:starts[i] + lengths[i]]``; an empty one's is 0.
 
     Raises DataError if a text is longer than `MOST_TEXT_BYTES`.
 
@@ -45,7 +45,7 @@ def text_keys(data: Bytes, starts: Offsets, lengths: Offsets) -> Keys:
 
 
 def keys_in(words: Keys, starts: Offsets, lengths: Offsets) -> Keys:
-    """The same of bytes that are words already; see `as_words`."""
+    """Return the same of bytes that are words already; see `as_words`."""
     eight = np.flatnonzero(lengths == _WORD)
     if eight.size == lengths.size:
         if eight.size and int(starts[-1]) == _WORD * (starts.size - 1):
@@ -96,7 +96,7 @@ def fnv1a(words: Keys, starts: Offsets, lengths: Offsets) -> Keys:
 
 
 def _similar_hashes(words: Keys, starts: Offsets, lengths: Offsets) -> Keys:
-    """Hashes of texts, each in as many steps as the longest has bytes.
+    """Return hashes of texts, each in as many steps as the longest has bytes.
 
     A step beyond a text's end takes a byte 0 in, which is a multiplication by the prime alone; as
     the prime is odd, its inverse modulo 2^64 undoes it.
@@ -128,7 +128,7 @@ def _similar_hashes(words: Keys, starts: Offsets, lengths: Offsets) -> Keys:
 
 
 def _bytes_alike(word: Keys) -> int:
-    """How many first bytes all words have in common."""
+    """Return how many first bytes all words have in common."""
     if (word[0] ^ word[-1]) & _BYTE:
         return 0  # Without a look at the others.
     different = int(np.bitwise_or.reduce(word ^ word[0]))
@@ -136,7 +136,7 @@ def _bytes_alike(word: Keys) -> int:
 
 
 def _hash_of(hash_before: int, text: bytes) -> int:
-    """A hash to which a text is added."""
+    """Return a hash to which a text is added."""
     for byte in text:
         hash_before = (hash_before ^ byte) * int(_FNV_PRIME) % (1 << 64)
     return hash_before
@@ -155,7 +155,7 @@ def _could_be_hex(text: Keys) -> npt.NDArray[np.bool_]:
 
 
 def _hex_values(text: Keys) -> tuple[Keys, npt.NDArray[np.bool_]]:
-    """Values of texts of eight characters, and which of them are hexadecimal.
+    """Return values of texts of eight characters, and which of them are hexadecimal.
 
     A digit is 0x30 to 0x39, a letter 0x61 to 0x66: its value is its lower half, and 9 more if it
     has the bit of letters. The text is hexadecimal if its values, all below 16, are written so.
@@ -177,7 +177,7 @@ def _hex_values(text: Keys) -> tuple[Keys, npt.NDArray[np.bool_]]:
 
 
 def joined_digits(digits: Keys, base: int) -> Keys:
-    """The numbers of eight digits each, one a byte, the highest in the lowest; in place.
+    """Return the numbers of eight digits each, one a byte, the highest in the lowest; in place.
 
     Examples
     --------
@@ -203,14 +203,14 @@ def first_words(words: Keys, starts: Offsets) -> Keys:
 
 
 def as_words(data: Bytes) -> Keys:
-    """A copy of bytes as words, with a further one beyond the last byte."""
+    """Return a copy of bytes as words, with a further one beyond the last byte."""
     words = np.zeros(data.size // _WORD + 2, dtype=np.uint64)
     words.view(np.uint8)[: data.size] = data
     return words if words.dtype.byteorder != ">" else words.byteswap()
 
 
 def _words_of(words: Keys, starts: Offsets) -> Iterator[Keys]:
-    """The first eight bytes of each text, the next eight, and so on; beyond the data they are 0."""
+    """Yield the first eight bytes of each text, then the next eight, and so on; then zeros."""
     place = starts >> 3
     below = (starts.view(np.uint64) & np.uint64(_WORD - 1)) << np.uint64(3)
     above = _WORD_BITS - below

@@ -58,7 +58,7 @@ class DistinctKeys:
         return self.pending_keys + (0 if self.merged is None else self.merged.keys.size)
 
     def merge(self) -> Run:
-        """All keys so far, as one run."""
+        """Return all keys so far, as one run."""
         runs = ([] if self.merged is None else [self.merged]) + self.pending
         self.pending, self.pending_keys = [], 0
         if self.merged is None or len(runs) > 1:
@@ -112,7 +112,7 @@ def build_vocabularies(
 
 
 def vocabulary_of(run: Run, min_count: int, rows: int | None) -> Vocabulary:
-    """The vocabulary of a table whose distinct keys are `run`; see `build_vocabularies`."""
+    """Return the vocabulary of a table whose distinct keys are `run`; see `build_vocabularies`."""
     kept: Sequence[int] | _Int = np.flatnonzero(run.counts >= min_count)
     if rows is not None and len(kept) > rows - 1:
         by_count = np.lexsort((run.first[kept], -run.counts[kept]))
@@ -153,7 +153,7 @@ class UnknownKeys:
 
 
 def _hashes(keys: Keys) -> Keys:
-    """The finalizer of SplitMix64 (Steele, Lea, Flood 2014, doi:10.1145/2714064.2660195)."""
+    """Return the finalizer of SplitMix64 (Steele, Lea, Flood 2014, doi:10.1145/2714064.2660195)."""
     mixed = keys + np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -27,7 +27,7 @@ class DenseEntry(StrictModel):
     flops_per_s: float | None = Field(None, gt=0, allow_inf_nan=False)
 
     def layers(self) -> DenseLayers:
-        """The layers that the fields describe."""
+        """Return the layers that the fields describe."""
         return DenseLayers(
             **self.model_dump(exclude={"top", "bottom"}),
             top=tuple(self.top),

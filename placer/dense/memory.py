@@ -35,7 +35,7 @@ class DenseMemory:
 
 
 def dense_memory(network: DenseNetwork, samples: int, gpus: int = 1) -> DenseMemory:
-    """Memory on each of `gpus` GPUs, for its `samples` samples of a step.
+    """Return memory on each of `gpus` GPUs, for its `samples` samples of a step.
 
     Examples
     --------
@@ -109,7 +109,7 @@ def _values(network: DenseNetwork) -> tuple[int, list[tuple[int, int]]]:
 
 
 def _interaction_values(network: DenseNetwork, top_inputs: int) -> tuple[int, int, int]:
-    """What an interaction keeps, what it has besides in its forward pass, and in its backward."""
+    """Return how many values an interaction keeps, and needs besides in each pass."""
     layers, columns = network.layers, network.vector_columns
     if layers.interaction == "dot":
         squares = network.vectors**2

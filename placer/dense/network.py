@@ -59,7 +59,7 @@ class DenseNetwork:
 
     @classmethod
     def of(cls, layers: DenseLayers, tables: Iterable[Table]) -> "DenseNetwork":
-        """The network over tables' features, each of which gives one vector of its table's width.
+        """Return the network over tables' features, each a vector of its table's width.
 
         Vectors that are to be multiplied pair by pair have the width of the bottom MLP's output,
         or of the widest table where there is no bottom MLP. Features of other widths are projected

@@ -105,7 +105,7 @@ class Embeddings(nn.Module, ABC):
 
     @abstractmethod
     def hit_rates(self) -> HitRates | None:
-        """How many lookups of the rows held here were served from HBM; waits for the device.
+        """Return how many lookups of the rows held here were served from HBM; waits for the device.
 
         None for backends that read all rows where they are.
         """
@@ -122,7 +122,7 @@ class Embeddings(nn.Module, ABC):
 
     @abstractmethod
     def memory_use(self) -> dict[tuple[str, str], int]:
-        """Bytes held here by (device id, purpose), to compare with what the plan says.
+        """Return bytes held here by (device id, purpose), to compare with what the plan says.
 
         Purposes are ``hbm`` and ``dram``, the weights and optimizer state in them; ``pool``,
         the row caches with their directory; and ``row_maps``, under
@@ -132,14 +132,14 @@ class Embeddings(nn.Module, ABC):
         """
 
     def comm_stats(self) -> "dict[Kind, Volume]":
-        """Bytes that this process sent to others so far, by kind."""
+        """Return bytes that this process sent to others so far, by kind."""
         return {}
 
     def reset_comm_stats(self) -> None:
         """Count bytes from here on."""
 
     def routing_bytes(self) -> dict[str, int]:
-        """Bytes of the tables by which this process sends each table's ids to others."""
+        """Return bytes of the tables by which this process sends each table's ids to others."""
         return {}
 
     def close(self) -> None:
@@ -147,7 +147,7 @@ class Embeddings(nn.Module, ABC):
 
     @abstractmethod
     def id_order(self) -> "IdOrder":
-        """The tables by id, some rows at a time: what checkpoints read and write."""
+        """Return the tables by id, some rows at a time: what checkpoints read and write."""
 
     @abstractmethod
     def update_count(self) -> int:
@@ -162,14 +162,14 @@ class Embeddings(nn.Module, ABC):
         return self.keys.counts()
 
     def live_keys(self, table: str) -> tuple[Tensor, Tensor]:
-        """Keys of a table that grows, and the rows that they have now: int64, shape (keys,).
+        """Return keys of a table that grows, and the rows that they have now: int64, shape (keys,).
 
         Rows ascend. Every process gets all keys, and all of them must call this.
         """
         return self.keys.live(table)
 
     def optimizer_state_dict(self) -> dict[str, Tensor]:
-        """Optimizer state by ``<table>.<name>``, in id order whatever the plan.
+        """Return optimizer state by ``<table>.<name>``, in id order whatever the plan.
 
         float32: ``sum`` of shape (rows,) for row-wise Adagrad and (rows, dim) for Adagrad,
         ``exp_avg`` and ``exp_avg_sq`` of shape (rows, dim) for Adam; SGD has none. Besides,

@@ -155,17 +155,11 @@ class GrowingKeys:
         }
 
     def names(self) -> list[str]:
-        """The names of `state`."""
+        """Return the names of `state`."""
         return [f"{table}.keys.{name}" for table in self.maps for name in KeyMap.STATE]
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Go on with what `state` gave.
-
-        Raises
-        ------
-        CheckpointError
-            If it is of tables with another capacity or admission.
-        """
+        """Go on with what `state` gave."""
         for table, keys in self.maps.items():
             keys.load_state({name: state[f"{table}.keys.{name}"].numpy() for name in KeyMap.STATE})
         self.open_steps = self.ahead = 0

@@ -45,7 +45,7 @@ class TableTensor:
         return self.width_bytes(self.table.dim)
 
     def width_bytes(self, width: int) -> int:
-        """Bytes of so many columns of a row."""
+        """Return bytes of so many columns of a row."""
         return self.dtype.itemsize * (1 if self.is_per_row else width)
 
 
@@ -121,20 +121,20 @@ class IdOrder(ABC):
         self.plan, self.optimizers, self.counts_updates = plan, optimizers, counts_updates
 
     def tensors(self) -> Iterator[TableTensor]:
-        """All tensors, a table's weight before its state."""
+        """Yield all tensors, a table's weight before its state."""
         for table in self.plan.tables:
             yield from tensors_of(table, self.optimizers[table.name])
 
     def weights(self) -> Iterator[TableTensor]:
-        """The weight of each table."""
+        """Return the weight of each table."""
         return (tensor for tensor in self.tensors() if tensor.name == "weight")
 
     def states(self) -> Iterator[TableTensor]:
-        """The tensors of the optimizers."""
+        """Return the tensors of the optimizers."""
         return (tensor for tensor in self.tensors() if tensor.name != "weight")
 
     def read(self, tensor: TableTensor) -> Tensor:
-        """A whole tensor in id order, on the host; all processes must call it."""
+        """Return a whole tensor in id order, on the host; all processes must call it."""
         self.synchronize()
         result = torch.zeros(tensor.shape, dtype=tensor.dtype)
         for block in blocks_of(tensor):
@@ -155,7 +155,7 @@ class IdOrder(ABC):
 
     @abstractmethod
     def _read_block(self, block: IdRange) -> Tensor:
-        """Some rows, on the host of every process; all must call it."""
+        """Return some rows, on the host of every process; all must call it."""
 
     @abstractmethod
     def synchronize(self) -> None:
@@ -167,22 +167,17 @@ class IdOrder(ABC):
 
     @abstractmethod
     def fetch(self, requests: Sequence[IdRange | None]) -> Tensor | None:
-        """The rows that this process requests, on the host; all processes must call it.
+        """Return the rows that this process requests, on the host; all processes must call it.
 
         Parameters
         ----------
         requests : sequence of IdRange or None, length world
             What each process requests, the same on all of them.
-
-        Raises
-        ------
-        BackendError
-            If a process is lost.
         """
 
     @abstractmethod
     def holds(self, block: IdRange) -> bool:
-        """Whether this process holds some of these rows."""
+        """Return whether this process holds some of these rows."""
 
     @abstractmethod
     def write(self, block: IdRange, values: Tensor) -> None:
@@ -197,7 +192,7 @@ class IdOrder(ABC):
 
     @abstractmethod
     def local_shards(self) -> Iterator[LocalShard]:
-        """What this process holds of each tensor, a table's weight first."""
+        """Return what this process holds of each tensor, a table's weight first."""
 
     @abstractmethod
     def update_count(self) -> int:
@@ -209,14 +204,14 @@ class IdOrder(ABC):
 
 
 def tensors_of(table: Table, optimizer: OptimizerName) -> Iterator[TableTensor]:
-    """A table's tensors, the weight first."""
+    """Yield a table's tensors, the weight first."""
     for name in ("weight", *OPTIMIZER_STATE[optimizer]):
         dtype = TORCH_DTYPES[table.dtype] if name == "weight" else torch.float32
         yield TableTensor(table, name, tensor_shape(table, name, optimizer), dtype)
 
 
 def blocks_of(tensor: TableTensor) -> Iterator[IdRange]:
-    """All rows of a tensor in id order, a bounded number at a time."""
+    """Yield all rows of a tensor in id order, a bounded number at a time."""
     rows = tensor.table.rows
     for start in range(0, rows, CHUNK_ROWS):
         yield IdRange(tensor, start, min(rows, start + CHUNK_ROWS))

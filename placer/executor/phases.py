@@ -15,5 +15,5 @@ PHASE_PREFIX = "placer: "
 
 
 def phase(name: Phase) -> record_function:
-    """A context that a running `torch.profiler.profile` records under that name."""
+    """Return a context that a running `torch.profiler.profile` records under that name."""
     return record_function(PHASE_PREFIX + name)

@@ -28,12 +28,7 @@ def watch_scalers() -> None:
 
 
 def refuse_scaled() -> None:
-    """Raise within a backward pass that started at a scaled loss.
-
-    Raises
-    ------
-    PlacerError
-    """
+    """Raise within a backward pass that started at a scaled loss."""
     if _marked and torch._C._current_graph_task_id() in _marked:
         raise PlacerError(
             "the loss was scaled by a GradScaler, and placed tables are updated within the "

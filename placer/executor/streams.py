@@ -5,20 +5,20 @@ from torch import Tensor
 
 
 def recorded() -> torch.cuda.Event:
-    """An event that completes once all work queued on the current stream so far is done."""
+    """Return an event that completes once all work queued on the current stream so far is done."""
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record()
     return event
 
 
 def start_copy(tensor: Tensor) -> Tensor:
-    """A copy in pinned host memory, complete once the current stream has reached this point."""
+    """Return a copy in pinned host memory, complete once the current stream gets here."""
     copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     return copy.copy_(tensor, non_blocking=True)
 
 
 def on_host(tensor: Tensor) -> Tensor:
-    """The tensor in the host's memory; waits for a device that it is on.
+    """Return the tensor in the host's memory; waits for a device that it is on.
 
     Through pinned memory, for a GPU copies to other memory at a few percent of its link's rate.
     """
@@ -30,7 +30,7 @@ def on_host(tensor: Tensor) -> Tensor:
 
 
 def indexed(device: torch.device) -> torch.device:
-    """The device with its number: tensors on ``cuda`` say that they are on ``cuda:0``."""
+    """Return the device with its number: tensors on ``cuda`` say that they are on ``cuda:0``."""
     if str(device) == "cuda" and torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
     return device

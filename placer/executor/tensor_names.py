@@ -30,7 +30,7 @@ class Described(Protocol):
 
 
 def tensor_shape(table: Table, name: str, optimizer: OptimizerName) -> tuple[int, ...]:
-    """Shape of a table's ``weight``, or of one of its optimizer's tensors, in id order."""
+    """Return shape of a table's ``weight``, or of one of its optimizer's tensors, in id order."""
     per_row = name != "weight" and optimizer == "rowwise_adagrad"
     return (table.rows,) if per_row else (table.rows, table.dim)
 
@@ -56,13 +56,7 @@ def check_shapes(
     shapes: Mapping[str, tuple[int, ...]],
     dtypes: Mapping[str, torch.dtype] = MappingProxyType({}),
 ) -> None:
-    """Check tensors before any is loaded.
-
-    Raises
-    ------
-    CheckpointError
-        Names all that are missing, of no table, or of another shape; else all of another type.
-    """
+    """Check tensors before any is loaded."""
     faults = [f"{key} is missing" for key in shapes if key not in held]
     faults += [f"{key} is of no table of the plan" for key in held if key not in shapes]
     faults += [
@@ -80,13 +74,7 @@ def check_shapes(
 
 
 def check_weights(what: str, weights: Mapping[str, Tensor], tables: Sequence[Table]) -> None:
-    """Check weights by table name; tables may be left out.
-
-    Raises
-    ------
-    PlanMismatchError
-        Names all that are of no table or of another shape.
-    """
+    """Check weights by table name; tables may be left out."""
     shapes = {table.name: (table.rows, table.dim) for table in tables}
     faults = [f"{name!r} is no table of the plan" for name in weights if name not in shapes]
     faults += [

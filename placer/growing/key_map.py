@@ -173,7 +173,7 @@ class KeyMap:
         self._sketch = np.zeros(self._sketch_shape(self.parts), np.uint8)
 
     def _sketch_shape(self, parts: int) -> tuple[int, int]:
-        """Shape of the sketch of each of so many maps."""
+        """Return the shape of the sketch of each of so many maps."""
         growing = self.growing
         width = -(-growing.capacity // parts) if growing.admission > 1 else 1
         return self._kernels.SKETCH_ROWS, width
@@ -183,7 +183,7 @@ class KeyMap:
         return fits(rows, counts, sketch, self.growing.capacity, shape, self._kernels)
 
     def _numbered(self, rows: Int) -> Int:
-        """Rows of the table, from those of this map."""
+        """Return rows of the table, from those of this map."""
         return rows if self._numbers is None else self._numbers[rows].astype(np.int64)
 
     def read(self, keys: Int, open_steps: int = 1) -> StepRows:
@@ -311,7 +311,7 @@ class KeyMap:
 
         Every key has its row again, whatever the number of maps. With as many maps as there were,
         all goes on as it would have; otherwise eviction goes around from the beginning, keys that
-        wait for a row are counted anew, and the first map has the counters of all.
+        wait for a row are counted again, and the first map has the counters of all.
 
         Raises
         ------

@@ -11,7 +11,7 @@ Int = npt.NDArray[np.int64]
 def fits(
     rows: Int, counts: Int, sketch: Int, capacity: int, sketch_shape: tuple[int, int], kernels: Any
 ) -> bool:
-    """Whether a state is one of a table with this capacity.
+    """Return whether a state is one of a table with this capacity.
 
     Parameters
     ----------

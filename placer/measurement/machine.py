@@ -149,7 +149,7 @@ def _line(case: Case, repeat: int, seconds: float, measured: Measured) -> dict[s
 
 
 def machine() -> dict[str, Any]:
-    """This machine, the versions of what measures, and the date."""
+    """Return this machine, the versions of what measures, and the date."""
     facts: dict[str, Any] = {
         "cpu": _cpu_model(),
         "cores": os.cpu_count(),

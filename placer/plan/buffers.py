@@ -45,7 +45,7 @@ _FLOAT32_BYTES = 4
 
 
 def exchange_buffer_bytes(table: Table, samples: int, lookups: float, width: int) -> float:
-    """Bytes of a server's output of one step and of its gradient: float32, whatever the table's.
+    """Return bytes of a server's output of one step and of its gradient, which are float32.
 
     Pooled features give one row of `width` columns for each of the `samples` samples that
     the server handles, unpooled ones a row for each of the `lookups` lookups.
@@ -55,7 +55,7 @@ def exchange_buffer_bytes(table: Table, samples: int, lookups: float, width: int
 
 
 def output_vectors(table: Table, samples: float, lookups: float) -> float:
-    """Vectors that a server of `lookups` of a step's lookups returns: bags, or single rows."""
+    """Return the vectors that a server of `lookups` lookups returns: bags, or single rows."""
     total = table.lookups_per_sample
     unpooled = sum(f.lookups_per_sample for f in table.features if f.pooling == "none")
     bags = samples * sum(f.pooling != "none" and f.coverage > 0 for f in table.features)
@@ -63,7 +63,7 @@ def output_vectors(table: Table, samples: float, lookups: float) -> float:
 
 
 def index_buffer_bytes(lookups: float, width: int) -> float:
-    """Bytes of the integers of all steps in flight, for a server of `lookups` of each.
+    """Return bytes of the integers of all steps in flight, for a server of `lookups` of each.
 
     Linear in lookups, so that cutting a table by rows neither saves any nor adds any.
 
@@ -85,7 +85,7 @@ def index_buffer_bytes(lookups: float, width: int) -> float:
 
 
 def staged_rows(unique_rows: Float | float) -> Float:
-    """Rows to keep room for where the steps in flight touch `unique_rows` rows on average.
+    """Return rows to keep room for where the steps in flight touch `unique_rows` rows on average.
 
     The number of distinct rows varies from step to step: four standard deviations of a
     sum of independent draws, at most √unique each, are kept in hand. Not rounded to rows, so
@@ -103,12 +103,12 @@ def staged_rows(unique_rows: Float | float) -> Float:
 
 
 def staging_buffer_bytes(table: Table, unique_rows: Float | float, width: int) -> Float:
-    """Bytes of `staged_rows(unique_rows)` rows, their state and bookkeeping included."""
+    """Return bytes of `staged_rows(unique_rows)` rows, their state and bookkeeping included."""
     return staged_rows(unique_rows) * (table.bytes_per_row(width) + ROW_CACHE_ENTRY_BYTES)
 
 
 def slice_members(ranks: npt.NDArray[np.int64], rows: tuple[int, int, int]) -> Float:
-    """How many members of a slice of ranks lie within each of the segments, shape (m,)."""
+    """Return how many members of a slice of ranks lie within each of the segments, shape (m,)."""
     start, stop, step = rows
     # Not `np.clip` and `np.diff`, which take longer than what they do: solvers ask very often.
     below: Float = np.ceil((np.minimum(np.maximum(ranks, start), stop) - start) / step)
@@ -116,19 +116,19 @@ def slice_members(ranks: npt.NDArray[np.int64], rows: tuple[int, int, int]) -> F
 
 
 def slice_lookup_share(profile: TableProfile, rows: tuple[int, int, int]) -> float:
-    """Share of the table's lookups that a slice of ranks takes."""
+    """Return the share of the table's lookups that a slice of ranks takes."""
     return float(slice_members(profile.cdf.ranks, rows) @ profile.cdf.row_share)
 
 
 def slice_unique(profile: TableProfile, rows: tuple[int, int, int], lookups: float) -> float:
-    """Expected distinct rows of a slice of ranks in `lookups` lookups of the table."""
+    """Return expected distinct rows of a slice of ranks in `lookups` lookups of the table."""
     widths = np.diff(profile.cdf.ranks)
     touched = np.diff(profile.unique_at_ranks(lookups)) / widths
     return float(slice_members(profile.cdf.ranks, rows) @ touched)
 
 
 def cache_slices(shard: Shard) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
-    """The ranks of a shard that its cache holds, and the others.
+    """Return the ranks of a shard that its cache holds, and the others.
 
     A cache filled by frequency holds the shard's hottest rows; without one, none.
     """
@@ -138,7 +138,7 @@ def cache_slices(shard: Shard) -> tuple[tuple[int, int, int], tuple[int, int, in
 
 
 def with_buffers(profile: TableProfile, shard: Shard, *, samples: int, returns_bags: bool) -> Shard:
-    """The shard with the `staging_rows` and `buffer_bytes` that reading it needs.
+    """Return the shard with the `staging_rows` and `buffer_bytes` that reading it needs.
 
     Of what a cached shard's steps touch, the rows that its cache holds are not staged.
 

@@ -35,7 +35,7 @@ class _Slice:
 
 
 def coverage_fault(table: Table, shards: Sequence[Shard]) -> str | None:
-    """What is wrong with how shards cover a table, or None.
+    """Return what is wrong with how shards cover a table, or None.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ def coverage_fault(table: Table, shards: Sequence[Shard]) -> str | None:
 
 
 def _slices(shards: Sequence[Shard], rows: int) -> list[_Slice]:
-    """Shards as residue classes, whose ends are moved to as few ranks as there can be.
+    """Return shards as residue classes, whose ends are moved to as few ranks as there can be.
 
     Between two members of a class its end may be anywhere: strides that begin one after the
     other then begin together.
@@ -85,7 +85,7 @@ def _slices(shards: Sequence[Shard], rows: int) -> list[_Slice]:
 
 
 def _common_places(ranges: Sequence[tuple[int, int]]) -> dict[tuple[int, int], int]:
-    """A number within each range (both ends included), of as few as suffice."""
+    """Return a number within each range (both ends included), of as few as suffice."""
     places: dict[tuple[int, int], int] = {}
     last = -1
     for first, end in sorted(set(ranges), key=lambda each: each[1]):
@@ -117,7 +117,7 @@ def _bands(
 def _classes_fault(
     active: Sequence[tuple[int, int]], low: int, high: int
 ) -> tuple[int, int] | str | None:
-    """A rank within low..high that is not in one class alone, and the number of its classes."""
+    """Return a rank of low..high that is not in exactly one class, and its class count."""
     if len(active) == 1 and active[0][0] == 1:
         return None
     # All is covered once if, over one full period of the strides (or all ranks between, if those

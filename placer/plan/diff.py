@@ -134,13 +134,7 @@ class PlanDiff:
         return tuple(table.table for table in self.tables if table.status == "removed")
 
     def check_rows(self) -> None:
-        """Check that the older plan has rows for every table of the newer one.
-
-        Raises
-        ------
-        PlanMismatchError
-            If a table is new, or has another shape, dtype or optimizer; names each.
-        """
+        """Check that the older plan has rows for every table of the newer one."""
         words = {"added": "is new", "reshaped": "has another shape: "}
         faults = [
             f"table {one.table!r} {words[one.status]}{one.detail}"
@@ -155,7 +149,7 @@ class PlanDiff:
 
 
 def diff(old: Plan, new: Plan) -> PlanDiff:
-    """What moves from `old` to `new`, table by table; devices are known by their id.
+    """Return what moves from `old` to `new`, table by table; devices are known by their id.
 
     A part of a row that gets a new home moves with its weights and its optimizer state; of
     row-wise Adagrad, the one scalar that its column slice keeps.
@@ -209,7 +203,7 @@ def _table_diff(old: Plan, new: Plan, name: str) -> TableDiff:
 
 
 def shared_bytes(old: Plan, new: Plan, table: str) -> dict[tuple[Home, Home], int]:
-    """Weights and optimizer state by where they were and where they are, for a table of both.
+    """Return the weights and state that stay where they were, for a table of both plans.
 
     Of replicas, every pair of an older and a newer home counts.
     """
@@ -233,7 +227,7 @@ def _common_parts(old: Plan, new: Plan, table: str) -> Iterator[tuple[Shard, Sha
 
 
 def homes_of(shard: Shard) -> tuple[Home, ...]:
-    """Where a shard's rows are: one home for each replica."""
+    """Return where a shard's rows are: one home for each replica."""
     return tuple(Home(device, shard.memory) for device in shard.devices)
 
 
@@ -249,7 +243,7 @@ def _host(plan: Plan, home: Home) -> str:
 def _steps_to(
     old: Plan, new: Plan, was: tuple[Home, ...], now: tuple[Home, ...]
 ) -> list[tuple[MoveKind, Home, Home | None]]:
-    """How a part of a row gets from its homes to its new ones: kind, source and target.
+    """Return how a part of a row gets from its homes to its new ones: kind, source and target.
 
     Homes are dropped only where there are no new ones: else they are sources.
     """
@@ -279,14 +273,14 @@ def _steps_to(
 
 
 def shared_columns(one: Shard, other: Shard) -> int:
-    """Columns that two shards of a table have in common."""
+    """Return columns that two shards of a table have in common."""
     return max(0, min(one.cols[1], other.cols[1]) - max(one.cols[0], other.cols[0]))
 
 
 def common_rows(
     rows: int, old: Sequence[Shard], new: Sequence[Shard], orders: tuple[Ranks, Ranks]
 ) -> Int:
-    """Rows that each pair of an older and a newer shard with columns in common shares."""
+    """Return rows that each pair of an older and a newer shard with columns in common shares."""
     old_ids, new_ids = (order.listed for order in orders)
     common = np.zeros((len(old), len(new)), dtype=np.int64)
     listed = distinct(np.concatenate((old_ids, new_ids)))
@@ -317,7 +311,7 @@ def common_rows(
 
 
 def _meeting(starts: Int, stops: Int, offsets: Sequence[Int], slices: tuple[Slice, Slice]) -> int:
-    """Ids within runs starts..stops whose ranks, id + offset, are in both slices."""
+    """Return ids within runs starts..stops whose ranks, id + offset, are in both slices."""
     (start, stop, step), (other_start, other_stop, other_step) = slices
     low = np.maximum(np.maximum(starts, start - offsets[0]), other_start - offsets[1])
     high = np.minimum(np.minimum(stops, stop - offsets[0]), other_stop - offsets[1])

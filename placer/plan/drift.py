@@ -35,7 +35,7 @@ class _CdfOverRanks(AccessCdf):
 
 
 def in_plan_order(profile: Profile, plan: Plan) -> Profile:
-    """The profile with the accesses of each table over the ranks of a plan's row order.
+    """Return the profile with the accesses of each table over the ranks of a plan's row order.
 
     Between two ranks that the plan tells apart, by where a shard starts or ends, rows count as
     if the hottest came first: caches hold the hottest. Rows of strided slices stay where they are:
@@ -98,7 +98,7 @@ def _in_order(profile: TableProfile, plan: Plan) -> TableProfile:
 
 
 def even_words(tables: Sequence[str]) -> str:
-    """A sentence about tables of `assumed_even`."""
+    """Return a sentence about tables of `assumed_even`."""
     names = ", ".join(tables[:_NAMED]) + (", …" if len(tables) > _NAMED else "")
     return (
         f"load is assumed even over the slices of {names}: they are strided over ids, and no "
@@ -107,7 +107,7 @@ def even_words(tables: Sequence[str]) -> str:
 
 
 def assumed_even(plan: Plan, profile: Profile | None = None) -> tuple[str, ...]:
-    """Tables of which it is assumed that all slices are read equally often.
+    """Return tables of which it is assumed that all slices are read equally often.
 
     Their slices are strided over ids, and the profile has no counts of single ids; without a
     profile it may have some. Published workloads number rows by how hot they are.

@@ -156,7 +156,7 @@ def parse(source: Path) -> tuple[dict[str, Any], schema.PlanModel]:
 
 
 def _folder_for_plan(folder: Path) -> str:
-    """What to say where a folder is given as a plan."""
+    """Return what to say where a folder is given as a plan."""
     if (folder / "profile.json").exists():
         return (
             f"{folder} is a profile and no plan; make one with "
@@ -182,13 +182,7 @@ def _validated(document: object, source: str) -> schema.PlanModel:
 
 
 def to_dict(plan: "Plan", row_order: dict[str, dict[str, Any]] | None = None) -> dict[str, Any]:
-    """The plan as the JSON document that `write` writes.
-
-    Raises
-    ------
-    PlanError
-        If a value breaks the format, such as a negative size or a time that is not finite.
-    """
+    """Return the plan as the JSON document that `write` writes."""
     topology = plan.topology
     document = {
         "schema_version": SCHEMA_VERSION,
@@ -240,13 +234,7 @@ def to_dict(plan: "Plan", row_order: dict[str, dict[str, Any]] | None = None) ->
 
 
 def from_dict(document: object, hot_ids: dict[str, npt.NDArray[np.int64]]) -> dict[str, Any]:
-    """Fields of a plan, of a document that `to_dict` made and the hot ids, which it leaves out.
-
-    Raises
-    ------
-    PlanError
-        If it breaks the schema.
-    """
+    """Fields of a plan, of a document that `to_dict` made and the hot ids, which it leaves out."""
     return _fields_of(_validated(document, "the plan"), hot_ids)
 
 
@@ -257,13 +245,13 @@ def _shard(shard: Shard) -> dict[str, Any]:
 
 
 def _provenance(provenance: Provenance) -> dict[str, Any]:
-    """Where a plan comes from; what earlier versions do not know is left out if it is empty."""
+    """Return where a plan comes from, without empty fields that earlier versions lack."""
     fields = asdict(provenance)
     return {name: value for name, value in fields.items() if value or name != "ids_sha256"}
 
 
 def _dense(dense: Dense) -> dict[str, Any]:
-    """A dense part as a plan holds it: what is not as usual."""
+    """Return a dense part as a plan holds it: what is not as usual."""
     if not isinstance(dense, DenseLayers):
         return asdict(dense)
     usual = asdict(DenseLayers(dense.top))
@@ -336,7 +324,7 @@ def _save_row_order(hot_ids: dict[str, npt.NDArray[np.int64]], target: Path) -> 
 
 
 def _beside(source: Path, name: str) -> Path:
-    """A file beside a plan; or beside what the plan's symbolic link leads to."""
+    """Return a file beside a plan; or beside what the plan's symbolic link leads to."""
     here = source.with_name(name)
     return here if here.exists() or not source.is_symlink() else source.resolve().with_name(name)
 

@@ -27,7 +27,7 @@ ROW_CACHE_ENTRY_BYTES = 52
 21 bytes stay, 29 in arenas of 2³¹ rows and more: the slot that it holds, its last use and its
 priority (4 each), whether it was updated (1), and the directory, slot and entry once more (4
 each). 31 come and go while a step's rows get entries: the order of eviction and the directory are
-sorted anew. Measured by tests/executor/test_executor_memory.py, on a CPU."""
+sorted again. Measured by tests/executor/test_executor_memory.py, on a CPU."""
 
 
 CHECKSUM_BYTES = 4
@@ -78,12 +78,12 @@ class Shortage:
 
 
 def row_map_bytes(table: Table) -> int:
-    """Bytes of the id → slot map of a table with a row order of its own, on each server."""
+    """Return bytes of the id → slot map of a table with a row order of its own, on each server."""
     return ROW_MAP_BYTES_PER_ROW * table.rows
 
 
 def key_map_bytes(topology: Topology, growing: Mapping[str, Growing]) -> dict[str, int]:
-    """Bytes of the key maps of tables that grow, by host.
+    """Return bytes of the key maps of tables that grow, by host.
 
     Each GPU's process has an equal part of the keys, whatever it serves. Where there are several, a
     map has the numbers of its rows besides.
@@ -97,7 +97,7 @@ def key_map_bytes(topology: Topology, growing: Mapping[str, Growing]) -> dict[st
 
 
 def cache_bytes(table: Table, shard: Shard) -> int:
-    """Bytes of the HBM cache of a ``cached`` shard, on each server."""
+    """Return bytes of the HBM cache of a ``cached`` shard, on each server."""
     return shard.cache_rows * (table.bytes_per_row(shard.width) + ROW_CACHE_ENTRY_BYTES)
 
 
@@ -122,7 +122,7 @@ def drive_of(host: str) -> str:
 
 
 def record_bytes(table: Table, shard: Shard) -> int:
-    """Bytes that a row of a shard takes where it lies; on a drive, its part of a block."""
+    """Return bytes that a row of a shard takes where it lies; on a drive, its part of a block."""
     row_bytes = table.bytes_per_row(shard.width, shard.dtype)
     if shard.memory != "ssd":
         return row_bytes
@@ -133,7 +133,7 @@ def record_bytes(table: Table, shard: Shard) -> int:
 
 
 def device_memory(plan: Plan) -> dict[str, MemoryUse]:
-    """Memory use of every GPU, host and drive of the plan's topology.
+    """Return memory use of every GPU, host and drive of the plan's topology.
 
     Keys are ids of GPUs and hosts; those of drives are made by `drive_of`.
     """

@@ -33,7 +33,7 @@ class Migration:
 
 
 def migration(diff: PlanDiff) -> Migration:
-    """The migration from the older plan of a difference to the newer one.
+    """Return the migration from the older plan of a difference to the newer one.
 
     A GPU and its host exchange rows over PCIe; two GPUs of a host over NVLink, or PCIe without
     it; hosts over the network, GPUs behind it over their PCIe too. The rows are read from and
@@ -80,7 +80,7 @@ class _End:
 
 
 def _path(source: _End, target: _End) -> Iterator[tuple[Resource, float]]:
-    """The links and host memories that a move crosses, with their bandwidths."""
+    """Yield the links and host memories that a move crosses, with their bandwidths."""
     same_host = source.host == target.host
     peers = same_host and source.gpu is not None and target.gpu is not None
     for end, way in ((source, "out"), (target, "in")):

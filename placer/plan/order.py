@@ -29,18 +29,18 @@ class Ranks:
 
     @classmethod
     def of(cls, listed: npt.ArrayLike) -> "Ranks":
-        """The row order that lists these ids."""
+        """Return the row order that lists these ids."""
         ids = np.asarray(listed, dtype=np.int64)
         order = np.argsort(ids, kind="stable")
         return cls(ids, ids[order], order.astype(np.int64))
 
     @classmethod
     def in_plan(cls, plan: Plan, table: str) -> "Ranks":
-        """The row order of a plan's table."""
+        """Return the row order of a plan's table."""
         return cls.of(listed_ids(plan, table))
 
     def ranks(self, ids: Int) -> Int:
-        """Ranks of `ids`, listed or not, shape (n,)."""
+        """Return ranks of `ids`, listed or not, shape (n,)."""
         below = np.searchsorted(self.ascending, ids)
         ranks = ids + self.listed.size - below
         if self.listed.size:
@@ -55,7 +55,7 @@ class Ranks:
         return offset.astype(np.int64)
 
     def ids(self, ranks: Int) -> Int:
-        """Ids at `ranks`, listed or not, shape (n,)."""
+        """Return ids at `ranks`, listed or not, shape (n,)."""
         hot = ranks < self.listed.size
         ids = np.empty_like(ranks)
         ids[hot] = self.listed[ranks[hot]]
@@ -63,7 +63,7 @@ class Ranks:
         return ids
 
     def unlisted_ids(self, ranks: npt.ArrayLike) -> Int:
-        """Ids at `ranks`, none of which is the rank of a listed id, shape (n,)."""
+        """Return ids at `ranks`, none of which is the rank of a listed id, shape (n,)."""
         number = np.asarray(ranks, dtype=np.int64) - self.listed.size
         # So many ids that are not listed come before each listed one.
         before = self.ascending - np.arange(self.listed.size)
@@ -72,7 +72,7 @@ class Ranks:
 
 
 def distinct(ids: Int) -> Int:
-    """The different ones of `ids`, ascending: of millions, sorting is faster than hashing."""
+    """Return the distinct ids, ascending: for millions, sorting is faster than hashing."""
     ascending = np.sort(ids)
     first = np.ones(ascending.size, dtype=bool)
     np.not_equal(ascending[1:], ascending[:-1], out=first[1:])
@@ -80,14 +80,14 @@ def distinct(ids: Int) -> Int:
 
 
 def listed_ids(plan: Plan, table: str) -> Int:
-    """The ids that a table's row order lists, hottest first."""
+    """Return the ids that a table's row order lists, hottest first."""
     if plan.order_of(table).kind == "id":
         return np.zeros(0, dtype=np.int64)
     return plan.hot_ids[table]
 
 
 def warm_members(plan: Plan, table: str, rows: tuple[int, int, int]) -> Int | None:
-    """Which members of a slice of ids its cache begins with, hottest first, counted from 0.
+    """Return which members of a slice of ids its cache begins with, hottest first, counted from 0.
 
     None where the plan does not list them: with a row order the first members are the hottest.
     """
@@ -100,5 +100,5 @@ def warm_members(plan: Plan, table: str, rows: tuple[int, int, int]) -> Int | No
 
 
 def knows_hot_rows(plan: Plan, table: str) -> bool:
-    """Whether a plan says which rows of a table are hot: by its row order, or in a list."""
+    """Return whether a plan says which rows of a table are hot: by its row order, or in a list."""
     return plan.order_of(table).kind != "id" or table in plan.hot_ids

@@ -30,7 +30,7 @@ def profile_of(
     needed_for: str | None = None,
     other_data: bool = False,
 ) -> Profile | None:
-    """The profile that a plan was made from, with the plan's tables.
+    """Return the profile that a plan was made from, with the plan's tables.
 
     Parameters
     ----------
@@ -48,12 +48,6 @@ def profile_of(
     -------
     Profile or None
         None if the plan names none, or it is not there, and it is not needed.
-
-    Raises
-    ------
-    PlanMismatchError
-        If the profile lacks a table of the plan, or has another number of rows for it, or its
-        ids became rows in another way; or if it is needed and not there.
     """
     if profile is not None:
         return _of_plan(plan, Profile.load(profile), other_data)
@@ -85,7 +79,7 @@ def open_log_of(
     other_data: bool = False,
     options: TextOptions | None = None,
 ) -> "EncodedLog":
-    """A log, its ids mapped to rows as in the profile that a plan was made from.
+    """Return a log, its ids mapped to rows as in the profile that a plan was made from.
 
     Parameters
     ----------
@@ -119,13 +113,7 @@ def open_as_profiled(
     format: str | None = None,
     options: TextOptions | None = None,
 ) -> "EncodedLog":
-    """A log, its ids mapped to rows as in a profile; see `open_log_of`.
-
-    Raises
-    ------
-    ProfileError
-        If the profile has no id mapping.
-    """
+    """Return a log, its ids mapped to rows as in a profile; see `open_log_of`."""
     from placer.data.reader import open_log  # not above: it needs pyarrow, and plans do not
 
     if profile.encoding is None:
@@ -142,7 +130,7 @@ def open_as_profiled(
 
 
 def _is_there(path: Path) -> bool:
-    """Whether there is something at a path that a file names; it may be too long for one."""
+    """Return whether there is something at a path that a file names; it may be too long for one."""
     try:
         return path.exists()
     except (OSError, ValueError):
@@ -160,11 +148,6 @@ def check_ids(plan: Plan, ids_sha256: Mapping[str, str], whose: str) -> None:
         See `Encoding.ids_sha256`.
     whose : str
         Whose they are, for the message.
-
-    Raises
-    ------
-    PlanMismatchError
-        Names the tables that differ.
     """
     known = plan.provenance.ids_sha256
     different = [n for n, sha256 in ids_sha256.items() if known.get(n, sha256) != sha256]
@@ -180,7 +163,7 @@ def check_ids(plan: Plan, ids_sha256: Mapping[str, str], whose: str) -> None:
 def with_tables_as_in(
     plan: Plan, profile: Profile, other_data: bool = False, *, has_all: bool = False
 ) -> Profile:
-    """A profile whose tables have the dims, types and optimizers that they have in a plan.
+    """Return a profile whose tables have the dims, types and optimizers that they have in a plan.
 
     Tables that grow have the rows that they have there.
 
@@ -192,12 +175,6 @@ def with_tables_as_in(
         Whether other data is meant.
     has_all : bool
         Whether all tables of the plan, with their rows, are needed whatever is meant.
-
-    Raises
-    ------
-    PlanMismatchError
-        Tells of each table what differs: it is not in one of both, or has another number of rows,
-        or its ids become rows in another way.
     """
     growing = {name: how for name, how in plan.growing.items() if name in profile.table_numbers}
     profile = with_growing(profile, growing)
@@ -233,19 +210,13 @@ def with_tables_as_in(
 
 
 def _of_plan(plan: Plan, profile: Profile, other_data: bool) -> Profile:
-    """A profile of the plan's tables alone, in its order."""
+    """Return a profile of the plan's tables alone, in its order."""
     known = with_tables_as_in(plan, profile, other_data, has_all=True)
     return replace(known, tables=tuple(known[table.name] for table in plan.tables))
 
 
 def load_sealed(file: Path) -> Plan:
-    """A plan that somebody has edited, which is taken as it is now and gets the hash of that.
-
-    Raises
-    ------
-    PlanError
-        If it is no plan.
-    """
+    """A plan that somebody has edited, which is taken as it is now and gets the hash of that."""
     from placer.plan.file import seal  # not above: pydantic loads slowly
 
     if uri := uri_of(file):

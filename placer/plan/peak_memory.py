@@ -109,12 +109,12 @@ class _Arena:
     entries: int = 0
 
     def prepare_bytes(self, kind: DeviceKind) -> float:
-        """What comes and goes while its lookups are prepared."""
+        """Return what comes and goes while its lookups are prepared."""
         staged = _STAGING_BYTES * min(self.lookups, self.cold_rows) if self.entries else 0.0
         return self.lookups * _SORT_BYTES[kind] + staged + self.entries * _ENTRY_BYTES_PASSING
 
     def update_bytes(self) -> float:
-        """What comes and goes while its rows are updated."""
+        """Return what comes and goes while its rows are updated."""
         sums = max(float(_FLOAT_BYTES), self.width * SUM_BYTES_PER_LOOKUP_AND_COLUMN)
         return self.lookups * (_FLOAT_BYTES + sums)
 
@@ -146,7 +146,7 @@ def peak_memory(
     device_kind: DeviceKind = "cuda",
     capacity_bytes: Mapping[str, int] | None = None,
 ) -> tuple[DevicePeak, ...]:
-    """Memory of each GPU in each phase of a training step.
+    """Return memory of each GPU in each phase of a training step.
 
     Parameters
     ----------
@@ -208,7 +208,7 @@ def largest_batch(
     device_kind: DeviceKind = "cuda",
     capacity_bytes: Mapping[str, int] | None = None,
 ) -> int:
-    """Most samples a GPU with which a step of this plan fits everywhere; 0 if none does.
+    """Return the most samples a GPU with which a step of this plan fits everywhere; 0 if none does.
 
     The rows that the plan makes room for stay as they are: larger batches read more of their
     staged rows in place.
@@ -236,7 +236,7 @@ def largest_batch(
 
 
 def _loads(plan: Plan, profile: Profile) -> dict[str, _Load]:
-    """What each GPU serves in a step."""
+    """Return what each GPU serves in a step."""
     loads = {gpu.id: _Load() for gpu in plan.topology.gpus}
     returned: set[tuple[object, ...]] = set()
     for shard in plan.shards:
@@ -266,7 +266,7 @@ def _loads(plan: Plan, profile: Profile) -> dict[str, _Load]:
 
 
 def _own_output_bytes(plan: Plan) -> float:
-    """Bytes of the vectors that a GPU's own samples get of all servers."""
+    """Return bytes of the vectors that a GPU's own samples get of all servers."""
     total, seen = 0.0, set()
     for shard in plan.shards:
         servers = ["own"] if len(shard.devices) > 1 else list(shard.devices)
@@ -283,7 +283,7 @@ def _own_output_bytes(plan: Plan) -> float:
 def _phases(
     plan: Plan, base: dict[str, float], load: _Load, own: float, kind: DeviceKind
 ) -> tuple[PhaseMemory, ...]:
-    """The phases of a step of a GPU that has `base` at all times."""
+    """Return the phases of a step of a GPU that has `base` at all times."""
     ranks, out, lookups = len(plan.topology.gpus), load.output_bytes, load.lookups
     gradients, dense, (forward, backward) = _dense_bytes(plan)
     base = base | dense
@@ -342,7 +342,7 @@ def _phase(
 
 
 def _dense_bytes(plan: Plan) -> tuple[float, dict[str, float], tuple[float, float]]:
-    """Gradients of dense layers, what they have at all times, and the most in each pass."""
+    """Return gradients of dense layers, what they have at all times, and the most in each pass."""
     if not isinstance(plan.dense, DenseLayers):
         return 0.0, {}, (0.0, 0.0)
     network = DenseNetwork.of(plan.dense, plan.tables)

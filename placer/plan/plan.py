@@ -97,7 +97,7 @@ class Plan(Summarized):
         return {name: tuple(parts) for name, parts in shards.items()}
 
     def order_of(self, table: str) -> RowOrder:
-        """The row order of a table."""
+        """Return the row order of a table."""
         return self.row_order.get(table, RowOrder())
 
     def summary(self) -> dict[str, str]:
@@ -120,7 +120,7 @@ class Plan(Summarized):
         return facts
 
     def of_tables(self, names: Iterable[str]) -> "Plan":
-        """The part of the plan that is about some of its tables, in this order."""
+        """Return the part of the plan that is about some of its tables, in this order."""
         names = list(names)
         return replace(
             self,
@@ -132,7 +132,7 @@ class Plan(Summarized):
         )
 
     def with_solver(self, **changes: Any) -> "Plan":
-        """The same placement with other fields in the solver's record."""
+        """Return the same placement with other fields in the solver's record."""
         return replace(self, solver=replace(self.solver, **changes))
 
     @classmethod

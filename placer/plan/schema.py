@@ -176,7 +176,7 @@ class PlanModel(_Strict):
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON Schema of a plan file."""
+    """Return the JSON Schema of a plan file."""
     schema = PlanModel.model_json_schema()
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

@@ -16,7 +16,7 @@ from placer.topology.topology import Topology
 
 
 def serving_plan(profile: Profile, topology: Topology, hit_rate: float) -> Plan:
-    """A plan for one GPU that answers requests, with the smallest cache for a hit rate.
+    """Return a plan for one GPU that answers requests, with the smallest cache for a hit rate.
 
     Rows are taken into the cache in the order of lookups per byte, over all tables, until they take
     `hit_rate` of all lookups of the profile: CDFs are concave, so no other rows take as many
@@ -75,7 +75,7 @@ def serving_plan(profile: Profile, topology: Topology, hit_rate: float) -> Plan:
 
 
 def _cached_rows(profile: Profile, hit_rate: float) -> dict[str, int]:
-    """Rows of each table, the hottest first, that take a share of all lookups together."""
+    """Return rows of each table, the hottest first, that take a share of all lookups together."""
     tables = profile.tables
     segments = [_segments(each.table, each.cdf.ranks, each.cdf.shares) for each in tables]
     of_table = np.repeat(np.arange(len(tables)), [rows.size for rows, _ in segments])
@@ -99,7 +99,7 @@ def _cached_rows(profile: Profile, hit_rate: float) -> dict[str, int]:
 def _segments(
     table: Table, ranks: npt.ArrayLike, shares: npt.ArrayLike
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Rows of each segment of a CDF, and how many lookups a sample has in it."""
+    """Return rows of each segment of a CDF, and how many lookups a sample has in it."""
     return np.diff(np.asarray(ranks, dtype=np.float64)), np.diff(
         np.asarray(shares, dtype=np.float64)
     ) * table.lookups_per_sample

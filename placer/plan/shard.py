@@ -77,6 +77,6 @@ class Shard:
 def whole_table_shard(
     table: Table, device: str, memory: Memory, lookup: Lookup, rows: Sequence[int] | None = None
 ) -> Shard:
-    """A shard of all columns of a table and of all its rows, or of a slice of them."""
+    """Return a shard of all columns of a table and of all its rows, or of a slice of them."""
     start, stop, step = rows if rows is not None else (0, table.rows, 1)
     return Shard(table.name, (start, stop, step), (0, table.dim), (device,), memory, lookup)

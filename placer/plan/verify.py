@@ -31,7 +31,7 @@ class Violation:
 
 
 def violations(plan: Plan) -> list[Violation]:
-    """All rules that the plan breaks; an empty list is a proof that it is sound.
+    """Return all rules that the plan breaks; an empty list is a proof that it is sound.
 
     Checked: every shard is well formed and on devices that exist; every row × column of
     every table is covered exactly once, replicas aside; row orders list valid ids once; tables
@@ -77,26 +77,14 @@ def violations(plan: Plan) -> list[Violation]:
 
 
 def check_shards(plan: Plan) -> None:
-    """Raise if a shard is malformed, so that nobody can tell what it is.
-
-    Raises
-    ------
-    PlanError
-        Names the first of them.
-    """
+    """Raise if a shard is malformed, so that nobody can tell what it is."""
     for shard in plan.shards:
         for violation in _shard_violations(plan, shard):
             raise PlanError(f"{violation.message}; `placer verify` lists all that is wrong")
 
 
 def refuse_growing(plan: Plan, reader: str) -> None:
-    """Refuse a plan with tables that grow, for a reader that has no key map.
-
-    Raises
-    ------
-    PlanMismatchError
-        Names the table and the reader.
-    """
+    """Refuse a plan with tables that grow, for a reader that has no key map."""
     for name in plan.growing:
         raise PlanMismatchError(
             f"table {name!r} grows: its rows mean nothing without its key map, which {reader} does "

@@ -68,7 +68,7 @@ class AccessCdf:
 
     @classmethod
     def from_counts(cls, counts: npt.ArrayLike, rows: int | None = None) -> "AccessCdf":
-        """The exact CDF of access `counts` in any order; `rows` adds rows never read."""
+        """Return the exact CDF of access `counts` in any order; `rows` adds rows never read."""
         observed = np.asarray(counts)
         rows = observed.size if rows is None else rows
         if observed.size > rows:
@@ -80,7 +80,7 @@ class AccessCdf:
     def from_histogram(
         cls, weights: npt.ArrayLike, repeats: npt.ArrayLike, rows: int
     ) -> "AccessCdf":
-        """The CDF of `repeats[i]` rows read with frequency `weights[i]`, hottest first."""
+        """Return the CDF of `repeats[i]` rows read with frequency `weights[i]`, hottest first."""
         weight = np.asarray(weights, dtype=np.float64)
         repeat = np.asarray(repeats, dtype=np.int64)
         ranks = np.concatenate(([0], np.cumsum(repeat)))
@@ -94,7 +94,7 @@ class AccessCdf:
 
     @classmethod
     def zipf(cls, rows: int, exponent: float, shift: float = 0.0) -> "AccessCdf":
-        """The CDF of rows read in proportion to ``1 / (rank + 1 + shift) ** exponent``.
+        """Return the CDF of rows read in proportion to ``1 / (rank + 1 + shift) ** exponent``.
 
         A Zipf–Mandelbrot law. The first ranks are kept one by one; further ones share a
         segment with their neighbours within 1/64 of a decade.
@@ -132,13 +132,13 @@ class AccessCdf:
         return np.diff(self.shares) / np.diff(self.ranks)
 
     def share(self, hot_rows: npt.ArrayLike) -> Float:
-        """Share of lookups that fall in the `hot_rows` hottest rows (any shape)."""
+        """Return the share of lookups that fall in the `hot_rows` hottest rows (any shape)."""
         return np.asarray(
             np.interp(np.asarray(hot_rows, dtype=np.float64), self.ranks, self.shares)
         )
 
     def hot_rows_for(self, share: float) -> int:
-        """The fewest hottest rows that take at least `share` of the lookups."""
+        """Return the fewest hottest rows that take at least `share` of the lookups."""
         if not 0 <= share <= 1:
             raise ProfileError(f"a share must lie within 0..1, not {share}")
         if self.shares[-1] < share:
@@ -151,7 +151,7 @@ class AccessCdf:
         return int(self.ranks[right - 1] + np.ceil(fraction * width - 1e-9))
 
     def over(self, rows: int) -> "AccessCdf":
-        """The CDF of a table of another number of rows that takes the same lookups.
+        """Return the CDF of a table of another number of rows that takes the same lookups.
 
         Rows that are added are not read. Of fewer rows the hottest are read as before, and the
         others share the rest of the lookups evenly.
@@ -169,7 +169,7 @@ class AccessCdf:
         return AccessCdf(np.append(ranks, rows), np.append(shares, self.shares[-1]))
 
     def unique_at_ranks(self, lookups: float) -> Float:
-        """Expected distinct rows before each of `ranks` in a step of `lookups` lookups.
+        """Return expected distinct rows before each of `ranks` in a step of `lookups` lookups.
 
         Lookups are taken as independent draws: a row of probability p is touched with
         1 − (1 − p)^n. Piecewise linear and concave over ranks, like the CDF.
@@ -183,14 +183,14 @@ class AccessCdf:
         return np.concatenate(([0.0], np.cumsum(touched * np.diff(self.ranks))))
 
     def unique(self, lookups: float, start: float = 0, stop: float | None = None) -> float:
-        """Expected distinct rows of ranks start..stop in a step of `lookups` lookups."""
+        """Return expected distinct rows of ranks start..stop in a step of `lookups` lookups."""
         ends = np.array([start, self.rows if stop is None else stop], dtype=np.float64)
         low, high = np.interp(ends, self.ranks, self.unique_at_ranks(lookups))
         return float(high - low)
 
 
 def _histogram(counts: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], Int]:
-    """The distinct positive `counts`, ascending, and how many rows have each."""
+    """Return the distinct positive `counts`, ascending, and how many rows have each."""
     if counts.dtype.kind not in "iu" or counts.size < _FEW:
         return np.unique(counts[counts > 0], return_counts=True)
     # Nearly all rows of a log are read a few times: those are counted in place, so that a

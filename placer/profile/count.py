@@ -37,7 +37,7 @@ class TableOptions:
     def table(
         self, name: str, rows: int, features: Mapping[str, FeatureCounts], samples: int
     ) -> Table:
-        """A table whose features are as they were counted over `samples` samples."""
+        """Return a table whose features are as they were counted over `samples` samples."""
         return Table(
             name=name,
             rows=rows,
@@ -79,7 +79,7 @@ class TableOptions:
 
 
 def _given(given: Any, name: str, default: Any) -> Any:
-    """What is given for all, or for one by its name; ``*`` is all others."""
+    """Return what is given for all, or for one by its name; ``*`` is all others."""
     return given.get(name, given.get("*", default)) if isinstance(given, Mapping) else given
 
 
@@ -128,7 +128,7 @@ class AccessCounter:
         self._locality.gap()
 
     def profile(self, options: TableOptions | None = None, **fields: Any) -> Profile:
-        """The profile of what was counted; `fields` are further fields of the profile.
+        """Return the profile of what was counted; `fields` are further fields of the profile.
 
         Counting can go on afterwards.
         """
@@ -259,7 +259,7 @@ def profile_log(
 
 
 def _unknown(log: Log, table: TableProfile) -> UnknownIds | None:
-    """What the table's vocabulary did not know; None if ids are mapped otherwise."""
+    """Return what the table's vocabulary did not know; None if ids are mapped otherwise."""
     if not isinstance(log, EncodedLog) or table.name not in log.unknown or table.counts is None:
         return None
     # Ids ascend: row 0, if it was read, is the first.
@@ -268,7 +268,7 @@ def _unknown(log: Log, table: TableProfile) -> UnknownIds | None:
 
 
 def _parts(log: Log, sample: float | None, seed: int) -> Iterator[Chunk | int]:
-    """Chunks to count, and sizes of the blocks left out between them."""
+    """Yield chunks to count, and sizes of the blocks left out between them."""
     if sample is None or sample == 1:
         yield from log.chunks(CHUNK_SAMPLES)
         return

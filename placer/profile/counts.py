@@ -83,7 +83,7 @@ class RowCounts:
         return int(self.counts.sum(dtype=np.int64))
 
     def hottest(self, rows: int | None = None) -> Int:
-        """Ids of the `rows` hottest rows (all rows ever read by default), hottest first.
+        """Return ids of the `rows` hottest rows (all rows ever read by default), hottest first.
 
         Ties go to the smaller id. Rows never read come last, in id order; they are listed
         only when `rows` exceeds the number of rows that were read.

@@ -200,7 +200,7 @@ def _table_to_json(profile: TableProfile, key: str, arrays: _Arrays) -> dict[str
 
 
 def _table_from_json(entry: _Table, key: str, arrays: _Arrays, sha256: str) -> TableProfile:
-    """A table whose arrays are called by `key`; `sha256` is that of the file that holds them."""
+    """Return a table whose arrays are called by `key` in the file of hash `sha256`."""
     features = tuple(entry.features)
     table = Table(entry.name, entry.rows, entry.dim, entry.dtype, entry.optimizer, features)
     if f"{key}.ranks" in arrays:
@@ -222,7 +222,7 @@ def _table_from_json(entry: _Table, key: str, arrays: _Arrays, sha256: str) -> T
 
 
 def _packed(counts: RowCounts) -> _Arrays:
-    """Counts of all rows, or gaps between the rows read and their counts: what is smaller."""
+    """Return counts of all rows, or gaps and counts of the rows read: the smaller of both."""
     narrow = counts.counts.astype(_narrowest(counts.counts))
     gaps = np.diff(counts.ids, prepend=counts.ids.dtype.type(0))
     gaps = gaps.astype(_narrowest(gaps))

@@ -161,7 +161,7 @@ def _read_features(
 
 
 def parquet_batches(file: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """The record batches of a Parquet file with some columns that have no missing value."""
+    """Yield the record batches of a Parquet file with some columns that have no missing value."""
     with reading(file, "Parquet"), pq.ParquetFile(file) as parquet:
         for column in columns:
             check_column(file, parquet.schema_arrow, column)

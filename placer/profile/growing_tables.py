@@ -173,7 +173,7 @@ def growing_of(profile: Profile, texts: Sequence[str]) -> tuple[dict[str, Growin
 
 
 def _option(word: str) -> tuple[str, Any]:
-    """A field of `Growing` and its value."""
+    """Return a field of `Growing` and its value."""
     if word in get_args(Eviction):
         return "eviction", word
     name, _, value = word.partition("=")

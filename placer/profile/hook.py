@@ -79,7 +79,7 @@ class CountedLoader(Generic[Batch]):
         pooling: Pooling | Mapping[str, Pooling] = "sum",
         source: str = "",
     ) -> Profile:
-        """The profile of all batches that have passed so far, in the order in which they did.
+        """Return the profile of all batches so far, in their order.
 
         With it come the distinct rows of windows of consecutive samples, as of a log.
 
@@ -119,7 +119,7 @@ def profile_batches(
 
 
 def features_in(batch: Any, names: Sequence[str]) -> dict[str, BagsLike]:
-    """The features of a batch by name, wherever they are in it.
+    """Return the features of a batch by name, wherever they are in it.
 
     A batch is a mapping of feature name to ids (and to other things, which are left out), a
     KeyedJaggedTensor of TorchRec's, or a tuple, list, mapping or object with `__dict__` that holds

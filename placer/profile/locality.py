@@ -52,7 +52,7 @@ Locality = tuple[WindowCounts, ...]
 
 
 def added(parts: list[Locality]) -> Locality:
-    """The locality of several parts of a log.
+    """Return the locality of several parts of a log.
 
     >>> added([(WindowCounts(256, 2, 512, 90),), (WindowCounts(256, 1, 256, 60),)])
     (WindowCounts(samples=256, windows=3, lookups=768, distinct=150),)
@@ -85,7 +85,7 @@ class DistinctRows:
         return cls(np.log([1.0, *lookups]), np.log(distinct))
 
     def draws(self, lookups: float, cdf: AccessCdf) -> float:
-        """Independent draws that read as many distinct rows as `lookups` consecutive lookups.
+        """Return how many independent draws read as many distinct rows as `lookups` in a row.
 
         `lookups` where nothing was measured. More in windows that are much of a log, as what is
         read once does not come again.
@@ -107,7 +107,7 @@ _MOST_DRAWS = 16.0
 
 
 def _draws_for(distinct: float, lookups: float, cdf: AccessCdf) -> float:
-    """Independent draws that are expected to read so many distinct rows."""
+    """Return independent draws that are expected to read so many distinct rows."""
     low, high = 0.0, lookups
     while cdf.unique(high) < distinct:
         low, high = high, 2 * high
@@ -137,7 +137,7 @@ class _Stretch:
     lookups: int = 0
 
     def ids(self, feature: str, start: int, stop: int) -> Iterator[npt.NDArray[np.int64]]:
-        """Ids of the samples ``start..stop``, chunk by chunk."""
+        """Yield ids of the samples ``start..stop``, chunk by chunk."""
         first = 0
         for samples, features in self.chunks:
             low, high = max(start - first, 0), min(stop - first, samples)
@@ -188,7 +188,7 @@ class LocalityCounter:
             self._counted = {number: self._counted[number] for number in kept}
 
     def localities(self) -> dict[str, Locality]:
-        """What was counted so far, by table. Ends the stretch."""
+        """Return what was counted so far, by table. Ends the stretch."""
         self.gap()
         return {
             table: added([counted[table] for counted in self._counted.values()])

@@ -155,7 +155,7 @@ class Profile(Summarized):
 
     @classmethod
     def merge(cls, profiles: Iterable["Profile"]) -> "Profile":
-        """The profile of a log from the profiles of its parts, in any grouping.
+        """Return the profile of a log from the profiles of its parts, in any grouping.
 
         Counts are integers and are added, and all else follows from them, so that the result
         equals the profile of the whole log bit by bit; only `source`, and the windows in which
@@ -243,7 +243,7 @@ class Profile(Summarized):
 
 
 def _folder_of(path: str | os.PathLike[str]) -> Path:
-    """The folder of a profile that is given as such, or as the JSON in it."""
+    """Return the folder of a profile that is given as such, or as the JSON in it."""
     resolved = Path(path).resolve()
     return resolved if resolved.is_dir() else resolved.parent
 

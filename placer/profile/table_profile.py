@@ -23,7 +23,7 @@ class FeatureCounts:
         return FeatureCounts(self.lookups + other.lookups, self.bags + other.bags)
 
     def measured(self, feature: Feature, samples: int) -> Feature:
-        """The feature with the pooling factor and coverage that were counted over `samples`."""
+        """Return the feature with the pooling factor and coverage counted over `samples`."""
         return replace(
             feature,
             pooling_factor=self.lookups / self.bags if self.bags else 0.0,
@@ -104,7 +104,7 @@ class TableProfile:
     def counted(
         cls, table: Table, counts: RowCounts, features: dict[str, FeatureCounts]
     ) -> "TableProfile":
-        """A table's profile from exact counts, which give its CDF."""
+        """Return a table's profile from exact counts, which give its CDF."""
         return cls(table, AccessCdf.from_counts(counts.counts, counts.rows), counts, features)
 
     @property
@@ -134,11 +134,11 @@ class TableProfile:
         return self.unknown.ids / every if every else None
 
     def expected_unique(self, samples: int) -> float:
-        """Expected distinct rows that a step of `samples` samples touches."""
+        """Return expected distinct rows that a step of `samples` samples touches."""
         return self.unique(samples * self.table.lookups_per_sample)
 
     def draws_of(self, lookups: float) -> float:
-        """Independent draws that read as many distinct rows as so many consecutive lookups.
+        """Return independent draws that read as many distinct rows as so many consecutive lookups.
 
         With sessions and fashions they are fewer: a row that is read is read again soon.
         """
@@ -148,7 +148,7 @@ class TableProfile:
         return known
 
     def unique_at_ranks(self, lookups: float) -> Float:
-        """Expected distinct rows before each of the CDF's ranks in a step of `lookups` lookups.
+        """Return expected distinct rows before each rank of the CDF in a step of `lookups`.
 
         A row of probability p is touched with 1 − (1 − p)^d, where d is `draws_of` the lookups, but
         no more often than it is read. Shape (m + 1,).
@@ -161,5 +161,5 @@ class TableProfile:
         return np.concatenate(([0.0], np.cumsum(np.minimum(np.diff(touched), most))))
 
     def unique(self, lookups: float) -> float:
-        """Expected distinct rows of the table in a step of `lookups` lookups."""
+        """Return expected distinct rows of the table in a step of `lookups` lookups."""
         return float(self.unique_at_ranks(lookups)[-1])

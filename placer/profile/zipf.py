@@ -73,11 +73,11 @@ class ZipfMandelbrot:
         return np.asarray(cumulative / cumulative[-1])
 
     def draw(self, rng: np.random.Generator, size: int) -> npt.NDArray[np.int64]:
-        """Ranks of `size` independent accesses; int64, shape (size,)."""
+        """Return ranks of `size` independent accesses; int64, shape (size,)."""
         return self.ranks_at(rng.random(size))
 
     def ranks_at(self, quantiles: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-        """The inverse of the cumulative distribution at quantiles within [0, 1)."""
+        """Return the inverse of the cumulative distribution at quantiles within [0, 1)."""
         edges, cumulative = self._edges, self._cumulative
         bins = np.minimum(np.searchsorted(cumulative, quantiles, side="right"), cumulative.size - 1)
         below = np.concatenate([[0.0], cumulative])[bins]

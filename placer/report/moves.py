@@ -130,7 +130,7 @@ _ENDS = Column("from", "from"), Column("to", "to"), Column("kind", "kind", spare
 
 
 def reshard_report(difference: PlanDiff, files: "Resharded | None" = None) -> Report:
-    """Bytes by device, and of files where there are some."""
+    """Return bytes by device, and of files where there are some."""
     try:
         way = migration(difference)
         waits = f", waiting for {way.waits_for}" if way.waits_for else ""
@@ -163,7 +163,7 @@ def reshard_report(difference: PlanDiff, files: "Resharded | None" = None) -> Re
 
 
 def grown_report(tables: "Iterable[Grown]") -> Report:
-    """Rows of each table that were carried over, are new, or were left out."""
+    """Return rows of each table that were carried over, are new, or were left out."""
     kinds = columns(table="table", kept_rows="kept", new_rows="new", dropped_rows="dropped")
     section = table_of(map(asdict, tables), "tables", "Rows by table", *kinds)
     return Report("Tables with other rows", (section,), {}, ())

@@ -24,11 +24,11 @@ class _Counts:
 
     @classmethod
     def zeros(cls, *shape: int) -> Self:
-        """All counts zero."""
+        """Return all counts zero."""
         return cls(*(np.zeros(shape, dtype=np.int64) for _ in fields(cls)))
 
     def __add__(self, other: Self) -> Self:
-        """Sums of both counts."""
+        """Return sums of both counts."""
         return type(self)(
             *(getattr(self, field.name) + getattr(other, field.name) for field in fields(self))
         )
@@ -107,16 +107,16 @@ class Totals:
 
     @classmethod
     def zeros(cls, parts: int, row_caches: int, processes: int) -> "Totals":
-        """All zero, as before the first step."""
+        """Return all zero, as before the first step."""
         none = np.zeros(row_caches, dtype=np.int64)
         return cls(0, 0, PartCounts.zeros(parts), none, none, nothing_sent(processes))
 
     def __add__(self, step: StepCounts) -> "Totals":
-        """The same with one step more."""
+        """Return the same with one step more."""
         return self.joined(Totals(1, step.samples, step.parts, step.held, step.needed, step.sent))
 
     def joined(self, other: "Totals") -> "Totals":
-        """These steps and others after them."""
+        """Return these steps and others after them."""
         return Totals(
             self.steps + other.steps,
             self.samples + other.samples,

@@ -75,7 +75,7 @@ class Slices:
             self._segments.append(_Segment(low, high, pattern))
 
     def owners(self, ranks: npt.NDArray[np.integer]) -> npt.NDArray[np.int32]:
-        """Number of the slice of each rank, in any order; −1 where there is none."""
+        """Return the number of the slice of each rank, in any order; −1 where there is none."""
         owners = np.full(ranks.size, _NOBODY, dtype=np.int32)
         for segment in self._segments:
             here: npt.NDArray[np.bool_] | slice = slice(None)
@@ -85,7 +85,7 @@ class Slices:
         return owners
 
     def select(self, ascending: npt.NDArray[np.integer]) -> list[Selector]:
-        """Where the members of each slice are among ranks that ascend."""
+        """Return where the members of each slice are among ranks that ascend."""
         if all(step == 1 for _, _, step in self.slices):
             ends = [end for start, stop, _ in self.slices for end in (start, stop)]
             places = np.searchsorted(ascending, ends).tolist()

@@ -77,7 +77,7 @@ class _Rows:
             self._even = _even_share(profile, lookups)
 
     def draw(self, rng: np.random.Generator, size: int) -> Int:
-        """Ids of `size` lookups."""
+        """Return ids of `size` lookups."""
         if self._fresh == 1:
             return self._rows_at(self._quantiles(rng, size))
         fresh = max(min(size, 1), round(self._fresh * size))
@@ -103,7 +103,7 @@ class _Rows:
 
 
 def _even_share(profile: TableProfile, lookups: float) -> float:
-    """The share of draws that are spread evenly, for as many distinct rows as were measured.
+    """Return the share of draws that are spread evenly, for as many distinct rows as were measured.
 
     Of k draws that are spread evenly a row of probability p gets min(1, k p) or more.
     """

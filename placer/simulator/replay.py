@@ -40,7 +40,7 @@ class ReplayOptions:
     look_ahead: bool | None = None
 
     def of_plan(self, plan: Plan) -> "ReplayOptions":
-        """The same with what is left to a plan."""
+        """Return the same with what is left to a plan."""
         if self.look_ahead is not None:
             return self
         return replace(self, look_ahead=plan.pipeline == "look-ahead")
@@ -86,7 +86,7 @@ class Simulator:
         )
 
     def run(self, batches: Iterable[Chunk]) -> Iterator[StepCounts]:
-        """The counts of each batch, in order; at most two batches are held at a time.
+        """Yield the counts of each batch, in order; at most two batches are held at a time.
 
         Raises PlanMismatchError if a batch lacks a feature that the plan reads. Raises DataError if
         an id is no row of its table.
@@ -156,7 +156,7 @@ class Simulator:
         return _Step(step, tickets, by_name)
 
     def _rows_of(self, table: str, bags: list[Bags]) -> list[Bags]:
-        """Bags of rows; keys of a table that grows get theirs as in training."""
+        """Return bags of rows; keys of a table that grows get theirs as in training."""
         keys = self.keys.get(table)
         if keys is None or not bags:
             return bags

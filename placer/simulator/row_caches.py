@@ -90,7 +90,7 @@ def _end(part: Part) -> int:
 
 
 def _sums(values: npt.NDArray[np.generic], edges: npt.NDArray[np.integer]) -> Int:
-    """Sums of values between edges, shape (edges − 1,)."""
+    """Return sums of values between edges, shape (edges − 1,)."""
     running = np.concatenate(([0], np.cumsum(values, dtype=np.int64)))
     sums: Int = np.diff(running[edges])
     return sums
@@ -102,7 +102,7 @@ def _among(values: Int, sorted_others: Int) -> npt.NDArray[np.bool_]:
 
 
 def _common(ascending: Int, others: Int) -> int:
-    """How many members two sorted sets share."""
+    """Return how many members two sorted sets share."""
     if not ascending.size or not others.size:
         return 0
     return int(np.count_nonzero(_among(others, ascending)))

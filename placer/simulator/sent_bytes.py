@@ -135,7 +135,7 @@ class TableExchange:
         ends: Int,
         read: TableRead,
     ) -> list[Int]:
-        """Lookups of each feature by target and source: int64, shape (targets, processes)."""
+        """Return lookups of each feature by target and source: int64, (targets, processes)."""
         if columns.slices is None:
             return [lookups[None] for lookups in read.by_source]
         # Targets may divide the same slices among them in different ways.
@@ -206,14 +206,14 @@ class ReplicaExchange:
 
 
 def _dealt(rows: AnyInt, holders: int) -> Int:
-    """How many of some rows each of their holders adds up, int64 of shape (holders,)."""
+    """Return how many of some rows each of their holders adds up, int64 of shape (holders,)."""
     return np.bincount(rows % holders, minlength=holders)
 
 
 def _row_groups(
     column_slices: Sequence[ColumnSlice], rows: int
 ) -> list[tuple[Slices, tuple[int, ...]]]:
-    """Rows whose column slices are on several ranks under row-wise Adagrad, and these ranks."""
+    """Return rows whose columns are on several ranks under row-wise Adagrad, and the ranks."""
     by_peers: dict[str, list[Target]] = defaultdict(list)
     for columns in column_slices:
         for target in columns.targets:
@@ -229,7 +229,7 @@ def _row_groups(
 
 
 def _rows_of(target: Target, distinct: Distinct) -> AnyInt:
-    """Those of some distinct rows that a target has, as rows of the target."""
+    """Return those of some distinct rows that a target has, as rows of the target."""
     if target.by_id:
         return distinct.ids
     slices = Slices(

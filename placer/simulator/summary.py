@@ -78,7 +78,7 @@ class Served:
 
 
 def served(arrangement: Arrangement, counts: PartCounts) -> Served:
-    """Lookups by tier over all parts."""
+    """Return lookups by tier over all parts."""
     slow = np.where(_is(arrangement, "device"), 0, counts.rows - counts.hit_rows)
     lookups, hbm = (round(one.sum()) for one in _lookups(arrangement, counts))
     return Served(lookups, hbm, int(slow.sum()))
@@ -87,7 +87,7 @@ def served(arrangement: Arrangement, counts: PartCounts) -> Served:
 def device_totals(
     arrangement: Arrangement, totals: Totals, cache_entries: Int
 ) -> tuple[DeviceTotals, ...]:
-    """All GPUs, then all hosts, of the plan's topology, in order.
+    """Return all GPUs, then all hosts, of the plan's topology, in order.
 
     Parameters
     ----------
@@ -145,7 +145,7 @@ _COUNTS = (
 
 
 def _lookups(arrangement: Arrangement, counts: PartCounts) -> tuple[Float, Float]:
-    """Lookups of each part, and those that HBM served, by its share of the table's columns."""
+    """Return lookups of each part, and those that HBM served, by its share of columns."""
     tables = arrangement.plan.tables
     shares = np.array(
         [(part.cols[1] - part.cols[0]) / tables[part.table].dim for part in arrangement.parts]
@@ -170,7 +170,7 @@ def _is(arrangement: Arrangement, lookup: str) -> Bool:
 
 
 def _first_gpus(arrangement: Arrangement) -> list[str]:
-    """The GPU that stands for each process: the first of its own."""
+    """Return the GPU that stands for each process: the first of its own."""
     gpus = arrangement.plan.topology.gpus
     world = arrangement.processes
     return [gpus[-(-process * len(gpus) // world)].id for process in range(world)]

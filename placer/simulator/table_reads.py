@@ -123,7 +123,7 @@ class TableReader:
         return TableRead(reads, np.diff(starts, axis=1), every, by_module)
 
     def updates(self, read: TableRead) -> list[PartRead]:
-        """Rows of replicated parts that any holder's samples read: each holder updates them."""
+        """Return rows of replicas that any holder's samples read: each holder updates them."""
         updates: list[PartRead] = []
         holders: dict[tuple[int, ...], list[int]] = defaultdict(list)
         for module in read.by_module:
@@ -137,11 +137,11 @@ class TableReader:
         return updates
 
     def ranks(self, ids: AnyInt) -> AnyInt:
-        """Ranks of ids, in their order."""
+        """Return ranks of ids, in their order."""
         return ids if self.order is None else self.order.ranks(ids.astype(np.int64))
 
     def _groups_of(self, module: int | None) -> list[_Group]:
-        """The parts of a module, or of all that are not replicated, by their columns."""
+        """Return the parts of a module, or of all that are not replicated, by their columns."""
         by_cols: dict[tuple[int, int], list[int]] = defaultdict(list)
         for at in self._parts:
             part = self._arrangement.parts[at]
@@ -195,7 +195,7 @@ class TableReader:
         ids: Sequence[AnyInt],
         samples: int,
     ) -> list[PartRead]:
-        """The same, with the vectors of what the host pools."""
+        """Return the same, with the vectors of what the host pools."""
         if not any(self._arrangement.parts[one.part].lookup == "host" for one in reads):
             return reads
         bags = samples * sum(feature.pooling != "none" for feature in self.table.features)

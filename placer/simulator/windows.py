@@ -40,7 +40,7 @@ class Window:
 
     @classmethod
     def of(cls, name: str, records: Sequence[StepRecord]) -> "Window":
-        """The window of at least one step."""
+        """Return the window of at least one step."""
         steps, lookups = len(records), sum(one.lookups for one in records)
         hbm = sum(one.hbm_lookups for one in records)
         seconds = np.array([one.step_s for one in records])
@@ -105,7 +105,7 @@ def equal_windows(name: str, records: Sequence[StepRecord], windows: int) -> lis
 def drifted(
     windows: Sequence[Window], others: Sequence[Window] | None, migration_s: float | None
 ) -> tuple[Drifted, ...]:
-    """Each window beside the first, and beside the other plan's where there is one."""
+    """Return each window beside the first, and beside the other plan's where there is one."""
     return tuple(
         Drifted(window, windows[0], None if others is None else others[number], migration_s)
         for number, window in enumerate(windows)

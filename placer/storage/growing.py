@@ -59,12 +59,6 @@ def earlier_rows(
         Those of the plans' profiles, where they are known.
     keep : mapping of table name to int64 array, optional
         The earlier ids of a table that become rows 0, 1, … of the newer one.
-
-    Raises
-    ------
-    PlanMismatchError
-        If a table has another dim, dtype or optimizer, or its ids do not say which row is which;
-        if rows would be lost that no list leaves out.
     """
     rows: dict[str, Int] = {}
     refuse_growing(old, "the newer plan")
@@ -126,7 +120,7 @@ def _kept(was: Table, table: Table, ids: Int) -> Int:
 
 
 def grown(checkpoint: Checkpoint, old: Plan, new: Plan, rows: Mapping[str, Int]) -> Checkpoint:
-    """A checkpoint with the newer plan's tables; nothing is read before it is written.
+    """Return a checkpoint with the newer plan's tables; nothing is read before it is written.
 
     New rows are drawn as those of a new table are, with the run's seed; their optimizer state is
     zero.
@@ -164,7 +158,7 @@ def grown(checkpoint: Checkpoint, old: Plan, new: Plan, rows: Mapping[str, Int])
 
 
 def counts(old: Plan, rows: Mapping[str, Int]) -> list[Grown]:
-    """How many rows of each table stay, are new, and are left out."""
+    """Return how many rows of each table stay, are new, and are left out."""
     sizes = {name: table.rows for name, table in old.tables_by_name.items()}
     result = []
     for name, earlier in rows.items():
@@ -174,7 +168,7 @@ def counts(old: Plan, rows: Mapping[str, Int]) -> list[Grown]:
 
 
 def _rows(tensor: TableTensor, before: TensorRows | None, earlier: Int, seed: int) -> TensorRows:
-    """A tensor of a table whose rows are those of an earlier one, or new."""
+    """Return a tensor of a table whose rows are those of an earlier one, or new."""
     table = tensor.table
     place_of_new = np.cumsum(earlier < 0) - 1
 

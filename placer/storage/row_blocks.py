@@ -12,12 +12,12 @@ READ_ROWS = 1 << 16
 
 
 def chunk_rows(row_bytes: int) -> int:
-    """Rows of a chunk, where one takes so many bytes."""
+    """Return rows of a chunk, where one takes so many bytes."""
     return max(1, min(MOST_ROWS, CHUNK_BYTES // max(row_bytes, 1)))
 
 
 def block_rows(row_bytes: int) -> int:
-    """Rows of a checkpoint's block: a power of two, so that what is read at a time is whole blocks.
+    """Return a checkpoint block's rows: a power of two, so that reads take whole blocks.
 
     >>> block_rows(512), block_rows(1 << 30)
     (32768, 1)
@@ -27,7 +27,7 @@ def block_rows(row_bytes: int) -> int:
 
 
 def row_blocks(rows: int, step: int) -> Iterator[tuple[int, int]]:
-    """First row and end of each block of so many rows.
+    """Yield first row and end of each block of so many rows.
 
     >>> list(row_blocks(10, 4))
     [(0, 4), (4, 8), (8, 10)]

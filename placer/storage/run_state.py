@@ -16,7 +16,7 @@ tables that grow."""
 
 
 def table_settings(tables: Iterable[Table]) -> dict[str, Any]:
-    """What a run's settings say of its tables."""
+    """Return what a run's settings say of its tables."""
     return {
         table.name: {
             "rows": table.rows,
@@ -30,7 +30,7 @@ def table_settings(tables: Iterable[Table]) -> dict[str, Any]:
 
 
 def growing_settings(growing: Mapping[str, Growing]) -> dict[str, Any]:
-    """What a run's settings say of tables that grow: what a key map cannot change."""
+    """Return what a run's settings say of tables that grow: what a key map cannot change."""
     return {
         name: {"capacity": how.capacity, "admission": how.admission}
         for name, how in growing.items()

@@ -45,7 +45,7 @@ class StoredTensor:
         return len(self.shape) == 1
 
     def columns(self, start: int, stop: int) -> slice:
-        """Bytes of a row that hold some of its columns."""
+        """Return bytes of a row that hold some of its columns."""
         if self.is_per_row:
             return slice(0, self.row_bytes)
         return slice(start * self.element_bytes, stop * self.element_bytes)
@@ -55,7 +55,7 @@ def lay_out(
     tensors: Iterable[tuple[str, str, tuple[int, ...]]],
     metadata: Mapping[str, str] | None = None,
 ) -> tuple[bytes, tuple[StoredTensor, ...]]:
-    """A file's first bytes, and its tensors in their order there.
+    """Return a file's first bytes, and its tensors in their order there.
 
     Parameters
     ----------

@@ -54,7 +54,7 @@ class ReadOnlyTables(nn.Module):
 
     @torch.no_grad()
     def forward(self, batch: BagBatch) -> dict[str, Tensor]:
-        """Pooled rows by feature; see `PlacedEmbeddings`.
+        """Return pooled rows by feature; see `PlacedEmbeddings`.
 
         Raises
         ------
@@ -65,7 +65,7 @@ class ReadOnlyTables(nn.Module):
         return pooled
 
     def hit_rates(self) -> HitRates | None:
-        """How many lookups were served from HBM; None for backends without tiers."""
+        """Return how many lookups were served from HBM; None for backends without tiers."""
         return self._embeddings[0].hit_rates()
 
     def apply_increment(self, path: StrPath) -> None:
@@ -123,7 +123,7 @@ class ReadOnlyTables(nn.Module):
 def _checked_rows(
     path: StrPath, weights: Sequence[TableTensor], plan: Plan, tensors: Mapping[str, TensorRows]
 ) -> dict[str, Tensor]:
-    """The rows that an increment changes, by table, after a look at all that it has."""
+    """Return the rows that an increment changes, by table, after a look at all that it has."""
     shapes: dict[str, tuple[int, ...]] = {}
     dtypes: dict[str, torch.dtype] = {}
 
@@ -156,7 +156,7 @@ def _checked_rows(
 
 
 def load_read_only(plan: Plan, folder: str | os.PathLike[str], **options: Any) -> ReadOnlyTables:
-    """Tables that are laid out by a plan, with the weights of a folder and no optimizer state.
+    """Return tables laid out by a plan, with a folder's weights and no optimizer state.
 
     The folder is only read, rows at a time.
 

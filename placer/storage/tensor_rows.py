@@ -39,7 +39,7 @@ class TensorRows:
 
     @classmethod
     def of(cls, tensor: "AnyTensor") -> "TensorRows":
-        """Those of a tensor that is in memory, or in rows already.
+        """Return those of a tensor that is in memory, or in rows already.
 
         >>> TensorRows.of(torch.arange(4)).read(1, 3)
         tensor([1, 2])
@@ -64,12 +64,12 @@ class TensorRows:
         return math.prod(self.shape[1:]) * self.dtype.itemsize
 
     def blocks(self, step: int) -> Iterator[tuple[int, Tensor]]:
-        """First row and values of each block of so many rows."""
+        """Yield first row and values of each block of so many rows."""
         for start, stop in row_blocks(self.rows, step):
             yield start, self.read(start, stop).to(self.dtype)
 
     def whole(self) -> Tensor:
-        """The tensor."""
+        """Return the tensor."""
         return self.read(0, self.rows)
 
 
@@ -78,18 +78,12 @@ AnyTensor = Tensor | TensorRows
 
 
 def bytes_of(tensor: Tensor) -> Tensor:
-    """A tensor's bytes as a vector: NumPy lacks bfloat16, and bytes are bytes."""
+    """Return a tensor's bytes as a vector: NumPy lacks bfloat16, and bytes are bytes."""
     return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
 def open_safetensors(path: Path) -> tuple[dict[str, TensorRows], dict[str, str]]:
-    """Open a safetensors file: its tensors, of which rows are read when asked for; what it says.
-
-    Raises
-    ------
-    CheckpointError
-        If it is not there, is cut short, or is no such file.
-    """
+    """Open a safetensors file: its tensors, of which rows are read when asked for; what it says."""
     types = {name: dtype for dtype, name in _NAMES.items()}
     try:
         file: Any = safe_open(path, "pt")

@@ -36,12 +36,6 @@ def detect(*, hbm: str | int | None = None, dram: str | int | None = None) -> To
     With CUDA GPUs: their memory less 15%, and bandwidths of their memory, of pinned copies
     and of copies between peers as measured now. Without: one emulated GPU of `hbm` bytes,
     taken out of host memory, with `emulated` set.
-
-    Raises
-    ------
-    TopologyError
-        If there is no GPU and `hbm` is not given, or exceeds the memory of the host; or if torch,
-        which finds and measures GPUs, is not installed.
     """
     try:
         import torch

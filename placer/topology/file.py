@@ -30,11 +30,6 @@ def parse_rate(text: str | int | float) -> float:
     """Parse bytes per second from ``"55GB/s"``, ``"400Gbit/s"`` or a plain number.
 
     Case matters: ``Gb/s`` could mean bits or bytes and is refused.
-
-    Raises
-    ------
-    ValueError
-        If the text is not a bandwidth.
     """
     if isinstance(text, int | float) and not isinstance(text, bool):
         return float(text)

@@ -81,7 +81,7 @@ class Topology(TopologyFields):
         return {(end, link.kind): link for link in self.links for end in (link.a, link.b)}
 
     def link_of(self, device: str, kind: LinkKind) -> Link | None:
-        """The link of a kind that begins at a device, if there is one."""
+        """Return the link of a kind that begins at a device, if there is one."""
         return self._links_by_end.get((device, kind))
 
     @cached_property

@@ -67,7 +67,7 @@ _MARK = object()
 
 
 def read_pickle(content: bytes, admits: Callable[[Global], bool]) -> Any:
-    """The value of a pickle of protocol 2 to 5, made of plain values and the records above.
+    """Return the value of a pickle of protocol 2 to 5, made of plain values and the records above.
 
     `admits` says which names may occur in it. Time and memory grow with the length of the content.
 

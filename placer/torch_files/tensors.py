@@ -54,7 +54,7 @@ class OtherContentError(TensorFileError):
 
 
 def read_tensors(file: BinaryIO) -> Any:
-    """What a file holds: a tensor, or tuples and lists of tensors.
+    """Return what a file holds: a tensor, or tuples and lists of tensors.
 
     Members are read as they are in the file, and one that is compressed is refused: so memory
     is at most the file's size for each tensor of a storage.

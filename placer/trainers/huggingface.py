@@ -58,7 +58,7 @@ class PlacerTrainer(Trainer):
             )
 
     def create_optimizer(self, *arguments: Any, **options: Any) -> torch.optim.Optimizer:
-        """The optimizer, whose steps update the tables."""
+        """Return the optimizer, whose steps update the tables."""
         super().create_optimizer(*arguments, **options)
         optimizer: torch.optim.Optimizer = self.optimizer
         if self._updates_tables is not optimizer:

@@ -23,7 +23,7 @@ KEY = "placer"
 class PlacerCallback(lightning.Callback):
     """Saves the state of placed tables with each checkpoint, and loads it in `fit(ckpt_path=...)`.
 
-    Without it a resumed run starts the tables' optimizer anew, for Lightning knows only the
+    Without it a resumed run starts the tables' optimizer again, for Lightning knows only the
     optimizers of `configure_optimizers`.
 
     Parameters
@@ -141,7 +141,7 @@ class PlacerCallback(lightning.Callback):
 
 
 def _common_number(applied: AppliedPlan) -> int:
-    """A random number of 32 bits, the same on all ranks that share the tables."""
+    """Return a random number of 32 bits, the same on all ranks that share the tables."""
     table = next(iter(applied.tables.values()))
     number = torch.tensor(secrets.randbits(32), device=table.device)
     order = table.embeddings.id_order()

@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def in_background(make: Callable[[], Generator[T]], depth: int = 2) -> Generator[T]:
-    """The items of a generator, made by a thread that is at most `depth` items ahead.
+    """Return the items of a generator, made by a thread that is at most `depth` items ahead.
 
     What the generator raises is raised here, in its place among the items. Leaving the loop,
     by closing or by an exception, ends the thread after the item that it is at.

@@ -13,7 +13,7 @@ READ_SAMPLES = 65536
 
 
 def batches(log: Log, batch_size: int, skip: int = 0) -> Generator[Chunk]:
-    """Batches in the log's order; all but the last have `batch_size` samples.
+    """Return batches in the log's order; all but the last have `batch_size` samples.
 
     Reading is in larger chunks, and a batch may span several: so the batches after `skip`
     samples are those of an uninterrupted pass, whatever the reader's chunks.
@@ -32,14 +32,14 @@ def batches(log: Log, batch_size: int, skip: int = 0) -> Generator[Chunk]:
 
 
 def slice_chunk(chunk: Chunk, start: int, stop: int) -> Chunk:
-    """Samples ``start..stop`` of a chunk, as views where that is possible."""
+    """Return samples ``start..stop`` of a chunk, as views where that is possible."""
     features = {name: _slice_bags(bags, start, stop) for name, bags in chunk.features.items()}
     labels = None if chunk.labels is None else chunk.labels[start:stop]
     return Chunk(stop - start, features, chunk.dense[start:stop], labels)
 
 
 def labelled(chunk: Chunk) -> Chunk:
-    """The samples of a batch that have a label; the batch itself where all have one.
+    """Return the samples of a batch that have a label; the batch itself where all have one.
 
     Batches are formed before this, so that which samples a batch spans, and with it the position
     of a run, does not depend on the labels.
@@ -54,7 +54,7 @@ def labelled(chunk: Chunk) -> Chunk:
 
 
 def no_label_error(samples: int) -> DataError:
-    """What to raise where none of a log's samples has a label."""
+    """Return what to raise where none of a log's samples has a label."""
     return DataError(
         f"none of the {samples} samples of the log has a label to train on; "
         "name the label column when profiling, or train on another log"

@@ -165,12 +165,12 @@ def _remove_all_but(folder: Path, keep: int) -> None:
 
 
 def exist(folder: Path) -> bool:
-    """Whether a folder holds checkpoints, complete or not."""
+    """Return whether a folder holds checkpoints, complete or not."""
     return bool(_by_step(folder))
 
 
 def latest(folder: Path) -> Path | None:
-    """The newest complete checkpoint in `folder`, or None if it has no checkpoint at all.
+    """Return the newest complete checkpoint in `folder`, or None if it has no checkpoint at all.
 
     Incomplete ones are passed over with a warning in the log.
 
@@ -226,7 +226,7 @@ def _loaded(path: Path) -> Checkpoint:
 
 
 def open_checkpoint(path: Path, ranks: Ranks = ALONE) -> Checkpoint:
-    """One checkpoint, or the newest complete one of a folder, whose tensors are read in rows.
+    """Return a checkpoint, or the newest complete one of a folder, to be read in rows.
 
     All ranks must call it. The first one picks the checkpoint and compares every byte with what
     was written; the others look at sizes.
@@ -266,13 +266,7 @@ def _open(path: Path, verifies: bool) -> Checkpoint:
 
 
 def check_settings(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
-    """Refuse to go on with a checkpoint of another model or another way of training.
-
-    Raises
-    ------
-    CheckpointError
-        Names the first settings that differ, with both values.
-    """
+    """Refuse to go on with a checkpoint of another model or another way of training."""
     # Through JSON, as the saved ones went: tuples become lists.
     now = json.loads(json.dumps(dict(current)))
     different = [
@@ -293,11 +287,6 @@ def check_data(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
     """Refuse to go on with another log than the one whose samples were counted.
 
     What one of them does not know is not compared.
-
-    Raises
-    ------
-    CheckpointError
-        Names the first file, or the tables, that differ.
     """
     end = (
         "; resume with the log and the profile that it was made with, or say that other data is "
@@ -357,7 +346,7 @@ def _write_manifest(folder: Path, checkpoint: Checkpoint, files: Mapping[str, Fi
 
 
 def _manifest_of(path: Path) -> _Manifest:
-    """The manifest of a checkpoint whose files are all there, with the sizes that it lists."""
+    """Return the manifest of a checkpoint whose files are there, with the listed sizes."""
     file = path / MANIFEST
     manifest = read_manifest(file, _Manifest, FORMAT_VERSION, if_older="train anew")
     unsafe = [name for name in manifest.files if not is_name(name)]

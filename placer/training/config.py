@@ -154,7 +154,7 @@ class TrainConfig:
         }
 
     def is_held_out(self, batch: int) -> bool:
-        """Whether the batch with this number, counted from 0 in its epoch, is held out."""
+        """Return whether the batch with this number, counted from 0 in its epoch, is held out."""
         return bool(self.holdout_every) and (batch + 1) % self.holdout_every == 0
 
 
@@ -194,7 +194,7 @@ class CheckpointPolicy:
             )
 
     def is_due(self, step: int) -> bool:
-        """Whether a checkpoint is to be written after this step."""
+        """Return whether a checkpoint is to be written after this step."""
         return self.every_steps is not None and step % self.every_steps == 0
 
 

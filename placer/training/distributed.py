@@ -63,18 +63,18 @@ class Ranks:
         return self._comm is None
 
     def part_of(self, samples: int) -> tuple[int, int]:
-        """Which of a batch's samples are this rank's: (start, stop)."""
+        """Return which of a batch's samples are this rank's: (start, stop)."""
         return samples * self.rank // self.world, samples * (self.rank + 1) // self.world
 
     def numbers(self, values: Sequence[int]) -> list[list[int]]:
-        """Each rank's numbers, in their order; all ranks pass equally many."""
+        """Return each rank's numbers, in their order; all ranks pass equally many."""
         if self._comm is None:
             return [list(values)]
         said: list[list[int]] = self._comm.gather("header", torch.tensor(values)).tolist()
         return said
 
     def any(self, flag: bool) -> bool:
-        """Whether the flag is set on any rank."""
+        """Return whether the flag is set on any rank."""
         return any(said for (said,) in self.numbers([int(flag)]))
 
     def total(self, values: Tensor) -> Tensor:
@@ -82,15 +82,15 @@ class Ranks:
         return values.cpu() if self._comm is None else self._comm.total("header", values.cpu())
 
     def joined(self, values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """The ranks' vectors, one after the other."""
+        """Return the ranks' vectors, one after the other."""
         return np.frombuffer(b"".join(self._gather(values.tobytes())), dtype=np.float32)
 
     def broadcast(self, text: str) -> str:
-        """The text of rank 0, on every rank."""
+        """Return the text of rank 0, on every rank."""
         return self.texts(text)[0]
 
     def texts(self, text: str) -> list[str]:
-        """Each rank's text, in their order."""
+        """Return each rank's text, in their order."""
         return [said.decode() for said in self._gather(text.encode())]
 
     def _gather(self, content: bytes) -> list[bytes]:
@@ -142,7 +142,7 @@ class Ranks:
         samples_of: Callable[[T], int],
         stops: Callable[[], bool] = lambda: False,
     ) -> Generator[T]:
-        """The same items; all ranks get theirs, or all the error that reading one raised.
+        """Return the same items; all ranks get theirs, or all the error that reading one raised.
 
         `stopping` becomes true on all ranks at the same item, after `stops` says so on one.
 
@@ -189,12 +189,12 @@ def world_of_launcher() -> int:
 
 
 def rank_of_launcher() -> int:
-    """Which of them this is; 0 without a launcher."""
+    """Return which of them this is; 0 without a launcher."""
     return int(os.environ.get("RANK", "0"))
 
 
 def batch_size_per_process(plan: Plan) -> int:
-    """Samples a step of this process: those of the plan's GPUs that it stands for."""
+    """Return samples a step of this process: those of the plan's GPUs that it stands for."""
     trainers = max(world_of_launcher() - len(servers_of(plan)), 1)
     return max(plan.batch_size * len(plan.topology.gpus) // trainers, 1)
 
@@ -204,13 +204,6 @@ def joined_ranks(config: TrainConfig, plan: Plan | None = None) -> Iterator[Rank
     """The ranks that train: those of torchrun, of a process group that is there, or just one.
 
     The last ranks do not if the plan has hosts without a GPU that serve tables: they are these.
-
-    Raises
-    ------
-    BackendError
-        If the others cannot be reached.
-    PlanMismatchError
-        If there are more or fewer than hosts without a GPU ask for.
     """
     ours = not (dist.is_available() and dist.is_initialized())
     world = world_of_launcher() if ours else dist.get_world_size()
@@ -269,7 +262,7 @@ def joined_ranks(config: TrainConfig, plan: Plan | None = None) -> Iterator[Rank
 
 
 def _own_store(timeout: timedelta | None) -> dict[str, Any]:
-    """Where these processes meet, apart from those that torchrun started before them.
+    """Return where these processes meet, apart from those that torchrun started before them.
 
     torchrun keeps one store over its restarts, in which the addresses of lost processes stay: new
     ones would connect to them, or wait. Its count of restarts does not tell starts apart, because
@@ -290,7 +283,7 @@ def _own_store(timeout: timedelta | None) -> dict[str, Any]:
 
 
 def name_of_start(store: "Store", rank: int, world: int, wait_s: float) -> str:
-    """A name that all ranks of one start have, and no earlier start of the same store.
+    """Return a name that all ranks of one start have, and no earlier start of the same store.
 
     Each rank leaves a word that is its own, and rank 0 answers to that word. What a lost rank left
     is answered too, but never thanked for; rank 0 waits until the living ranks have taken its name.
@@ -302,11 +295,6 @@ def name_of_start(store: "Store", rank: int, world: int, wait_s: float) -> str:
     rank, world : int
     wait_s : float
         How long the other ranks are waited for, in seconds.
-
-    Raises
-    ------
-    RuntimeError
-        If they do not come.
 
     Examples
     --------
@@ -334,7 +322,7 @@ def name_of_start(store: "Store", rank: int, world: int, wait_s: float) -> str:
 
 
 def device_of_rank(device: str) -> str:
-    """The device of that name; of ``cuda`` the GPU that the launcher gives this process."""
+    """Return the device of that name; of ``cuda`` the GPU that the launcher gives this process."""
     return f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if device == "cuda" else device
 
 

@@ -88,7 +88,7 @@ class Dlrm(nn.Module):
         self.top = _mlp([self.dim + pairs.shape[1], *top, 1], generator, active)
 
     def forward(self, dense: Tensor, pooled: Mapping[str, Tensor]) -> Tensor:
-        """Logits of a batch.
+        """Return logits of a batch.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""Checkpoints and shards in files, made anew with tables of other rows."""
+"""Checkpoints and shards in files, made again with tables of other rows."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -42,11 +42,6 @@ def grow_files(
         ``TABLE=FILE``: a file of the ids that stay, one a line.
     verify_files : bool
         Whether the SHA-256 of shards' files is compared.
-
-    Raises
-    ------
-    PlacerError
-        If there is something at `folder`, or the tables do not fit; see `earlier_rows`.
     """
     old, new = Plan.load(old_file), Plan.load(new_file)
     verify(new)

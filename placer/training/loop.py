@@ -236,7 +236,7 @@ def _hold(folder: Path, held: contextlib.ExitStack) -> None:
 
 
 def _planned_step_s(plan: Plan, config: TrainConfig, world: int) -> float | None:
-    """The plan's time of a step, if these steps are of its size."""
+    """Return the plan's time of a step, if these steps are of its size."""
     if config.batch_size // world != plan.batch_size or world != len(plan.topology.gpus):
         return None
     return plan.solver.step_time_s or None
@@ -309,11 +309,6 @@ def check_log(plan: Plan, log: Log, other_data: bool = False) -> None:
     log : Log
     other_data : bool
         Whether its ids may become rows in another way than the plan was made for.
-
-    Raises
-    ------
-    PlanMismatchError
-        Names the feature or table that differs.
     """
     if isinstance(log, EncodedLog) and not other_data:
         check_ids(plan, log.encoding.ids_sha256, "the log's encoding")

@@ -54,7 +54,7 @@ class JsonLines:
             raise PlacerError(f"cannot write {self._path}: {error.strerror}") from error
 
     def _steps(self) -> Iterator[tuple[int, str]]:
-        """The lines of steps; a last one that was cut short is none."""
+        """Yield the lines of steps; a last one that was cut short is none."""
         with open_file(self._path) as file:
             lines = file.read().decode().splitlines(keepends=True)
         for line in lines:
@@ -90,7 +90,7 @@ class _Shown:
 
 
 def metric_logs(file: StrPath | None, others: Iterable[str] = ()) -> list[MetricLog]:
-    """A file's, and those of ``tensorboard:FOLDER`` and ``wandb:PROJECT``.
+    """Return a file's, and those of ``tensorboard:FOLDER`` and ``wandb:PROJECT``.
 
     >>> metric_logs(None, ["mlflow:x"])
     Traceback (most recent call last):

@@ -47,7 +47,7 @@ def readings(
     limit: int | None = None,
     ranks: Ranks = ALONE,
 ) -> Generator[tuple[BagBatch | None, Reading]]:
-    """The batches of one pass over a log, from its sample `skip` on.
+    """Return the batches of one pass over a log, from its sample `skip` on.
 
     Lookups are None in batches that are not trained on, because they are held out or none of
     their samples has a label. Ends after `limit` batches to train on. Tensors are pinned where
@@ -77,7 +77,7 @@ def readings(
 
 
 def own_part(chunk: Chunk, ranks: Ranks) -> Chunk:
-    """A rank's samples of a batch; all of them where it is alone."""
+    """Return a rank's samples of a batch; all of them where it is alone."""
     return chunk if ranks.world == 1 else slice_chunk(chunk, *ranks.part_of(chunk.samples))
 
 
@@ -87,13 +87,7 @@ def dense_of(chunk: Chunk) -> Tensor:
 
 
 def labels_of(chunk: Chunk) -> npt.NDArray[np.float32]:
-    """Labels of a batch, shape (samples,).
-
-    Raises
-    ------
-    DataError
-        If there are none, or one is not within 0 to 1 and not -1, which stands for 0.
-    """
+    """Labels of a batch, shape (samples,)."""
     if chunk.labels is None:
         raise DataError(
             "the log has no labels to train on; profile it anew, with --label and the column of "

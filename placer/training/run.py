@@ -198,7 +198,7 @@ class Run:
         self._saved_position = saved.position
 
     def _pass(self, interrupt: Interrupt, on_progress: OnProgress, tracer: Tracer) -> bool:
-        """The rest of the current pass over the log; whether it came to the log's end."""
+        """Return the rest of the current pass over the log; whether it came to the log's end."""
         config, policy = self._config, self._policy
         with closing(self._batches(interrupt)) as stream:
             # Many ranks agree on where they stop, a batch or two later.
@@ -224,7 +224,7 @@ class Run:
         return False
 
     def _batches(self, interrupt: Interrupt) -> Generator[tuple[AnyBatch | None, Reading]]:
-        """The rest of the current pass, as far as steps are left, one batch ahead."""
+        """Return the rest of the current pass, as far as steps are left, one batch ahead."""
         config, position = self._config, self.position
         limit = None if config.max_steps is None else config.max_steps - position.step
 
@@ -254,7 +254,7 @@ class Run:
     def _timed(
         self, stream: Generator[tuple[BagBatch | None, Reading]]
     ) -> Generator[tuple[BagBatch | None, Reading]]:
-        """The same stream; the time of waiting for it is that of waiting for the log."""
+        """Return the same stream; the time of waiting for it is that of waiting for the log."""
         with closing(stream):
             while True:
                 started = time.perf_counter()
@@ -304,7 +304,7 @@ class Run:
             on_progress(Progress(now.step, now.epoch, self.samples, mean, rate, epochs, last))
 
     def _last_step(self) -> int | None:
-        """The step at which the run ends, as far as the log's length is known."""
+        """Return the step at which the run ends, as far as the log's length is known."""
         now, config, length = self.position, self._config, self._length
         if now.epoch >= config.epochs:
             return now.step
@@ -317,7 +317,7 @@ class Run:
 
 
 def steps_of(config: TrainConfig, samples: int) -> int:
-    """Steps of a pass over the first `samples` samples: batches that are not held out.
+    """Return steps of a pass over the first `samples` samples: batches that are not held out.
 
     >>> steps_of(TrainConfig(batch_size=10, holdout_every=4), 51)
     5
@@ -331,7 +331,7 @@ def _whole(tensors: Mapping[str, AnyTensor]) -> dict[str, Tensor]:
 
 
 def run_data(log: Log) -> dict[str, Any]:
-    """What a checkpoint knows the log by: its files, and how ids become rows."""
+    """Return what a checkpoint knows the log by: its files, and how ids become rows."""
     if not isinstance(log, EncodedLog):
         return {}
     return {
@@ -341,12 +341,12 @@ def run_data(log: Log) -> dict[str, Any]:
 
 
 def _content(data: Mapping[str, Any]) -> list[tuple[int, str]]:
-    """What is in a log's files, whatever they are called."""
+    """Return what is in a log's files, whatever they are called."""
     return [(file["size_bytes"], file["sha256"]) for file in data.get("log", [])]
 
 
 def run_settings(plan: Plan, log: Log, config: TrainConfig) -> dict[str, Any]:
-    """What must be the same for a run to go on exactly; the plan's placement is not in it."""
+    """Return what must stay the same for an exact resume; the plan's placement may change."""
     rounding = rounding_of(plan.tables, config.rounding)
     return {
         "tables": table_settings(plan.tables),

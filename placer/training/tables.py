@@ -19,13 +19,13 @@ from placer.training.distributed import Ranks
 
 
 def named_tables(embeddings: Embeddings) -> NamedTables:
-    """Tables and their names in a checkpoint."""
+    """Return tables and their names in a checkpoint."""
     tables = embeddings.id_order()
     return NamedTables(tables, {_name(tensor): tensor for tensor in tables.tensors()})
 
 
 def update_counts(named: NamedTables) -> dict[str, AnyTensor]:
-    """The number of updates, where it matters; all processes must call it."""
+    """Return the number of updates, where it matters; all processes must call it."""
     if not named.tables.counts_updates:
         return {}
     return {UPDATES: torch.tensor(named.tables.update_count())}
@@ -51,18 +51,12 @@ def load_tables(embeddings: Embeddings, groups: Mapping[str, Mapping[str, AnyTen
 
 
 def key_state(embeddings: Embeddings) -> dict[str, Tensor]:
-    """The key maps of tables that grow, by ``<table>.keys.<name>``; all processes must call it."""
+    """Return key maps of tables that grow, as ``<table>.keys.<name>``; all processes call it."""
     return embeddings.keys.state()
 
 
 def load_key_state(embeddings: Embeddings, state: Mapping[str, Tensor]) -> None:
-    """Go on with what `key_state` gave.
-
-    Raises
-    ------
-    CheckpointError
-        If it lacks a table that grows, or is of one with another capacity or admission.
-    """
+    """Go on with what `key_state` gave."""
     missing = [name for name in embeddings.keys.names() if name not in state]
     if missing:
         raise CheckpointError(f"the checkpoint lacks {missing[0]!r} of a table that grows")
@@ -70,7 +64,7 @@ def load_key_state(embeddings: Embeddings, state: Mapping[str, Tensor]) -> None:
 
 
 def hit_rates(embeddings: Embeddings, ranks: Ranks) -> HitRates | None:
-    """Lookups that HBM served, on all ranks, which must call it together; waits for the device.
+    """Return lookups that HBM served on all ranks, which call it together; wait for the device.
 
     None for backends that read all rows where they are.
     """

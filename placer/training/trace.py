@@ -181,7 +181,7 @@ def summarize(spans: Sequence[Span], path: Path, steps: int) -> TraceSummary:
 
 
 def waiting_for_log() -> record_function:
-    """A context for the time in which the loop waits for the log."""
+    """Return a context for the time in which the loop waits for the log."""
     return record_function(PHASE_PREFIX + READ)
 
 

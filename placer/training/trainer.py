@@ -140,13 +140,13 @@ class Trainer:
 
     @torch.no_grad()
     def predict(self, chunk: Chunk) -> npt.NDArray[np.float32]:
-        """Logits of a batch, shape (samples,); nothing is trained."""
+        """Return logits of a batch, shape (samples,); nothing is trained."""
         lookups = BagBatch.from_chunk(chunk, self.embeddings.feature_names)
         logits: npt.NDArray[np.float32] = self._logits(lookups, dense_of(chunk)).cpu().numpy()
         return logits
 
     def dense_state(self) -> dict[str, Tensor]:
-        """Weights of the DLRM and the state of its optimizer, flat."""
+        """Return weights of the DLRM and the state of its optimizer, flat."""
         state = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
         for index, values in self.optimizer.state_dict()["state"].items():
             for key, tensor in values.items():
@@ -169,7 +169,7 @@ class Trainer:
         self.optimizer.load_state_dict({"state": dict(slots), "param_groups": groups})
 
     def _logits(self, lookups: AnyBatch, dense: Tensor) -> Tensor:
-        """Logits of a batch: float32, shape (samples,)."""
+        """Return logits of a batch: float32, shape (samples,)."""
         if isinstance(lookups, BagBatch):
             lookups = lookups.to(self.device, non_blocking=True)
         pooled = self.embeddings(lookups)
@@ -180,13 +180,7 @@ class Trainer:
 
 
 def usable_device(name: str) -> torch.device:
-    """The device of that name, of which this machine and this PyTorch are capable.
-
-    Raises
-    ------
-    PlacerError
-        If there is no such device here.
-    """
+    """Return the device of that name, of which this machine and this PyTorch are capable."""
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
@@ -236,7 +230,7 @@ def _scores(
     world: int,
     process_group: "dist.ProcessGroup | None",
 ) -> Callable[[Tensor, Mapping[str, Tensor]], Tensor]:
-    """The model as it is called: compiled if wanted, and under DDP if there are several ranks."""
+    """Return the model as it is called: compiled if wanted, under DDP if ranks are several."""
     called: nn.Module = model
     if compiler is not None:
         with _compiler_errors(compiler):

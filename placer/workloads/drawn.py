@@ -100,7 +100,7 @@ def random_workload(tables: int, seed: int = 0) -> Profile:
 
 
 def recshard_workload(model: str) -> Profile:
-    """RecShard's ``rm1``, ``rm2`` or ``rm3``: the same features, each with larger tables.
+    """Return RecShard's ``rm1``, ``rm2`` or ``rm3``: the same features, each with larger tables.
 
     The number of tables, the dim and the rows in all are the paper's; the rows of each
     table are log-normal, scaled to that total.

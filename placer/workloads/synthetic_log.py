@@ -202,7 +202,7 @@ class _Generator:
         )
 
     def tables(self, samples: int) -> Iterator[pa.Table]:
-        """Chunks of the log as Arrow tables."""
+        """Yield chunks of the log as Arrow tables."""
         for index, start in enumerate(range(0, samples, _CHUNK_SAMPLES)):
             # A stream of its own per chunk; chunk 0 is the one that the bias is fitted on.
             rng = np.random.default_rng([self._seed, index + 1])
@@ -250,7 +250,7 @@ class _Generator:
 def _hashed_ids(
     ranks: npt.NDArray[np.int64], position: int, missing: npt.NDArray[np.bool_]
 ) -> pa.Array:
-    """Ranks as categories of 8 hexadecimal digits, null where missing.
+    """Return ranks as categories of 8 hexadecimal digits, null where missing.
 
     MurmurHash3's 32-bit finalizer is a bijection, so that distinct ranks of a column stay
     distinct, and hot ones land anywhere in the space of ids.

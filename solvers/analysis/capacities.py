@@ -94,7 +94,7 @@ def choose_capacities(
     tried: dict[float, tuple[float, Problem]] = {}
 
     def cost(octave: float) -> float:
-        """What is to be least, with a part of the bytes; infinite where nothing fits."""
+        """Return what is to be least, with a part of the bytes; infinite where nothing fits."""
         if octave not in tried:
             sizes = divide(steps, most * 2.0**-octave)
             grows = {
@@ -123,7 +123,7 @@ def choose_capacities(
 
 
 def steps_of(problem: Problem, names: Sequence[str]) -> list[Step]:
-    """The steps in which tables get rows, those that save most misses per byte first.
+    """Return the steps in which tables get rows, those that save most misses per byte first.
 
     Of each table they lead along the upper envelope of its hits over bytes.
     """
@@ -172,7 +172,7 @@ def divide(steps: Sequence[Step], nbytes: float) -> Mapping[str, int]:
 
 
 def _envelope(xs: Sequence[int], ys: Sequence[float]) -> tuple[list[int], list[float]]:
-    """The corners of the upper concave envelope from (0, 0) on."""
+    """Return the corners of the upper concave envelope from (0, 0) on."""
     corners = [(0, 0.0)]
     for point in zip(xs, ys, strict=True):
         while len(corners) > 1 and _slope(corners[-2], point) >= _slope(corners[-2], corners[-1]):
@@ -191,6 +191,6 @@ def _slope(one: tuple[int, float], other: tuple[int, float]) -> float:
 
 
 def _row_bytes(profile: TableProfile, how: Growing) -> float:
-    """Bytes of a row and of its part of the key map."""
+    """Return bytes of a row and of its part of the key map."""
     many = 2**20
     return profile.table.bytes_per_row() + replace(how, capacity=many).nbytes / many

@@ -294,7 +294,7 @@ def order_within_slices(
     """List ids so that the hottest come first in their slices, and all stay in them.
 
     After the replicated rows, slice i has the ranks that leave i when divided by `row_slices`.
-    An id that is listed anew shifts the ranks of all ids below it that are not listed. So ids
+    An id that is listed again shifts the ranks of all ids below it that are not listed. So ids
     are listed in groups of `row_slices` neighbouring ranks, which leaves all other ids in their
     slices. Only rows that become replicated, or stop to be, change slices: they swap places.
 

@@ -3,7 +3,7 @@
 Four kinds of candidates, from the cheapest move to the best plan:
 
 1. the old placement as it is, every row where it was;
-2. the old sharding options and GPUs, HBM filled anew with what is hot now; shards that have lost
+2. the old sharding options and GPUs, HBM filled again with what is hot now; shards that have lost
    their GPU go to the one that finishes first;
 3. that, improved by a few steps of local search: 1, 2, 4, …;
 4. a plan from scratch, on those of equal GPUs that have most of its rows already.

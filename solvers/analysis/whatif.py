@@ -1,9 +1,9 @@
 """What more memory, faster links or a larger batch would gain.
 
 Three answers check one another: what the plan as it is gains (`solvers.bounds.binding`), the
-problem solved anew, and what bounds prove. With step times T, proven bounds B, and the batch k
+problem solved again, and what bounds prove. With step times T, proven bounds B, and the batch k
 times as large, the best placements' throughputs differ by a factor within k·B/T' .. k·T/B', where '
-is anew; where that contains 1, the effect is smaller than what the solver leaves open.
+is again; where that contains 1, the effect is smaller than what the solver leaves open.
 """
 
 import contextlib
@@ -30,8 +30,8 @@ Solve = Callable[[Problem], SolveResult]
 class Effect:
     """One change of the machine or batch, and what it does to throughput.
 
-    Gains are relative: 0.02 means 2% more samples per second. `gain` is by solving anew, with the
-    same solver; `plan_gain` that of the plan as it is, with HBM filled anew where there is more
+    Gains are relative: 0.02 means 2% more samples per second. `gain` is by solving again, with the
+    same solver; `plan_gain` that of the plan as it is, with HBM filled again where there is more
     memory, None for a larger batch and where nobody knows; the least and the most are proven of the
     best placements. Without a plan of the changed problem, `detail` says why.
     """

@@ -2,7 +2,7 @@
 
 Of bandwidths, launches and dense layers, the gain is that of the plan as it is: the cost model says
 which part of each phase each resource takes. Of memory it is that of the plan's shards on
-the plan's GPUs, with HBM filled anew: a plan that exists, so that solving anew gains at least as
+the plan's GPUs, with HBM filled again: a plan that exists, so that solving again gains at least as
 much, about. Nothing here is a price of memory times an amount.
 """
 
@@ -37,7 +37,7 @@ _WORTH = 1e-3
 """A resource binds if a tenth more of it gains more than this share."""
 
 _MOST_FILLED = 2048
-"""Shards of tables in DRAM whose GPUs' HBM is filled anew, at one to two milliseconds each."""
+"""Shards of tables in DRAM whose GPUs' HBM is filled again, at one to two milliseconds each."""
 
 _PARTS: dict[Resource, tuple[Part, ...]] = {
     "hbm bandwidth": ("hbm",),
@@ -81,7 +81,7 @@ class Binding:
     words : str
     gains : mapping of resource to float
         How many more samples a second the plan does with a tenth more of each, as a share:
-        0.02 means 2% more. Of ``free hbm``, with its HBM filled anew. Memory is left out where
+        0.02 means 2% more. Of ``free hbm``, with its HBM filled again. Memory is left out where
         nobody knows: of shards in ways that are not searched, and of very many shards.
     """
 
@@ -96,7 +96,7 @@ class Binding:
 
 
 def changes(machine: Topology) -> list[Change]:
-    """The machine with a tenth more of each resource; of links, of those that it has.
+    """Return the machine with a tenth more of each resource; of links, of those that it has.
 
     Examples
     --------
@@ -216,7 +216,7 @@ def _of_memory(
     report: CostReport,
     like: Instance | None,
 ) -> dict[Resource, float]:
-    """Gains of more memory, with the plan's shards on its GPUs and HBM filled anew."""
+    """Gains of more memory, with the plan's shards on its GPUs and HBM filled again."""
     cold = {shard.table for shard in plan.shards if shard.memory != "hbm" and shard.row_count}
     if not cold:
         return {"hbm": 0.0, "dram": 0.0}
@@ -266,7 +266,7 @@ _Known = dict[TableShard, tuple[int, Float]]
 
 
 def _placed(instance: Instance, plan: Plan, tables: set[str]) -> _Known:
-    """The shards of some tables; those that no sharding option describes are left out."""
+    """Return the shards of some tables; those that no sharding option describes are left out."""
     known: _Known = {}
     topology = instance.problem.topology
     for number, profile in enumerate(instance.problem.profile):
@@ -294,7 +294,7 @@ def _filled(
     *,
     fixed: bool = False,
 ) -> Assignment | None:
-    """The shards on their GPUs with so much memory for them: as they are, or filled anew."""
+    """Return the shards on their GPUs with so much memory for them: as they are, or filled anew."""
     assert instance.prices.size, "before the memory that they are dense around is another"
     roomy = copy.copy(instance)
     roomy.hbm_bytes = np.broadcast_to(hbm_bytes, (instance.gpus,))

@@ -15,7 +15,7 @@ _LARGE = 2500
 
 
 def impossible(instance: Instance) -> Termination | None:
-    """A proof that nothing fits, or None if these tests do not find one.
+    """Return a proof that nothing fits, or None if these tests do not find one.
 
     Every table needs buffers in HBM however few of its rows are there, and all rows and
     buffers need a place in HBM or DRAM together. Where dividing a table makes neither
@@ -55,7 +55,7 @@ def impossible(instance: Instance) -> Termination | None:
 
 
 def usable_options(instance: Instance) -> list[list[ShardingOption]] | Termination:
-    """The options of each table that some GPU has room for, beside what every GPU has to hold.
+    """Return the options of each table that some GPU has room for, beside what each must hold.
 
     Rows of a table that fits only as replicas are on every GPU, and leave less room for others.
     Of many tables on many GPUs, all options are returned.
@@ -93,7 +93,7 @@ def usable_options(instance: Instance) -> list[list[ShardingOption]] | Terminati
 
 
 def _least_on_one(instance: Instance, table: int, option: ShardingOption) -> tuple[float, float]:
-    """The fewest bytes of HBM of an option's replicas on each GPU, and of its largest shard."""
+    """Return the least HBM bytes of an option's replicas per GPU, and of its largest shard."""
     gpu, replica = instance.kinds[0], instance.replica(table, option)
     shards = instance.shards(table, option)
     return (
@@ -150,7 +150,7 @@ def nothing_fits(instance: Instance, short_bytes: Mapping[tuple[str, int], int])
 
 
 def _least_bytes(instance: Instance, table: int, whole_is_least: bool) -> tuple[float, float]:
-    """The fewest bytes that a table takes in HBM, and in HBM and DRAM together."""
+    """Return the fewest bytes that a table takes in HBM, and in HBM and DRAM together."""
     least_bytes: list[tuple[float, float]] = []
     for option in instance.options_of(table):
         if option.replicated_rows or (option.shard_count > 1 and whole_is_least):

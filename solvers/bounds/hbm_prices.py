@@ -19,7 +19,7 @@ on average."""
 
 
 def prices_near_full_hbm(instance: Instance) -> tuple[Float, float]:
-    """Prices of HBM to look at, and the bound that the hosts' memory alone gives.
+    """Return prices of HBM to look at, and the bound that the hosts' memory alone gives.
 
     Whole tables at the instance's prices tell how many bytes they take together, and so the
     price at which they fill all HBM.
@@ -49,7 +49,7 @@ def prices_near_full_hbm(instance: Instance) -> tuple[Float, float]:
 
 
 def prices_around(price: float) -> Float:
-    """Prices to look at where one is about right: 0 and some around it."""
+    """Return prices to look at where one is about right: 0 and some around it."""
     if price == 0:
         return np.array([0.0])
     around = np.geomspace(price / _PRICE_SPAN, price * _PRICE_SPAN, _PRICES)
@@ -57,7 +57,7 @@ def prices_around(price: float) -> Float:
 
 
 def _cheapest(instance: Instance, table: int) -> Float:
-    """Costs of a table in one shard at each price, its cold rows read as is cheapest there."""
+    """Return a table's costs in one shard at each price, with the cheapest cold lookups."""
     gpu, prices = instance.kinds[0], instance.prices[1:]
     ways = np.array([instance.priced_costs(shard, gpu) for shard in instance.uncut(table)])
     worth = ways[:, GPU_S, 1:] + prices * ways[:, BYTES, 1:]
@@ -68,7 +68,7 @@ def _cheapest(instance: Instance, table: int) -> Float:
 
 
 def _staged_bound(instance: Instance, prices: Float) -> float:
-    """A bound from the reads and writes of the hosts' memory, with one price for all HBM.
+    """Return a bound from the reads and writes of the hosts' memory, with one price for all HBM.
 
     The same argument as for GPUs: a host's time plus price times its GPUs' HBM. Only where
     whole tables stand for their sharding options, which those with caches do not. Rows of an

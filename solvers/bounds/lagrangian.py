@@ -142,19 +142,19 @@ class LagrangianBound:
         return min(allowed, key=lambda option: (option.priced_s, option.option), default=None)
 
     def least_s(self, table: int, step_time_s: float) -> float:
-        """Least `priced_s` of any option in a step of that time; infinite if there is none."""
+        """Return the least `priced_s` of any option at that step time; infinite if none fits."""
         option = self.option_for(table, step_time_s)
         known_s = math.inf if option is None else option.priced_s
         return min(known_s, self.stand_in_s[table])
 
     def work_s(self, step_time_s: float) -> float:
-        """GPU seconds that any placement of that step time needs; infinite if there is none."""
+        """Return GPU seconds that any placement of that step time needs; infinite if none fits."""
         tables = range(len(self.cheapest))
         return sum(self.least_s(table, step_time_s) for table in tables) - self.worth_s
 
 
 def lagrangian_bound(instance: Instance, known: LagrangianBound | None = None) -> LagrangianBound:
-    """The bound of this module's docstring.
+    """Return the bound of this module's docstring.
 
     Parameters
     ----------
@@ -197,7 +197,7 @@ def lagrangian_bound(instance: Instance, known: LagrangianBound | None = None) -
 
 
 def _server_shares(instance: Instance) -> Float:
-    """What a server's second may be worth, in seconds of a GPU: 1 without servers.
+    """Return what a server's second may be worth, in seconds of a GPU: 1 without servers.
 
     About what a GPU takes for all tables over what a server does, where neither is in demand.
     """
@@ -221,7 +221,7 @@ def _bound_at(
     server_shares: Float,
     limit_s: float = math.inf,
 ) -> LagrangianBound:
-    """The best bound of some triples of prices: of HBM, of DRAM, and of servers' seconds.
+    """Return the best bound of some triples of prices: of HBM, of DRAM, and of servers' seconds.
 
     It is of plans within `limit_s`, on which no shard waits longer for its drive, and at most that.
     """
@@ -270,7 +270,7 @@ def _bound_at(
 def _at_price(
     costs: OptionCosts, price: int, *, may_be_cut: bool = False
 ) -> tuple[OptionCost, ...]:
-    """The options themselves; if they may be cut, their shards may be as short as need be."""
+    """Return the options themselves; if divisible, their shards may be as short as needed."""
     longest_s = costs.longest_s.copy()
     if may_be_cut:
         longest_s[list(costs.stood_for)] = costs.longest_s[costs.own :]
@@ -285,7 +285,7 @@ def _best_bound(
     dram_s: float,
     known_s: float,
 ) -> tuple[float, int, float]:
-    """The largest bound of all prices, the number of its price, and what replicas take there.
+    """Return the largest bound of all prices, its price's number, and what replicas take.
 
     At each price all memory together is worth so many seconds, and a second of all devices, as
     many GPU seconds. No step is shorter than `known_s`.
@@ -353,7 +353,7 @@ class _Work:
         return self.done_s + min(self._of_ranges(step_time_s))
 
     def is_within(self, step_time_s: float, room_s: float) -> bool:
-        """Whether it is at most so much: in a first range of replicas that is found to be."""
+        """Return whether it is at most that: in a first range of replicas that shows it."""
         return any(self.done_s + work_s <= room_s for work_s in self._of_ranges(step_time_s))
 
     def _of_ranges(self, step_time_s: float) -> Iterator[float]:

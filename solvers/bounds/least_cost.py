@@ -16,7 +16,7 @@ _SLICES = 4
 def least(
     curve: CostCurve, hbm_bytes: float, prices: Float, dram_prices: Float, limit_s: float = np.inf
 ) -> tuple[float, Float]:
-    """Least time, and least time + price × bytes, of a shard within `hbm_bytes`, in seconds.
+    """Return least time, and least time + price × bytes, of a shard within `hbm_bytes`, in seconds.
 
     All or no rows in HBM are compared without the cost of a split. Infinite if not even the
     shard's buffers fit.
@@ -63,7 +63,7 @@ def cold_costs(curve: CostCurve, dram_prices: Float, limit_s: float = np.inf) ->
 def points_within(
     curve: CostCurve, seconds: Float, split_s: Float, hbm_bytes: float
 ) -> tuple[Float, Float]:
-    """Bytes, shape (k,), and seconds, shape (rows, k), of all of a curve that fits.
+    """Return bytes, shape (k,), and seconds, shape (rows, k), of all of a curve that fits.
 
     Parameters
     ----------
@@ -90,14 +90,14 @@ def points_within(
 
 
 def waits(instance: Instance, phases: Sequence[int], seconds: float) -> bool:
-    """Whether the slowest GPU spends so long in some phases, whatever the placement is.
+    """Return whether the slowest GPU spends so long in some phases, whatever the placement is.
 
     It is not looked for in all tables, but in the largest, until they are enough.
     """
     rows, kinds = list(phases), instance.kinds
 
     def least_s(table: int, option: ShardingOption) -> float:
-        """The least seconds of all GPUs together that an option takes."""
+        """Return the least seconds of all GPUs together that an option takes."""
         replica = instance.replica(table, option)
         times = list(distinct_shards(instance.shards(table, option)))
         times += [] if replica is None else [(replica, instance.gpus)]
@@ -122,7 +122,7 @@ def waits(instance: Instance, phases: Sequence[int], seconds: float) -> bool:
 
 
 def distinct_shards(shards: Sequence[TableShard]) -> list[tuple[TableShard, int]]:
-    """Shards that cost different amounts, and how many cost as much, or more.
+    """Return shards that cost different amounts, and how many cost as much, or more.
 
     Column slices of one width are alike. Thin row slices differ only in which of the hottest ranks
     they hold; the last one has the least work and stands for those that are not looked at.

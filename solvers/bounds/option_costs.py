@@ -48,7 +48,7 @@ class OptionCosts:
         return len(self.options) - len(self.stood_for)
 
     def enough_from_s(self, price: int) -> float:
-        """The step time from which no way to cut the table is cheaper, at price number `price`.
+        """Return the step time from which dividing the table gains nothing, at price `price`.
 
         Infinite where one may be at any.
         """
@@ -58,7 +58,7 @@ class OptionCosts:
         return float(self.longest_s[uncut].max(initial=0.0))
 
     def stand_in_s(self, price: int) -> float:
-        """The least cost of what stands for ways to cut the table, at price number `price`."""
+        """Return the least cost that stands for dividing the table, at price number `price`."""
         return float(self.priced_s[self.own :, price].min(initial=np.inf))
 
 
@@ -105,12 +105,12 @@ class OptionPricer:
         ]
 
     def every(self, table: int) -> OptionCosts:
-        """Every sharding option of a table."""
+        """Return every sharding option of a table."""
         options = self.instance.options_of(table)
         return _joined(options, [self._costs(table, option) for option in options])
 
     def uncut(self, table: int, extra_s: float) -> OptionCosts:
-        """Those that do not cut a table, those with caches, and stand-ins for all others.
+        """Return those that do not cut a table, those with caches, and stand-ins for all others.
 
         Stand-ins have the same replicas and cold rows read alike.
 
@@ -153,7 +153,7 @@ class OptionPricer:
         return replica_s + longest_s, replica_s, priced
 
     def _best(self, shard: TableShard) -> tuple[float, Float]:
-        """Least time, and least time + price × bytes at each price, on the best kind of GPU."""
+        """Return the least time, and time + price × bytes at each price, on the best GPU kind."""
         instance, least_of_kinds = self.instance, []
         any_share = shard.option.home.drive_share == ANY_SHARE
         for gpu, most in zip(instance.kinds, self.most_of_kind, strict=True):
@@ -168,7 +168,7 @@ class OptionPricer:
         )
 
     def _free(self, shard: TableShard) -> Float:
-        """Least time + price × bytes without the cost of splits and the limit of one GPU."""
+        """Return least time + price × bytes without the cost of splits and the limit of one GPU."""
         priced_s = []
         for gpu in self.instance.kinds:
             curve = self.instance.free_curve(shard, gpu)
@@ -179,7 +179,7 @@ class OptionPricer:
         return lowest
 
     def _replicas(self, shard: TableShard | None) -> tuple[float, Float]:
-        """Time of replicas on the best GPU, and their cost on all GPUs together."""
+        """Return the time of replicas on the best GPU, and their cost on all GPUs together."""
         if shard is None:
             return 0.0, np.zeros_like(self.prices)
         instance = self.instance

@@ -49,7 +49,7 @@ class CachedSolver:
     A plan is taken for the same time limit or a shorter one, and for any if it is proven to be
     within the gap. Its step time is computed, and a bound that it cannot have is not believed.
     Kept is what has a plan and was not stopped by hand. Files that are damaged, altered or of
-    something else are left out with a note, and written anew; where nothing can be written, the
+    something else are left out with a note, and written again; where nothing can be written, the
     search goes on without.
 
     Solvers that are not placer's own search each time. The cache is by default that of the user;

@@ -39,7 +39,7 @@ class ArenaTimes:
         return np.min(known, axis=0) if len(known) == len(self._costs) else 0.0
 
     def arena_of(self, shard: TableShard) -> Arena:
-        """The arena that a shard is part of."""
+        """Return the arena that a shard is part of."""
         table = self._problem.profile.tables[shard.table].table
         first, last = shard.columns(table.dim)
         return arena_of(table, last - first)
@@ -50,7 +50,7 @@ class ArenaTimes:
         shards: Iterable[tuple[TableShard, int]],
         replicas: Iterable[TableShard] = (),
     ) -> Float | float:
-        """Seconds of each phase, shape (phases,), or 0.
+        """Return seconds of each phase, shape (phases,), or 0.
 
         Parameters
         ----------
@@ -67,7 +67,7 @@ class ArenaTimes:
         return costs.seconds(loads.values())
 
     def _load(self, shard: TableShard, hot_rows: int) -> ArenaLoad:
-        """What a shard brings into its arena."""
+        """Return what a shard brings into its arena."""
         profile = self._problem.profile.tables[shard.table]
         rows, cold = shard.rows(profile.table.rows), shard.option.cold
         lookups = self._lookups.get(shard)

@@ -65,7 +65,7 @@ class Assignment:
         *,
         fixed: Mapping[TableShard, Float] = MappingProxyType({}),
     ) -> "Assignment | None":
-        """The assignment that puts each shard on the GPU beside it; None if it does not fit.
+        """Return the assignment that puts each shard on the GPU beside it; None if it does not fit.
 
         `fixed` has the costs of shards whose rows in HBM are known, of shape (5 + phases, 1): of
         all shards or of none.
@@ -97,7 +97,7 @@ class Assignment:
         return assignment.with_rows_off_hosts()
 
     def with_rows_off_hosts(self) -> "Assignment | None":
-        """The assignment with more rows in HBM where a host lacks room, whether worth it or not.
+        """Return the assignment with more rows in HBM where a host lacks room, at any cost.
 
         None if that is not enough.
         """
@@ -116,7 +116,7 @@ class Assignment:
         return None
 
     def copy(self) -> "Assignment":
-        """A copy that can be changed without changing this assignment."""
+        """Return a copy that can be changed without changing this assignment."""
         return Assignment(
             self.instance,
             [list(mine) for mine in self.shards],
@@ -127,7 +127,7 @@ class Assignment:
         )
 
     def with_spare_hbm(self, spare_bytes: Sequence[int]) -> "Assignment | None":
-        """The same shards on the same GPUs, each of which keeps some HBM free."""
+        """Return the same shards on the same GPUs, each of which keeps some HBM free."""
         knapsacks = []
         for gpu, (shards, spare) in enumerate(zip(self.shards, spare_bytes, strict=True)):
             knapsack = self.knapsacks[gpu] if not spare else self.knapsack(gpu, shards, spare)
@@ -151,7 +151,7 @@ class Assignment:
         return np.array([knapsack.phase_s for knapsack in self.knapsacks])
 
     def arena_s(self, gpus: Sequence[int]) -> Float:
-        """What arenas take of some GPUs besides launches, shape (len(gpus), phases).
+        """Return what arenas take of some GPUs besides launches, shape (len(gpus), phases).
 
         Changes of placements are rated as if this stayed as it is.
         """
@@ -165,7 +165,7 @@ class Assignment:
         return max(step_s, float(self.hosts({})[0].max()))
 
     def slow_gpus(self) -> dict[int, int]:
-        """GPUs that phases wait for, each with such a phase; the longest wait first."""
+        """Return GPUs that phases wait for, each with such a phase; the longest wait first."""
         objective = self.instance.objective
         phase_s = objective.prolonged(self.phase_s)
         waits_s = (phase_s.max(axis=0) - phase_s.mean(axis=0)) * objective.weights
@@ -192,7 +192,7 @@ class Assignment:
         return time_s, used
 
     def fits_dram(self) -> bool:
-        """Whether every host has room for its GPUs' cold rows."""
+        """Return whether every host has room for its GPUs' cold rows."""
         return bool((self.hosts({})[1] <= self.instance.dram_bytes).all())
 
     @property
@@ -202,7 +202,7 @@ class Assignment:
         return served | {shard.table: shard.option for shard in self.replicas}
 
     def placements(self) -> list[Placement]:
-        """The shards with their GPUs and hot rows, replicas aside."""
+        """Return the shards with their GPUs and hot rows, replicas aside."""
         return [
             Placement(shard, gpu, hot)
             for gpu, (shards, knapsack) in enumerate(zip(self.shards, self.knapsacks, strict=True))
@@ -218,7 +218,7 @@ class Assignment:
         fixed: Mapping[TableShard, Float] = MappingProxyType({}),
         dram_price: float = 0.0,
     ) -> Knapsack | None:
-        """The best knapsack of a GPU that serves `shards`, in their order; None if none fits.
+        """Return the best knapsack of a GPU that serves `shards`, in order; None if none fits.
 
         `fixed` has the priced costs of shards of which not every number of rows may be in HBM,
         `dram_price` the seconds that a byte of the host's memory is worth.
@@ -263,7 +263,7 @@ class Assignment:
         )
 
     def changed(self, change: Change) -> "Assignment | None":
-        """An assignment with other shards on some GPUs; None if it does not fit."""
+        """Return an assignment with other shards on some GPUs; None if it does not fit."""
         knapsacks: dict[int, Knapsack] = {}
         for gpu, shards in change.items():
             knapsack = self.knapsack(gpu, shards)
@@ -277,7 +277,7 @@ class Assignment:
         return assignment
 
     def holders(self, table: int) -> list[int]:
-        """The GPUs that serve a shard of a table."""
+        """Return the GPUs that serve a shard of a table."""
         return [
             gpu
             for gpu, mine in enumerate(self.shards)
@@ -305,7 +305,7 @@ class Assignment:
 def least_loaded(
     assignment: Assignment, allowed: npt.NDArray[np.bool_] | None, number: int
 ) -> list[int]:
-    """The GPUs of those allowed that are done first, at most `number` of them."""
+    """Return the GPUs of those allowed that are done first, at most `number` of them."""
     times = assignment.times_s
     if allowed is not None:
         times = np.where(allowed, times, np.inf)

@@ -20,7 +20,7 @@ _REFILLS = 20
 def build_plan(
     instance: Instance, placements: Sequence[Placement], replicas: Sequence[TableShard] = ()
 ) -> Plan:
-    """The plan of placed shards and replicas, with row orders, but no solver's record."""
+    """Return the plan of placed shards and replicas, with row orders, but no solver's record."""
     problem = instance.problem
     topology = problem.topology
     shards: list[Shard] = []
@@ -76,7 +76,7 @@ def build_plan(
 
 
 def _warm_ids(hottest: npt.NDArray[np.int64], cached: Sequence[Shard]) -> npt.NDArray[np.int64]:
-    """The hottest ids of each cached shard, as many as it has room for, hottest first."""
+    """Return the hottest ids of each cached shard, as many as it has room for, hottest first."""
     kept = np.zeros(hottest.size, dtype=bool)
     for shard in cached:
         start, stop, step = shard.rows
@@ -86,7 +86,7 @@ def _warm_ids(hottest: npt.NDArray[np.int64], cached: Sequence[Shard]) -> npt.ND
 
 
 def _parts(instance: Instance, placed: Placement) -> list[Shard]:
-    """The shards of a shard: its rows in HBM and those in DRAM, or a cache over all of them."""
+    """Return the parts of a shard: rows in HBM and in DRAM, or a cache over all of them."""
     shard, problem = instance.drives.settled(placed.shard, placed.gpu), instance.problem
     table = problem.profile.tables[shard.table].table
     start, stop, step = shard.rows(table.rows)
@@ -115,12 +115,12 @@ def _parts(instance: Instance, placed: Placement) -> list[Shard]:
 
 
 def overfull(plan: Plan) -> dict[str, int]:
-    """Bytes too many on each GPU and host that a plan overfills."""
+    """Return bytes too many on each GPU and host that a plan overfills."""
     return {d: -m.free_bytes for d, m in device_memory(plan).items() if m.free_bytes < 0}
 
 
 def fitted_plan(assignment: Assignment) -> Plan | None:
-    """The plan of an assignment, its GPUs filled a little less where that overfills them.
+    """Return the plan of an assignment, its GPUs filled a little less where that overfills them.
 
     Curves understate bytes a little: buffers between two of their points, parts of bytes,
     the row map of a column slice of which another column slice is split. None where a device

@@ -29,7 +29,7 @@ class Clock:
 
     @classmethod
     def start(cls, limits: Limits) -> "Clock":
-        """A clock that starts now."""
+        """Return a clock that starts now."""
         left_s = max(0.0, limits.time_limit_s - limits.spent_s)
         return cls(limits, time.monotonic() + left_s, limits.max_steps)
 
@@ -81,7 +81,7 @@ class Clock:
         return self.limits.max_steps is not None
 
     def part(self, share: float) -> "Clock":
-        """A clock that stops after a share of the time that is left, or of the steps."""
+        """Return a clock that stops after a share of the time that is left, or of the steps."""
         steps = None if self.steps_left is None else math.ceil(self.steps_left * share)
         left_s = max(0.0, self.left_s) * (1.0 if self.repeats else share)
         deadline = time.monotonic() + left_s

@@ -39,7 +39,7 @@ class ConstraintRules:
     def _gpus_of_tables(
         self, pinned: dict[int, set[str]], on_gpus: set[int], topology: Topology
     ) -> dict[int, npt.NDArray[np.bool_]]:
-        """Which GPUs may serve a table, for each table that is pinned to devices or in their group.
+        """Return the GPUs that may serve each table that is pinned, or grouped with one that is.
 
         A GPU that serves one table of a group serves all of them: only GPUs that each pinned table
         of the group may be on remain. Servers, after GPUs, serve no table of `on_gpus`.
@@ -67,13 +67,7 @@ class ConstraintRules:
     def allowed_options(
         self, table: int, options: Sequence[ShardingOption]
     ) -> tuple[ShardingOption, ...]:
-        """The sharding options that are not forbidden.
-
-        Raises
-        ------
-        ProblemError
-            If there are none.
-        """
+        """Return the sharding options that are not forbidden."""
         forbidden = self.forbidden.get(table, frozenset())
         pinned = self.gpus_of_table.get(table)
         tests: dict[str, Callable[[ShardingOption], bool]] = {
@@ -116,14 +110,14 @@ class ConstraintRules:
         return left
 
     def limits_tiers(self, shard: TableShard) -> bool:
-        """Whether not every number of a shard's rows may be in HBM."""
+        """Return whether not every number of a shard's rows may be in HBM."""
         forbidden = self.forbidden.get(shard.table, frozenset())
         return shard.table in self.tiers or bool(
             forbidden & {"split", "staged", "uva", "host", "cached"}
         )
 
     def within_tier(self, shard: TableShard, curve: CostCurve) -> CostCurve:
-        """The part of a curve that the table's tier, and what is forbidden, allow."""
+        """Return the part of a curve that the table's tier, and what is forbidden, allow."""
         last = curve.hot_rows.size - 1
         if last == 0 or not self.limits_tiers(shard):
             return curve
@@ -153,7 +147,7 @@ class ConstraintRules:
         )
 
     def open_gpus(self, block: Iterable[TableShard], gpus: int) -> npt.NDArray[np.bool_]:
-        """Which GPUs may serve all shards of a block, room aside, shape (gpus,)."""
+        """Return which GPUs may serve all shards of a block, room aside, shape (gpus,)."""
         may_serve = np.ones(gpus, dtype=bool)
         for shard in block:
             if shard.table in self.gpus_of_table:
@@ -163,7 +157,7 @@ class ConstraintRules:
         return may_serve
 
     def blocks(self, shards: Iterable[TableShard]) -> list[tuple[TableShard, ...]]:
-        """Shards by the group of their table; tables without one by themselves."""
+        """Return shards by the group of their table; tables without one by themselves."""
         if not self.group_of_table:
             return [(shard,) for shard in shards]
         together: dict[int, list[TableShard]] = {}

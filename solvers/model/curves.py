@@ -42,7 +42,7 @@ def weighed(
 
 
 def at_share(curve: CostCurve, share: float) -> CostCurve:
-    """A curve of one point: that with `share` of the rows in HBM."""
+    """Return a curve of one point: that with `share` of the rows in HBM."""
     hot = round(share * int(curve.hot_rows[-1]))
     inside = 0 < hot < curve.hot_rows[-1]
 

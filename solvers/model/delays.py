@@ -38,7 +38,7 @@ class Delay:
 
     @classmethod
     def of(cls, schedule: Schedule) -> "Delay | None":
-        """The delay of the first chain that this module can count; None without one.
+        """Return the delay of the first chain that this module can count; None without one.
 
         Examples
         --------
@@ -54,7 +54,7 @@ class Delay:
         return None
 
     def schedule(self, schedule: Schedule) -> Schedule:
-        """A schedule with the added phase, the last one, and its chain, the last one too."""
+        """Return a schedule with the added phase, the last one, and its chain, the last one too."""
         lane, first = self.lane, schedule.chains[0]
         replaced = {lane.phase, *lane.before}
         chain = (*(phase for phase in first if phase not in replaced), len(schedule.phases))
@@ -67,7 +67,7 @@ class Delay:
         )
 
     def with_row(self, phase_s: Float) -> Float:
-        """Seconds of phases of a shard, or of a launch, with those of the added phase.
+        """Return seconds of phases of a shard, or of a launch, with those of the added phase.
 
         Parameters
         ----------
@@ -77,7 +77,7 @@ class Delay:
         return np.concatenate((phase_s, (own + np.minimum(own, beside))[None]))
 
     def with_phase(self, curve: CostCurve) -> CostCurve:
-        """A curve with the added phase."""
+        """Return a curve with the added phase."""
         return replace(
             curve,
             gpu_s_of_phases=self.with_row(curve.phase_s),
@@ -85,7 +85,7 @@ class Delay:
         )
 
     def is_likely(self, phase_s: Float) -> bool:
-        """Whether the average GPU is delayed, given all GPUs' seconds, shape (GPUs, phases)."""
+        """Return whether the average GPU is delayed, from all GPUs' seconds, (GPUs, phases)."""
         lane = self.lane
         own, beside = phase_s[:, lane.phase], phase_s[:, lane.beside]
         waited_s = phase_s[:, list(lane.before)].sum(axis=1)

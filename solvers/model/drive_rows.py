@@ -110,12 +110,12 @@ def is_open(shard: TableShard) -> bool:
 
 
 def opened(shard: TableShard) -> TableShard:
-    """A shard whose share of rows on a drive is open again, if its option leaves it open."""
+    """Return a shard whose share of rows on a drive is open again, if its option leaves it open."""
     return _with_share(shard, ANY_SHARE) if is_open(shard) else shard
 
 
 def at_drive_share(shard: TableShard, on_drive: int, rows: int) -> TableShard:
-    """A shard with so many of its rows on a drive, if its option leaves that open."""
+    """Return a shard with so many of its rows on a drive, if its option leaves that open."""
     if not is_open(shard):
         return shard
     return _with_share(shard, min(max(on_drive / max(1, rows), _LEAST_SHARE), 1 - _LEAST_SHARE))
@@ -168,7 +168,7 @@ class _Host:
             found[gpu] = shards
 
     def _at(self, gpu: int, level: int) -> tuple[list[TableShard], Knapsack | None]:
-        """A GPU's shards at a price, and its knapsack with them."""
+        """Return a GPU's shards at a price, and its knapsack with them."""
         known = self._known.get((gpu, level))
         if known is None:
             price = float(self._prices[level])
@@ -185,7 +185,7 @@ class _Host:
         return sum(np.inf if one is None else one.dram_bytes for one in filled)
 
     def _level(self, gpu: int, time_s: float) -> int:
-        """The highest price at which a GPU is done in time."""
+        """Return the highest price at which a GPU is done in time."""
         low, high = -1, self._prices.size - 1
         while high - low > 1:
             middle = (low + high) // 2
@@ -195,7 +195,7 @@ class _Host:
     def _full(
         self, room: float, levels: dict[int, int]
     ) -> tuple[float, dict[int, list[TableShard]]]:
-        """The time, and each GPU's shards, with rows of slow GPUs taken off the drive.
+        """Return the time, and each GPU's shards, with rows of slow GPUs taken off the drive.
 
         As many as there are bytes of DRAM for, which GPUs at some prices leave.
         """

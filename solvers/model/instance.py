@@ -168,11 +168,11 @@ class Instance:
         return prices_of(self)
 
     def is_gpu(self, gpu: int) -> bool:
-        """Whether this is a GPU, and not a server."""
+        """Return whether this is a GPU, and not a server."""
         return gpu < self.gpus - self.servers
 
     def options_of(self, table: int) -> tuple[ShardingOption, ...]:
-        """The sharding options of a table that are searched: those that are not forbidden."""
+        """Return the sharding options of a table that are searched and not forbidden."""
         if table not in self._options:
             options = self.cost_model.sharding_options(self.problem, table)
             allowed = self._rules.allowed_options(table, options)
@@ -182,11 +182,11 @@ class Instance:
         return self._options[table]
 
     def whole(self, table: int) -> TableShard:
-        """A table in one shard, its cold rows read in the usual way."""
+        """Return a table in one shard, its cold rows read in the usual way."""
         return TableShard(table, self.options_of(table)[0])
 
     def uncut(self, table: int) -> list[TableShard]:
-        """A table in one shard, its cold rows read in each way that is allowed."""
+        """Return a table in one shard, its cold rows read in each way that is allowed."""
         options = [
             option
             for option in self.options_of(table)
@@ -195,54 +195,54 @@ class Instance:
         return [TableShard(table, option) for option in options] or [self.whole(table)]
 
     def shards(self, table: int, option: ShardingOption) -> list[TableShard]:
-        """The shards of a table with this option, replicas aside."""
+        """Return the shards of a table with this option, replicas aside."""
         return shards_of(table, option, self.rows(table))
 
     def replica(self, table: int, option: ShardingOption) -> TableShard | None:
-        """The replicated rows of a table with this option; None if it has none."""
+        """Return the replicated rows of a table with this option; None if it has none."""
         return TableShard.replica(table, option) if option.replicated_rows else None
 
     def rows(self, table: int) -> int:
-        """The number of rows of a table."""
+        """Return the number of rows of a table."""
         return self.problem.profile.tables[table].table.rows
 
     def columns(self, shard: TableShard) -> tuple[int, int]:
-        """The range of columns of a shard."""
+        """Return the range of columns of a shard."""
         return shard.columns(self.problem.profile.tables[shard.table].table.dim)
 
     def sharded(
         self, options: Sequence[ShardingOption]
     ) -> tuple[list[TableShard], list[TableShard]]:
-        """Shards and replicas of all tables, each with its option of `options`."""
+        """Return shards and replicas of all tables, each with its option of `options`."""
         shards = [s for table, option in enumerate(options) for s in self.shards(table, option)]
         replicas = [self.replica(table, option) for table, option in enumerate(options)]
         return shards, [replica for replica in replicas if replica is not None]
 
     def allowed(self, table: int) -> npt.NDArray[np.bool_] | None:
-        """Which GPUs may serve a table's shards, shape (gpus,); None for all of them."""
+        """Return which GPUs may serve a table's shards, shape (gpus,); None for all of them."""
         return self._rules.gpus_of_table.get(table)
 
     def may_serve(self, shard: TableShard, gpu: int) -> bool:
-        """Whether a GPU may serve a shard."""
+        """Return whether a GPU may serve a shard."""
         if shard.home_gpu not in (None, gpu):
             return False
         allowed = self.allowed(shard.table)
         return allowed is None or bool(allowed[gpu])
 
     def open_gpus(self, block: Iterable[TableShard]) -> npt.NDArray[np.bool_]:
-        """Which GPUs may serve all shards of a block, room aside, shape (gpus,)."""
+        """Return which GPUs may serve all shards of a block, room aside, shape (gpus,)."""
         return self._rules.open_gpus(block, self.gpus)
 
     def blocks(self, shards: Iterable[TableShard]) -> list[Block]:
-        """Shards in blocks that one GPU has to serve: mostly of one shard each."""
+        """Return shards in blocks that one GPU has to serve: mostly of one shard each."""
         return self._rules.blocks(shards)
 
     def in_group(self, table: int) -> bool:
-        """Whether a table has to stay together with others."""
+        """Return whether a table has to stay together with others."""
         return table in self._rules.group_of_table
 
     def curve(self, shard: TableShard, gpu: int) -> CostCurve:
-        """Cost of a shard on a GPU."""
+        """Return the cost of a shard on a GPU."""
         shard = self.drives.settled(shard, gpu)
         key = self._key(shard, gpu)
         if key not in self._curves:
@@ -255,7 +255,7 @@ class Instance:
         return self._curves[key]
 
     def free_curve(self, shard: TableShard, gpu: int) -> CostCurve:
-        """Cost of a shard on a GPU if no constraint limited its rows in HBM.
+        """Return the cost of a shard on a GPU if no constraint limited its rows in HBM.
 
         With any share of its rows on the drive, it is that with none there.
         """
@@ -293,7 +293,7 @@ class Instance:
         return {self.arena_of(shard) for shard in shards}
 
     def arena_of(self, shard: TableShard) -> Arena:
-        """The arena that a shard is part of."""
+        """Return the arena that a shard is part of."""
         return self.arena_times.arena_of(shard)
 
     @cached_property
@@ -302,7 +302,7 @@ class Instance:
         return float((self.objective.weights * self.arena_times.least_replicas_s).sum())
 
     def launches_weighed_s(self, gpu: int) -> float:
-        """Seconds that an arena's launches take of a GPU, phases weighed."""
+        """Return seconds that an arena's launches take of a GPU, phases weighed."""
         return float(self.objective.weights @ self.launches_s[gpu])
 
     @cached_property
@@ -321,7 +321,7 @@ class Instance:
         return self.objective.fixed_s + float(self.objective.weights @ launches_s)
 
     def priced_costs(self, shard: TableShard, gpu: int) -> Float:
-        """Cost of a shard on a GPU at each of `prices`."""
+        """Return the cost of a shard on a GPU at each of `prices`."""
         shard = self.drives.settled(shard, gpu)
         key = self._key(shard, gpu)
         kept = self._settled_costs if is_open(shard) else self._priced_costs
@@ -331,7 +331,7 @@ class Instance:
         return costs
 
     def costs_at(self, shard: TableShard, gpu: int, index: int) -> Float:
-        """The column of `priced_costs` for price number `index`, shape (5 + phases,).
+        """Return the column of `priced_costs` for price number `index`, shape (5 + phases,).
 
         Ten times as fast, where that is all that is asked of a shard.
         """
@@ -347,7 +347,7 @@ class Instance:
         return self._costs_at[key]
 
     def price_index(self, price: float) -> int:
-        """The number of the last of `prices` that is at least `price`."""
+        """Return the number of the last of `prices` that is at least `price`."""
         return int(np.searchsorted(-self.prices, -price, side="right")) - 1
 
     def replicated(self, replicas: tuple[TableShard, ...]) -> Replicas:
@@ -365,14 +365,14 @@ class Instance:
         return 5 + len(self.objective.schedule.phases)
 
     def option_costs(self, table: int, option: ShardingOption) -> Float:
-        """HBM bytes and GPU seconds of all a table's shards and replicas, shape (2, prices).
+        """Return HBM bytes and GPU seconds of all a table's shards and replicas, shape (2, prices).
 
         The first and the last row slice are the extremes of what lies between.
         """
         return self._of_option(table, option, self.priced_costs)
 
     def option_costs_at(self, table: int, option: ShardingOption, index: int) -> Float:
-        """The column of `option_costs` for price number `index`, shape (2,); see `costs_at`."""
+        """Return the column of `option_costs` for price number `index`, shape (2,)."""
         key = table, option, index % self.prices.size
         if key not in self._option_costs:
             self._option_costs[key] = self._of_option(

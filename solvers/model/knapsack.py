@@ -22,7 +22,7 @@ OF_GPU = slice(0, -3)
 
 
 def costs_of(curve: CostCurve) -> Float:
-    """All points of a curve as an array, shape (5 + phases, m), split costs included.
+    """Return all points of a curve as an array, shape (5 + phases, m), split costs included.
 
     With all rows or none in HBM there is no split, and no cost of one.
     """
@@ -37,7 +37,7 @@ def costs_of(curve: CostCurve) -> Float:
 
 
 def priced_costs(curve: CostCurve, prices: Float) -> Float:
-    """Costs of a shard at falling prices of HBM, shape (5 + phases, prices).
+    """Return costs of a shard at falling prices of HBM, shape (5 + phases, prices).
 
     At each price, the HBM bytes, GPU seconds, DRAM seconds, DRAM bytes and hot rows of the
     point of the curve that is cheapest there, the cost of a split included. All shards have
@@ -61,7 +61,7 @@ def priced_costs(curve: CostCurve, prices: Float) -> Float:
 
 
 def costs_at_price(curve: CostCurve, price: float) -> Float:
-    """The column of `priced_costs` for one of its prices, shape (5 + phases,)."""
+    """Return the column of `priced_costs` for one of its prices, shape (5 + phases,)."""
     points = costs_of(curve)
     if price == np.inf:
         at = _cheapest(points)
@@ -104,7 +104,7 @@ class Knapsack:
 
 
 def least_times(sums: Float, hbm_bytes: Float | float) -> Float:
-    """A lower limit of the GPU time of any choice of hot rows, close to that of the best.
+    """Return a lower limit of the GPU time of any choice of hot rows, close to that of the best.
 
     Parameters
     ----------
@@ -166,7 +166,7 @@ def phases_with(sums: Float, added: Float, hbm_bytes: Float) -> Float:
 
 
 def _at_full_hbm(sums: Float, hbm_bytes: Float | float) -> Float:
-    """All rows of `sums` but bytes where HBM is full, shape (..., rows - 1); infinite if never."""
+    """Return `sums` but bytes where HBM is full, (..., rows - 1); infinite if it never is."""
     here, above, part, unfit = _point_between(sums[..., BYTES, :], hbm_bytes)
     at = np.ix_(*map(np.arange, here.shape))
     rows = np.moveaxis(sums[..., GPU_S:, :], -2, -1)
@@ -208,7 +208,7 @@ def phases_of_swaps(kept: Float, arriving: Float, hbm_bytes: Float | float) -> F
 def _point_between(
     bytes_: Float, hbm_bytes: Float | float
 ) -> tuple[Int, Int, Float, npt.NDArray[np.bool_]]:
-    """The two prices between which HBM is full, and where between them, from 0 to 1.
+    """Return the two prices between which HBM is full, and where between them, from 0 to 1.
 
     Of shape (...) each, where `bytes_` has shape (..., prices). The last says where not even the
     first price fits.
@@ -297,7 +297,7 @@ def _climb(
 
 
 def _part(here: Float, above: Float, room: float, curve: CostCurve) -> Float | None:
-    """The point of a curve between two prices that takes `room` more bytes, if it is faster."""
+    """Return the curve's point between two prices with `room` more bytes, if it is faster."""
     limit = float(here[BYTES]) + room - curve.split_hbm_bytes
     first, last = np.searchsorted(curve.hot_rows, (here[HOT], above[HOT]))
     bytes_ = curve.hbm_bytes[first : last + 1]

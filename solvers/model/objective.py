@@ -60,17 +60,17 @@ class Objective:
         return self.schedule.prolonged(phase_s.T, slowest_s).T
 
     def step_time_s(self, phase_s: Float) -> Float:
-        """Step times, shape (...), of all GPUs' seconds in each phase, (..., GPUs, phases)."""
+        """Return step times, (...), from all GPUs' seconds in each phase, (..., GPUs, phases)."""
         return self.longest_s(self.prolonged(phase_s).max(axis=-2))
 
     def longest_s(self, slowest: Float) -> Float:
-        """Step times, shape (...), of the slowest GPU's seconds in each phase, (..., phases)."""
+        """Return step times, (...), from the slowest GPU's seconds in each phase, (..., phases)."""
         with np.errstate(invalid="ignore"):  # Infinite seconds of a phase in no part of a chain.
             times: Float = (slowest @ self.members.T + self.fixed).max(axis=-1)
         return np.where(np.isnan(times), np.inf, times)
 
     def norm_s(self, scale_s: Float, powers: Float) -> Float:
-        """The norm of phase times, shape (...), from `powers` of them, shape (..., phases)."""
+        """Return the norm of phase times, (...), from their `powers`, (..., phases)."""
         return self.longest_s(scale_s * powers ** (1 / _NORM))
 
     def powers(self, phase_s: Float, scale_s: Float) -> Float:
@@ -86,7 +86,7 @@ class Objective:
         return powers
 
     def scale_s(self, phase_s: Float) -> Float:
-        """What powers of phase times are taken of, shape (phases,), for shape (GPUs, phases).
+        """Return the times that phase times are divided by, (phases,), for (GPUs, phases).
 
         The slowest GPU's seconds; a little where there are none, as a change may bring some.
         """
@@ -95,7 +95,7 @@ class Objective:
         return scale_s
 
     def key_s(self, phase_s: Float) -> float:
-        """The norm of phase times of shape (GPUs, phases): nearly the step time.
+        """Return the norm of phase times of shape (GPUs, phases): nearly the step time.
 
         The maxima alone would not tell one slow GPU from several, and see no way out of a tie.
         """

@@ -34,7 +34,7 @@ def ways_to_shard(options: Iterable[ShardingOption]) -> str:
 
 
 def search_space(options: set[ShardingOption], *, is_constrained: bool) -> str:
-    """The search space of all tables' options in words."""
+    """Return the search space of all tables' options in words."""
     within = ", within the constraints" if is_constrained else ""
     homes = {option.home for option in options}
     if any(home.drive_share for home in homes):

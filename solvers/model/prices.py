@@ -72,7 +72,7 @@ def prices_for(whole: Sequence[Float], hbm_bytes: float) -> Float:
 
 
 def prices_of(instance: "Instance") -> Float:
-    """The prices of an instance; see `Instance.prices`."""
+    """Return the prices of an instance; see `Instance.prices`."""
     sample = range(0, instance.tables, 1 + instance.tables // _PRICED_TABLES)
     gpu, hbm_bytes = (
         instance.kinds[0],

@@ -41,7 +41,7 @@ class TablePlacement:
 
 
 def placements_of(instance: Instance, plan: Plan, table: str) -> TablePlacement | None:
-    """The table shards that a plan's shards make; None if no option or GPU matches.
+    """Return the table shards that a plan's shards make; None if no option or GPU matches.
 
     Sharding options of the search space are preferred where shards can be read in several ways, but
     any option will do.
@@ -57,14 +57,7 @@ def placements_of(instance: Instance, plan: Plan, table: str) -> TablePlacement 
 
 
 def assignment_of(instance: Instance, plan: Plan) -> Assignment | None:
-    """The assignment with a plan's shards on their GPUs, HBM filled anew; None if none fits.
-
-    Raises
-    ------
-    PlanMismatchError
-        If a table is not in the plan, or is placed in a way that is not searched: another
-        option, a GPU that may not serve it, or apart from tables that it belongs together with.
-    """
+    """Return a plan's shards on their GPUs with HBM filled again; None if they do not fit."""
     pairs: list[tuple[TableShard, int]] = []
     replicas: list[TableShard] = []
     for number, profile in enumerate(instance.problem.profile):
@@ -95,23 +88,23 @@ def assignment_of(instance: Instance, plan: Plan) -> Assignment | None:
 
 
 def is_one_of(option: ShardingOption, options: Iterable[ShardingOption]) -> bool:
-    """Whether an option is one of others, whatever the order of its column slices."""
+    """Return whether an option is one of others, whatever the order of its column slices."""
     return _sorted(option) in _all_sorted(tuple(options))
 
 
 @lru_cache(maxsize=256)
 def _all_sorted(options: tuple[ShardingOption, ...]) -> frozenset[ShardingOption]:
-    """Options as `_sorted` has them; tables of one shape have the same."""
+    """Return options as `_sorted` has them; tables of one shape have the same."""
     return frozenset(map(_sorted, options))
 
 
 def _sorted(option: ShardingOption) -> ShardingOption:
-    """A sharding option whatever its column slices' order and its share of rows in HBM."""
+    """Return a sharding option whatever its column slices' order and its share of rows in HBM."""
     return option._replace(column_widths=tuple(sorted(option.column_widths)), share=ANY_SHARE)
 
 
 def _with_share(placed: Placement, options: Iterable[ShardingOption], rows: int) -> TableShard:
-    """A shard whose option fixes its share of rows in HBM, if those searched do."""
+    """Return a shard whose option fixes its share of rows in HBM, if those searched do."""
     shard = opened(placed.shard)
     share = placed.hot_rows / rows if rows else 0.0
     alike = [option for option in options if _sorted(option) == _sorted(shard.option)]
@@ -126,7 +119,7 @@ def read_shards(
     topology: Topology,
     options: Sequence[ShardingOption],
 ) -> TablePlacement | None:
-    """The placement of table number `number` that `shards` are, on GPUs of this machine.
+    """Return the placement of table number `number` that `shards` are, on GPUs of this machine.
 
     `options` are preferred where shards can be read in several ways.
     """
@@ -155,7 +148,7 @@ def read_shards(
 
 
 def _head_of(table: Table, replicated: Sequence[Shard], gpus: Iterable[str]) -> int | None:
-    """How many of the hottest rows every GPU has; None if something else is replicated."""
+    """Return how many of the hottest rows every GPU has; None if something else is replicated."""
     if not replicated:
         return 0
     first = replicated[0]
@@ -172,7 +165,7 @@ def _options_of(
     searched: Sequence[ShardingOption],
     gpus: int,
 ) -> list[ShardingOption]:
-    """The sharding options that shards may be of, by their outlines.
+    """Return the sharding options that shards may be of, by their outlines.
 
     Servers, whose numbers are at least `gpus`, read rows in one way whatever the option says.
     """
@@ -218,7 +211,7 @@ def _options_of(
 def _matched(
     number: int, table: Table, option: ShardingOption, by_gpu: dict[int, list[Shard]], gpus: int
 ) -> list[Placement] | None:
-    """Placements of the shards of a sharding option, if each GPU's shards are one of them."""
+    """Return placements of an option's shards, if each GPU's shards are among them."""
     shards = shards_of(number, option, table.rows)
     if len(shards) != len(by_gpu):
         return None
@@ -259,7 +252,7 @@ def _matched(
 def _hot_rows(
     rows: range, shards: Sequence[Shard], option: ShardingOption, is_gpu: bool
 ) -> int | None:
-    """The rows of a table shard that the plan has in HBM or a cache; None if rows do not match."""
+    """Return a shard's rows in HBM or a cache in the plan; None if rows do not match."""
     if not is_gpu:
         return 0 if [range(*shard.rows) for shard in shards] == [rows] else None
     cold = option.cold

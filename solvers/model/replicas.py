@@ -52,7 +52,7 @@ class Replicas:
 
 
 def total(instance: "Instance", shards: Iterable[TableShard], gpu: int) -> Float:
-    """Bytes and seconds of shards on a GPU at each price, shape (2 + phases, prices)."""
+    """Return bytes and seconds of shards on a GPU at each price, shape (2 + phases, prices)."""
     summed = np.zeros((instance.rows_of_costs - 3, instance.prices.size))
     for shard in shards:
         summed += instance.priced_costs(shard, gpu)[OF_GPU]

@@ -10,7 +10,7 @@ _FILLED = 0.5
 
 
 def takes_drives(instance: "Instance") -> bool:
-    """Whether tables may be larger than HBM and DRAM, and drives take the rest.
+    """Return whether tables may be larger than HBM and DRAM, and drives take the rest.
 
     Servers are much faster than drives: with some, the search is about them.
     """

@@ -23,7 +23,7 @@ _Points = dict[tuple[int, TableShard], Float]
 
 
 def common_shares(assignment: Assignment) -> Assignment | None:
-    """The assignment with common shares; None if no common share fits."""
+    """Return the assignment with common shares; None if no common share fits."""
     placed_of: dict[int, list[Placement]] = {}
     for placed in assignment.placements():
         placed_of.setdefault(placed.shard.table, []).append(placed)
@@ -51,7 +51,7 @@ def common_shares(assignment: Assignment) -> Assignment | None:
 
 
 def fixed_shares(common: Assignment) -> Assignment | None:
-    """The assignment with its common shares fixed by the sharding options, so that shards can move.
+    """Return the assignment with its common shares fixed in the options, so that shards can move.
 
     None if it does not fit, for rounding.
     """
@@ -95,7 +95,7 @@ def _shares(
 
 
 def _points(assignment: Assignment, shards: Sequence[Placement], share: float) -> _Points:
-    """Costs of the shards with so large a share of their rows in HBM."""
+    """Return costs of the shards with so large a share of their rows in HBM."""
     points = {}
     for placed in shards:
         curve = assignment.instance.curve(placed.shard, placed.gpu)
@@ -107,7 +107,7 @@ def _points(assignment: Assignment, shards: Sequence[Placement], share: float) -
 
 
 def _filled(assignment: Assignment, points: _Points) -> list[Knapsack] | None:
-    """The GPUs filled around shards whose rows in HBM are fixed; None if they do not fit."""
+    """Return the GPUs filled around shards whose rows in HBM are fixed; None if they do not fit."""
     prices = assignment.instance.prices.size
     knapsacks = list(assignment.knapsacks)
     for gpu, shards in enumerate(assignment.shards):

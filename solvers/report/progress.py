@@ -22,7 +22,7 @@ def search_progress(limits: Limits) -> Iterator[Limits]:
 
         def on_state(now: SearchState) -> None:
             nonlocal best_s, remark
-            # A stage that begins anew knows of no placement before its own.
+            # A stage that begins again knows of no placement before its own.
             best_s = min(best_s, math.inf if now.step_time_s is None else now.step_time_s)
             remark = state_in_words(now._replace(step_time_s=best_s))
             show()
@@ -50,7 +50,7 @@ def state_in_words(state: SearchState) -> str:
 
 
 def refusal(result: SolveResult) -> str:
-    """Why there is no plan, and what is short on which device."""
+    """Return why there is no plan, and what is short on which device."""
     end = result.termination
     words = [f"no plan ({end.reason}): {end.detail}"]
     for short in end.shortages:

@@ -50,7 +50,7 @@ class _Choice(NamedTuple):
 
 
 def assignments_by_arena(instance: Instance, bound: LagrangianBound) -> Iterator[Assignment]:
-    """Assignments for a few choices of widths; none where launches cost little.
+    """Yield assignments for a few choices of widths; none where launches cost little.
 
     Examples
     --------
@@ -82,7 +82,7 @@ def assignments_by_arena(instance: Instance, bound: LagrangianBound) -> Iterator
 
 
 def _launches_share(instance: Instance, bound: LagrangianBound) -> float:
-    """What launches of all arenas take of a GPU, as a share of the bound of a step."""
+    """Return what launches of all arenas take of a GPU, as a share of the bound of a step."""
     launch_s = max(instance.launches_weighed_s(gpu) for gpu in instance.kinds)
     step_s = bound.step_time_s + instance.fixed_s
     return launch_s * len(_arenas_of_whole(instance)) / step_s if step_s else 0.0
@@ -93,7 +93,7 @@ def _arenas_of_whole(instance: Instance) -> set[Arena]:
 
 
 def _candidates(instance: Instance) -> list[dict[ShardingOption, Arenas]]:
-    """Options of each table with the arenas that they need; without replicas, if it has such.
+    """Return options of each table with their arenas; without replicas, if there are such.
 
     Replicas would launch something everywhere.
     """
@@ -158,7 +158,7 @@ def _options(
 
 
 def _coarse(options: Sequence[ShardingOption]) -> list[ShardingOption]:
-    """Options with about the fewest shards: those that cost least unless a shard is too long."""
+    """Return options with few shards: the cheapest ones unless a shard is too long."""
     most = _COARSE * min(option.shard_count for option in options)
     return [option for option in options if option.shard_count <= most]
 
@@ -166,7 +166,7 @@ def _coarse(options: Sequence[ShardingOption]) -> list[ShardingOption]:
 def _choice(
     instance: Instance, options: tuple[ShardingOption, ...], price: float
 ) -> _Choice | None:
-    """GPUs for each arena, such that none takes long; None if there are too few."""
+    """Return GPUs for each arena, such that none takes long; None if there are too few."""
     index, gpu = instance.price_index(price), instance.kinds[0]
     shards, replicas = instance.sharded(options)
     work_s: dict[Arena, float] = defaultdict(float)
@@ -206,7 +206,7 @@ def _choice(
 
 
 def _shared(gpus: int, fixed_s: Float, work_s: Float, least: Int) -> tuple[float, list[int]] | None:
-    """The time of the slowest GPU, and how many GPUs each set gets; None if there are too few.
+    """Return the slowest GPU's time, and each set's number of GPUs; None if too few.
 
     Parameters
     ----------
@@ -224,7 +224,7 @@ def _shared(gpus: int, fixed_s: Float, work_s: Float, least: Int) -> tuple[float
 
 
 def _partitions(units: Sequence[Arenas]) -> Iterator[list[list[Arenas]]]:
-    """All ways to divide units into sets."""
+    """Yield all ways to divide units into sets."""
     if not units:
         yield []
         return
@@ -235,7 +235,7 @@ def _partitions(units: Sequence[Arenas]) -> Iterator[list[list[Arenas]]]:
 
 
 def _spread_over_hosts(instance: Instance) -> list[int]:
-    """GPUs, the first ones of all hosts ahead of the second ones."""
+    """Return GPUs, the first ones of all hosts ahead of the second ones."""
     seen: dict[int, int] = defaultdict(int)
     places = []
     for gpu, host in enumerate(instance.host_of_gpu):

@@ -50,7 +50,7 @@ def construct(instance: Instance, bound: LagrangianBound, target_s: float) -> As
 def options_for(
     instance: Instance, bound: LagrangianBound, target_s: float
 ) -> list[ShardingOption] | None:
-    """The cheapest sharding option of each table whose shards take at most `target_s`.
+    """Return the cheapest sharding option of each table whose shards take at most `target_s`.
 
     None if a table has no such option.
     """
@@ -111,7 +111,7 @@ def short_options(
 def _finer(
     options: Sequence[ShardingOption], option: ShardingOption, times: float
 ) -> list[ShardingOption]:
-    """An option, and others with about so many times as many shards, or with rows replicated."""
+    """Return an option, and others of about that many times its shards, or with replicas."""
     most = _MOST_FINER * times * option.shard_count
     way = option.cold, option.home
     return [o for o in options if (o.cold, o.home) == way and o.shard_count <= most]
@@ -120,7 +120,7 @@ def _finer(
 def _phases_of(
     instance: Instance, table: int, option: ShardingOption, index: int
 ) -> tuple[Float, Float]:
-    """Seconds of phases of a table's longest shard, and of all its shards: each (phases,).
+    """Return seconds of phases of a table's longest shard, and of all its shards: each (phases,).
 
     Replicas are a part of both, as every GPU has them.
     """
@@ -140,7 +140,7 @@ def _phases_of(
 def packed(
     instance: Instance, options: Sequence[ShardingOption], price: float, homes: Homes = _ANYWHERE
 ) -> Assignment | None:
-    """Tables sharded in these ways, or more finely, on GPUs; None if no GPU has room.
+    """Return tables sharded in these ways, or more finely, on GPUs; None if no GPU has room.
 
     Shards with buffers of at most half a GPU's HBM pack best. Where so many do not fit, shards may
     be as large as a GPU; then buffers are balanced; then, for hosts short of memory, tables get
@@ -167,7 +167,7 @@ def pack(
     balanced: _Balanced = "phases",
     homes: Homes = _ANYWHERE,
 ) -> Assignment | None:
-    """Tables sharded in these ways, on the GPUs that delay the step least or have most HBM left.
+    """Return tables sharded in these ways, on GPUs that delay the step least or have most HBM.
 
     `price` of a byte of HBM decides how many rows of each shard a GPU is taken to hold.
     """
@@ -281,20 +281,20 @@ class _Loads:
         return True
 
     def _arena(self, arena: Arena) -> npt.NDArray[np.bool_]:
-        """Which GPUs have shards of an arena, shape (GPUs,)."""
+        """Return which GPUs have shards of an arena, shape (GPUs,)."""
         if arena not in self.arenas:
             self.arenas[arena] = np.zeros(self.instance.gpus, dtype=bool)
         return self.arenas[arena]
 
     def _delay(self, added_s: Float) -> Float:
-        """What phases that grow by `added_s`, shape (GPUs, phases), add to the sum of powers."""
+        """Return what phases that grow by `added_s`, (GPUs, phases), add to the sum of powers."""
         before, after = self.phase_s / self.mean_s, (self.phase_s + added_s) / self.mean_s
         delay: Float = (after**_NORM - before**_NORM) @ (self.weights * self.mean_s)
         return delay
 
 
 def _frugal_option(instance: Instance, table: int) -> ShardingOption:
-    """The uncut variant of a table that needs the least HBM."""
+    """Return the uncut variant of a table that needs the least HBM."""
 
     def least_hbm(option: ShardingOption) -> float:
         needed = [instance.replica(table, option), *instance.shards(table, option)]

@@ -25,11 +25,6 @@ def run_cp_sat(model: Any, limits: Limits, time_limit_s: float) -> tuple[Any, An
     model : cp_model.CpModel
     limits : Limits
     time_limit_s : float
-
-    Raises
-    ------
-    BackendError
-        If CP-SAT rejects the model.
     """
     from ortools.sat.python import cp_model
 
@@ -50,7 +45,7 @@ def run_cp_sat(model: Any, limits: Limits, time_limit_s: float) -> tuple[Any, An
 
 
 def _solved(solver: Any, model: Any, limits: Limits) -> Any:
-    """CP-SAT's status for a model; it ends at once if the caller says so, or is interrupted.
+    """Return CP-SAT's status for a model; it ends at once if the caller says so, or is interrupted.
 
     It runs in a thread of its own, as Python handles signals, and the caller's wish is asked
     for, between the bytecodes of the main thread alone.

@@ -36,14 +36,14 @@ Piece = tuple[Float, Line | None]
 
 
 def some_points(curve: CostCurve, most: int) -> list[int]:
-    """The places of at most so many of a curve's points, its first and last among them."""
+    """Return the places of at most so many of a curve's points, its first and last among them."""
     last = curve.hot_rows.size - 1
     places = np.linspace(0, last, min(last + 1, most)).round().astype(int)
     return [int(place) for place in np.unique(places)]
 
 
 def with_every_row(curve: CostCurve, most: int) -> CostCurve:
-    """A curve with all numbers of hot rows as points, if these are allowed and at most so many."""
+    """Return a curve with every number of hot rows as a point, if allowed and not too many."""
     rows = curve.hot_rows
     if curve.only_points or not np.isfinite(curve.split_s) or rows[-1] >= most:
         return curve
@@ -51,7 +51,7 @@ def with_every_row(curve: CostCurve, most: int) -> CostCurve:
 
 
 def part_of(curve: CostCurve, low: int, high: int) -> CostCurve:
-    """A curve from one number of hot rows to another, with the bytes of a split."""
+    """Return a curve from one number of hot rows to another, with the bytes of a split."""
     rows = curve.hot_rows
     inner = rows[(rows > low) & (rows < high)]
     part = _at(curve, np.unique(np.concatenate(([low], inner, [high]))))
@@ -59,7 +59,7 @@ def part_of(curve: CostCurve, low: int, high: int) -> CostCurve:
 
 
 def _at(curve: CostCurve, hot: npt.NDArray[np.int64]) -> CostCurve:
-    """A curve with other points."""
+    """Return a curve with other points."""
 
     def between(values: Float) -> Float:
         return np.interp(hot, curve.hot_rows, values)
@@ -102,7 +102,7 @@ def pieces_of(curve: CostCurve, most: int, room: tuple[float, float]) -> list[Pi
 def _between(
     curve: CostCurve, first: int, last: int, room: tuple[float, float]
 ) -> CostCurve | None:
-    """The part of a curve between two of its points; None if there is none that may fit."""
+    """Return the part of a curve between two of its points; None if there is none that may fit."""
     low, high = int(curve.hot_rows[first]) + 1, int(curve.hot_rows[last]) - 1
     if low > high or curve.only_points or not np.isfinite(curve.split_s):
         return None

@@ -49,11 +49,11 @@ class _Served:
         self._costs: dict[int, Float] = {}
 
     def is_of(self, assignment: Assignment, gpu: int) -> bool:
-        """Whether the GPU still serves the same, as changes bring new lists of shards."""
+        """Return whether the GPU still serves the same, as changes bring new lists of shards."""
         return self._shards is assignment.shards[gpu] and self._replicas is assignment.replicas
 
     def costs(self, kind: int) -> Float:
-        """Costs of blocks on a kind of GPU, shape (blocks, 2 + phases, prices)."""
+        """Return costs of blocks on a kind of GPU, shape (blocks, 2 + phases, prices)."""
         if kind not in self._costs:
             gpu = self._instance.kinds[kind]
             costs = np.array([total(self._instance, block, gpu) for block in self.blocks])
@@ -70,7 +70,7 @@ class Exchanges:
         self._known: dict[int, _Served] = {}
 
     def best(self, slow: int, others: Sequence[int], key_s: float, most: int) -> Iterator[Change]:
-        """The best exchanges of one GPU with some others, at most so many.
+        """Yield the best exchanges of one GPU with some others, at most so many.
 
         Parameters
         ----------
@@ -106,7 +106,7 @@ class Exchanges:
         return known
 
     def _batches(self, mine: _Served, others: Sequence[int]) -> Iterator[list[int]]:
-        """The other GPUs, as many at a time as are rated together."""
+        """Yield the other GPUs, as many at a time as are rated together."""
         some: list[int] = []
         swaps = 0
         for other in others:
@@ -181,12 +181,12 @@ class Exchanges:
 
 
 def _by_leaving(mine: _Served, kinds: Sequence[int], at: Int) -> Float:
-    """Costs of a GPU's blocks on each of other GPUs, shape (theirs, mine, 2 + phases, prices)."""
+    """Return costs of a GPU's blocks on other GPUs, (theirs, mine, 2 + phases, prices)."""
     return np.array([mine.costs(kind)[:-1] for kind in kinds])[at]
 
 
 def _may_swap(mine: _Served, theirs: _Served, slow: int, other: int) -> npt.NDArray[np.bool_]:
-    """Which swaps keep shards of one table apart and each where it may be served."""
+    """Return which swaps keep shards of one table apart and each where it may be served."""
     allowed: npt.NDArray[np.bool_] = mine.open_gpus[:-1, other, None] & theirs.open_gpus[:, slow]
     for i, tables in enumerate(mine.tables[:-1]):
         if twice := tables & theirs.every_table:

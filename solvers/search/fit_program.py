@@ -110,7 +110,7 @@ def _is_even(option: ShardingOption) -> bool:
 
 
 def _places(instance: Instance, options: Options, most_points: int) -> int:
-    """Shards × GPUs × points of a program."""
+    """Return shards × GPUs × points of a program."""
     if sum(option.shard_count for of in options for option in of) * instance.gpus > _MOST_PLACES:
         return _MOST_PLACES + 1
     curves = (
@@ -196,7 +196,7 @@ class FitProgram:
             self._add_maps(split, whole)
 
     def _pieces(self, shard: TableShard, gpu: int) -> list[tuple[Float, Line | None]]:
-        """Costs at points of a curve, and lines below what is between them."""
+        """Return costs at points of a curve, and lines below what is between them."""
         instance, host = self.instance, self.instance.host_of_gpu[gpu]
         few = instance.cost_model.uniform_splits and shard.option.shard_count > 1
         room = float(instance.hbm_bytes[gpu]), float(instance.dram_bytes[host])
@@ -276,7 +276,7 @@ class FitProgram:
         return FitAnswer(assignment, short_bytes=short_bytes)
 
     def _assignment(self, solver: Any) -> Assignment | None:
-        """The chosen points, or the same shards with HBM filled anew if that is faster."""
+        """Return the chosen points, or the same shards with HBM filled again if that is faster."""
         placed = [point for point in self.points if solver.value(point.chosen)]
         pairs = [(point.shard, point.gpu) for point in placed]
         replicas = [replica for replica, used in self.replicas if solver.value(used)]

@@ -1,4 +1,4 @@
-"""Local search: what slow GPUs serve is moved, swapped or sharded anew while that helps.
+"""Local search: what slow GPUs serve is moved, swapped or sharded again while that helps.
 
 Every candidate is rated by the sums of priced costs (`solvers.model.knapsack.phases_at`), many at
 once; only the best few have their HBM filled exactly.
@@ -73,7 +73,7 @@ def exchange(assignment: Assignment, exchanges: Exchanges) -> bool:
 
 
 def reshard_table(assignment: Assignment, clock: Clock) -> bool:
-    """Make a new sharding option of a table of a slow GPU, its shards spread anew.
+    """Make a new sharding option of a table of a slow GPU, its shards spread again.
 
     The largest tables are tried first, each in the cheapest of its sharding options; the first
     table that gains by one has the best of its own.
@@ -107,7 +107,7 @@ def reshard_table(assignment: Assignment, clock: Clock) -> bool:
 
 
 def reshard_exactly(assignment: Assignment, clock: Clock) -> bool:
-    """Make the first gains of tables sharded anew that are only seen when filled exactly.
+    """Make the first gains of tables sharded again that are only seen when filled exactly.
 
     What arenas take by how their rows are read is neither rated nor part of bounds. Of many
     sharding options, only those that read cold rows otherwise are tried, on one GPU alone.
@@ -133,7 +133,7 @@ def reshard_exactly(assignment: Assignment, clock: Clock) -> bool:
 
 
 def _largest(assignment: Assignment, slow: int) -> list[tuple[int, ShardingOption]]:
-    """Tables of a GPU with their sharding options, those that take most of its time first."""
+    """Return tables of a GPU with their options, those that take most of its time first."""
     instance = assignment.instance
     # Replicas are on every GPU, so on the slowest one too.
     alone = [p for p in assignment.shards[slow] if not instance.in_group(p.table)]
@@ -168,7 +168,7 @@ def _make_best_of(
 
 
 def resharded(assignment: Assignment, table: int, option: ShardingOption) -> Assignment | None:
-    """An assignment with a table sharded anew, for better or worse; None if it does not fit."""
+    """An assignment with a table sharded again, for better or worse; None if it does not fit."""
     spread = Without(assignment, table).spread(option)
     if spread is None:
         return None

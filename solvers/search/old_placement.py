@@ -24,13 +24,13 @@ class OldTable:
     shards: tuple[tuple[TableShard, str], ...]
 
     def has_option(self, option: ShardingOption) -> bool:
-        """Whether a sharding option is the table's, however cold rows are read."""
+        """Return whether a sharding option is the table's, however cold rows are read."""
         now = self.option
         return option._replace(cold=now.cold, home=now.home) == now
 
 
 def old_tables(instance: Instance, old: Plan) -> dict[int, OldTable]:
-    """The tables of a problem, by number, that the old plan places in a way that is searched."""
+    """Return tables, by number, that the old plan places in a way that is searched."""
     tables = {}
     for number in range(instance.tables):
         table = _old_table(instance, old, number)
@@ -40,7 +40,7 @@ def old_tables(instance: Instance, old: Plan) -> dict[int, OldTable]:
 
 
 def _old_table(instance: Instance, old: Plan, number: int) -> OldTable | None:
-    """The old sharding of a table, as an option for the table's present rows."""
+    """Return the old sharding of a table, as an option for the table's present rows."""
     table = instance.problem.profile.tables[number].table
     before = old.tables_by_name.get(table.name)
     if before is None or before.dim != table.dim:
@@ -69,7 +69,7 @@ def old_assignment(
     tables: Mapping[int, OldTable],
     option_of_new: Callable[[int], ShardingOption],
 ) -> Assignment | None:
-    """The old sharding options on the old GPUs, HBM filled anew; None if that does not fit.
+    """Return the old sharding options on the old GPUs, HBM filled again; None if that does not fit.
 
     Shards that have lost their GPU go to the one that finishes first; new tables get the
     sharding option that `option_of_new` returns for their number.
@@ -100,7 +100,7 @@ def old_assignment(
 def _housed(
     instance: Instance, homes: Mapping[TableShard, int | None]
 ) -> tuple[list[tuple[TableShard, int]], list[tuple[TableShard, ...]]]:
-    """Shards with the GPUs that they keep, and the blocks of shards that have none.
+    """Return shards with the GPUs that they keep, and the blocks of shards that have none.
 
     Shards that have to be on one GPU are a block; they keep the GPU that most of them had.
     """
@@ -117,7 +117,7 @@ def _housed(
 
 
 def _is_usable(instance: Instance, number: int, option: ShardingOption) -> bool:
-    """Whether options of this kind are searched, and the cost model knows this one."""
+    """Return whether options of this kind are searched, and the cost model knows this one."""
     options = instance.options_of(number)
     if is_one_of(option, options):
         return True
@@ -135,14 +135,14 @@ def _is_usable(instance: Instance, number: int, option: ShardingOption) -> bool:
 
 
 def _kind(option: ShardingOption, rows: int) -> tuple[object, ...]:
-    """The properties by which constraints and cost models distinguish sharding options."""
+    """Return the properties by which constraints and cost models distinguish sharding options."""
     replicated = "all" if option.replicated_rows >= rows > 0 else bool(option.replicated_rows)
     sliced = (option.row_slices > 1, bool(option.column_widths))
     return (*sliced, replicated, option.cold, option.home, option.blocked)
 
 
 def _with_block(assignment: Assignment, block: tuple[TableShard, ...]) -> Assignment | None:
-    """The assignment with more shards, all on that GPU that may serve them and finishes first."""
+    """Return the assignment with more shards on the allowed GPU that finishes first."""
     instance = assignment.instance
     tables = {shard.table for shard in block}
     gpus = [

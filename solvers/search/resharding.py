@@ -21,7 +21,7 @@ _CANDIDATE_GPUS = MOST_SHARDS + 8
 
 
 def work_of_option_s(instance: Instance, table: int, option: ShardingOption) -> float:
-    """GPU seconds of a table sharded in this way, with all rows in HBM that are worth any."""
+    """Return a table's GPU seconds in this option, with all useful rows in HBM."""
     return float(instance.option_costs_at(table, option, -1)[GPU_S])
 
 
@@ -61,7 +61,7 @@ class Without:
         return keys_s
 
     def spread(self, option: ShardingOption) -> tuple[Change, tuple[TableShard, ...]] | None:
-        """The table's shards on the GPUs where they delay the step least, and what is replicated.
+        """Return the table's shards on the GPUs that they delay least, and its replicas.
 
         None where they do not fit.
         """
@@ -79,7 +79,7 @@ class Without:
         return {gpu: sorted(mine) for gpu, mine in change.items()}, replicas
 
     def _rooms(self, options: Sequence[ShardingOption]) -> Iterator[tuple[list[int], "_Room"]]:
-        """Numbers of options with equally many shards and the same replicas, and the room for them.
+        """Yield numbers of options of as many shards and the same replicas, and their room.
 
         Options that replicate the same rows share what does not depend on the shards.
         """
@@ -163,7 +163,7 @@ class _Room:
         return np.asarray(free[self.gpus])
 
     def spread(self, options: Sequence[ShardingOption]) -> tuple[Float, list[list[int]]]:
-        """Shards of options, which have equally many, where they delay the step least.
+        """Return shards of options, which have equally many, where they delay the step least.
 
         Returns about the objective, shape (options,), infinite where they fit nowhere, and the
         GPU of each shard.

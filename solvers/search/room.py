@@ -2,7 +2,7 @@
 
 Tables are placed one by one, the largest first, each with the sharding option and on the GPUs that
 leave the fewest bytes without room, and of those in the fastest option. As long as any are left,
-tables of an overfull device and some others are taken off and placed anew, in another order (ruin
+tables of an overfull device and some others are taken off and placed again, in another order (ruin
 and recreate; Schrimpf et al. 2000, doi:10.1006/jcph.1999.6413).
 
 A GPU needs the buffers of its shards; cold rows of a host's GPUs need its memory, or what HBM is
@@ -22,7 +22,7 @@ from solvers.model.instance import Block, Instance, ShardingOption, TableShard
 from solvers.model.knapsack import BYTES, DRAM_BYTES, GPU_S, Float
 
 _RUINS = 200
-"""Times that tables are placed anew."""
+"""Times that tables are placed again."""
 
 _MOST_TABLES = 3
 """Tables of an overfull device that are taken off at a time, and as many others."""
@@ -63,7 +63,7 @@ class _Way:
 def make_room(
     instance: Instance, options: Sequence[Sequence[ShardingOption]], seed: int, clock: Clock
 ) -> Assignment | None:
-    """An assignment that fits, for a cost that may be high; None if none is found.
+    """Return an assignment that fits, for a cost that may be high; None if none is found.
 
     `options` are those of each table that may fit.
     """
@@ -106,14 +106,14 @@ def make_room(
 
 
 def _groups(instance: Instance) -> list[Block]:
-    """Tables that stay together; mostly one each."""
+    """Return tables that stay together; mostly one each."""
     return instance.blocks([TableShard(table) for table in range(instance.tables)])
 
 
 def _ways(
     instance: Instance, group: Block, options: Sequence[Sequence[ShardingOption]]
 ) -> list[_Way]:
-    """Ways to shard the tables of a group: of one, whatever it may be; of several, all whole."""
+    """Return the options of a group's tables: any for one table, whole ones for several."""
     if len(group) == 1:
         table = group[0].table
         every, rows = options[table], instance.rows(table)
@@ -132,7 +132,7 @@ def _ways(
 
 
 def _way_of(instance: Instance, table: int, option: ShardingOption) -> _Way:
-    """A way to shard one table, which may have replicas."""
+    """Return a way to shard one table, which may have replicas."""
     way = _way(instance, [[shard] for shard in instance.shards(table, option)], [option])
     replica = instance.replica(table, option)
     if replica is None:
@@ -169,7 +169,7 @@ class _Room:
         self.homes: dict[int, tuple[_Way, list[int]]] = {}
 
     def _over_bytes(self, least: Float, cold: Float) -> tuple[Float, Float]:
-        """Bytes that each GPU and each host lacks, for bytes of GPUs of shape (gpus,)."""
+        """Return bytes that each GPU and each host lacks, for bytes of GPUs of shape (gpus,)."""
         spare = self.instance.hbm_bytes - least
         left = cold - np.clip(spare, 0.0, cold)
         dram = self.instance.dram_bytes
@@ -182,7 +182,7 @@ class _Room:
         return float(sum(over.sum() for over in self._over_bytes(self.least, self.cold)))
 
     def overfull(self) -> npt.NDArray[np.bool_]:
-        """GPUs that lack room, or whose host does, shape (gpus,)."""
+        """Return GPUs that lack room, or whose host does, shape (gpus,)."""
         of_gpu, of_host = self._over_bytes(self.least, self.cold)
         overfull: npt.NDArray[np.bool_] = (of_gpu > 0) | (of_host > 0)[self.hosts]
         return overfull
@@ -202,7 +202,7 @@ class _Room:
             self.put(number, best[1], best[2])
 
     def _spread(self, way: _Way) -> tuple[float, float, list[int]] | None:
-        """Each block where the fewest bytes are then lacking, and most room is left."""
+        """Return each block where the fewest bytes are then lacking, and most room is left."""
         instance = self.instance
         least, cold = self.least + way.replica_bytes, self.cold.copy()
         gpus: list[int] = []
@@ -244,7 +244,7 @@ class _Room:
 
 
 def _is_coarse(option: ShardingOption) -> bool:
-    """Whether an option is one of those that suffice where room is what counts."""
+    """Return whether an option is one of those that suffice where room is what counts."""
     if option.replicated_rows or option.shard_count > _MOST_SHARDS:
         return False
     even = len(set(option.column_widths)) <= 1

@@ -66,7 +66,7 @@ class Strategy(ABC):
         """Do what is done once for all searches, before the time of this one runs."""
 
     def place(self, search: Search) -> Plan | Termination:
-        """The plan of the first of `assignments` that fits, any that fits, or why there is none."""
+        """Return the plan of the first of `assignments` that fits, or why none does."""
         for assignment in self.assignments(search):
             plan = fitted_plan(assignment)
             if plan is not None:
@@ -131,13 +131,7 @@ class StagedStrategy(Strategy):
 
 
 def _result(name: str, search: Search, plan: Plan) -> SolveResult:
-    """The result of a search that ended with `plan`; everything is recomputed from the plan.
-
-    Raises
-    ------
-    AssertionError
-        If the plan breaks a rule or beats the bound: a bug in the solver.
-    """
+    """Return the result of a search that ended with `plan`; all is computed from the plan."""
     instance, limits, bound_s = search.instance, search.clock.limits, search.proven_s
     broken = violations(plan) + unmet(plan, instance.problem.constraints)
     assert not broken, f"{name} made an unsound plan: {broken[0].message}"

@@ -32,7 +32,7 @@ class Search:
     delayed : Search or None
         The same with a chain of phases that counts delays, for bounds.
     branched : BranchAndBound or None
-        The last branch and bound, whose beginning the next one need not make anew.
+        The last branch and bound, whose beginning the next one need not make again.
     best : Assignment or None
     failure : Termination or None
         A proof that there is no plan.
@@ -72,7 +72,7 @@ class Search:
     def start(
         cls, instance: Instance, clock: Clock, known: LagrangianBound | None = None
     ) -> "Search":
-        """A search with nothing but its Lagrangian bound: see `lagrangian_bound` for `known`."""
+        """Return a search that has a Lagrangian bound only: see `lagrangian_bound` for `known`."""
         before_s = clock.left_s
         lagrangian = lagrangian_bound(instance, known)
         if lagrangian.dram_price:
@@ -124,7 +124,7 @@ class Search:
         return self.clock.limits.seed
 
     def another_seed(self) -> int:
-        """A seed for a search that is made again: with the same one it would go the same way."""
+        """Return another seed, so that a repeated search takes another way."""
         self.repeated += 1
         return self.seed + self.repeated - 1
 

@@ -29,7 +29,7 @@ _CLOSE_ENOUGH = 1e-3
 
 _PROMISING = 1.2
 """Times the best assignment's objective that a first one may have: improving gains less than that
-without sharding anything anew."""
+without sharding anything again."""
 
 _IMPROVED = 5
 """Constructions that are improved: the best one after that was among the first 3 on 17 of 17
@@ -61,7 +61,7 @@ def construct(search: Search, share: float = 1.0, *, resharded: bool = True) -> 
     share : float
         Of the time that is left, at most; one plan is constructed in any case.
     resharded : bool
-        Whether tables of the best one are sharded anew, which takes as long as all the rest.
+        Whether tables of the best one are sharded again, which takes as long as all the rest.
     """
     clock = search.clock.part(share)
     enough_s = search.bound_s * (1 + _CLOSE_ENOUGH)

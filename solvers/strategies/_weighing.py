@@ -30,7 +30,7 @@ then counts beside the main chain: little, as few rows in HBM spare a host most 
 
 
 def weights_of_drives(instance: Instance) -> Float:
-    """Weights of chains where drives hold rows: the chain alone in which these are copied."""
+    """Return weights of chains where drives hold rows: only the chain with their copies counts."""
     schedule = instance.objective.schedule
     copies = {n for n, name in enumerate(schedule.phases) if name in ("copies", "link")}
     with_copies = [n for n, chain in enumerate(schedule.chains) if copies & {*chain}]
@@ -39,7 +39,7 @@ def weights_of_drives(instance: Instance) -> Float:
 
 
 def weighed(search: Search) -> Search:
-    """The search with the chains of phases weighed so that a first placement takes least time.
+    """Return the search with phase chains weighed by what a first placement waits for.
 
     At first the main chain alone counts. If a first placement waits for another one, such as the
     host link, mixtures of the two are tried; if it waits for a host's memory, mixtures with that.
@@ -96,7 +96,7 @@ def weighed(search: Search) -> Search:
 
 
 def unreplicated(search: Search) -> Search:
-    """A search of plans without replicas, where a first one takes less time; else the same search.
+    """Return a search without replicas if a first placement is faster so; else the same.
 
     Replicas of a first table may take a step's worth of collectives, which those of others then
     share, and which neither bounds nor changes of a placement are rated by.

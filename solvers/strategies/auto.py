@@ -65,7 +65,7 @@ class Auto(StagedStrategy):
         ]
 
     def admitted(self, assignment: Assignment, search: Search) -> Assignment | None:
-        """The assignment with one share of rows in HBM for each table, if the model asks that."""
+        """Return the assignment with one HBM share for each table, if the model asks that."""
         if not search.instance.cost_model.uniform_splits:
             return assignment
         common = common_shares(assignment)

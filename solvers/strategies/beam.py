@@ -102,7 +102,7 @@ class _Greedy:
         self.limits = (_COLUMN_LIMITS * columns / instance.gpus + 1e-6).tolist()
 
     def of(self, block: Block) -> _Costs:
-        """The costs of a block. What it adds to a load is its time plus the price of its HBM."""
+        """Return a block's costs. It adds its time and the price of its HBM to a load."""
         if block not in self._costs:
             instance = self.instance
             own = [sum(instance.priced_costs(s, gpu) for s in block) for gpu in instance.kinds]
@@ -117,7 +117,7 @@ class _Greedy:
         return self._costs[block]
 
     def assign(self, options: Options) -> _State:
-        """The best assignment of a state over the column limits."""
+        """Return the best assignment of a state over the column limits."""
         divided = dict(options)
         blocks = [block for block in self.base if block[0].table not in divided]
         for table, option in options:
@@ -143,7 +143,7 @@ class _Greedy:
         return _State(options, gpu_of, unplaced, float(time_s))
 
     def halvings(self, state: _State) -> Iterable[Options]:
-        """The options with one more shard halved: of the most costly and the largest shards."""
+        """Return the options with one more shard halved: a costly or a large one."""
         tried = sorted(state.gpu_of, key=lambda block: -self.of(block).least)[:_CANDIDATES]
         tried += sorted(state.gpu_of, key=lambda block: -self.of(block).size_bytes)[:_CANDIDATES]
         tried += [block for block, gpu in state.gpu_of.items() if gpu < 0][:_CANDIDATES]
@@ -153,7 +153,7 @@ class _Greedy:
                 yield tuple(sorted({**dict(state.options), shard.table: halved}.items()))
 
     def _halved(self, shard: TableShard) -> ShardingOption | None:
-        """The table's option with that shard halved, else the one with the fewest more shards."""
+        """Return the table's option with that shard halved, else the nearest finer one."""
         first, last = self.instance.columns(shard)
         now = [*(shard.option.column_widths or (last - first,))]
         half = -(-(last - first) // (2 * COLUMN_MULTIPLE)) * COLUMN_MULTIPLE
@@ -170,7 +170,7 @@ class _Greedy:
 
 
 def _whole_option(instance: Instance, bound: LagrangianBound, table: int) -> ShardingOption:
-    """The whole table, its cold rows read in the way that is cheapest at the bound's price."""
+    """Return the whole table, its cold rows read as is cheapest at the bound's price."""
     costs = {own.option: own.priced_s for own in bound.cheapest[table] if own.longest_s < np.inf}
     options = instance.options_of(table)
     whole = [o for o in options if o.shard_count == 1 and not o.replicated_rows]

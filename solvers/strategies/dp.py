@@ -48,7 +48,7 @@ class DynamicProgramming(Strategy):
         finalists: list[Assignment] = []
         placed = 0
         for proposal in _proposals(search):
-            # Its HBM is filled anew, but not so much better that the total would halve.
+            # Its HBM is filled again, but not so much better that the total would halve.
             if finalists and proposal.total_s / search.instance.gpus > 2 * finalists[0].step_time_s:
                 continue
             assignment = _placed(search.instance, proposal)
@@ -83,7 +83,7 @@ class Choices(NamedTuple):
     longest_s: Float
 
     def within(self, longest_s: float) -> "Choices":
-        """A few of the choices with no shard longer than a limit, by rising bytes and less time."""
+        """Return a few choices whose shards keep a limit, by rising bytes and falling time."""
         # The limit is not a number for an infinite share of a bound of 0.
         fits = np.flatnonzero(self.longest_s <= np.fmax(longest_s, self.longest_s.min()))
         order = fits[np.lexsort((self.time_s[fits], self.bytes_[fits]))]
@@ -115,7 +115,7 @@ def _proposals(search: Search) -> Iterator[Proposal]:
 
 
 def choices_of(instance: Instance, table: int, options: Sequence[ShardingOption]) -> Choices:
-    """Some sharding options of a table, each with the rows worth HBM at each price."""
+    """Return some sharding options of a table, each with the rows worth HBM at each price."""
     gpu, prices = instance.kinds[0], instance.prices.size
     longest_s = np.zeros((len(options), prices))
     for at, option in enumerate(options):
@@ -138,7 +138,7 @@ def choices_of(instance: Instance, table: int, options: Sequence[ShardingOption]
 
 
 def cheapest(instance: Instance, choices: Sequence[Choices]) -> Iterator[Proposal]:
-    """The dynamic program, and proposals of its bins from the one with the most HBM down."""
+    """Yield the dynamic program, and proposals of its bins from the one with the most HBM down."""
     bins = min(_MOST_BINS, _BINS_PER_GPU * instance.gpus)
     size = max(float(instance.hbm_bytes.sum()) / bins, _LEAST_BYTES)
     best, used, at_bin = np.full(bins, np.inf), np.zeros(bins), np.arange(bins)
@@ -169,7 +169,7 @@ def cheapest(instance: Instance, choices: Sequence[Choices]) -> Iterator[Proposa
 
 
 def _falling(values: Float) -> Int:
-    """Where a value is less than all before it."""
+    """Return where a value is less than all before it."""
     before = np.minimum.accumulate(np.concatenate(([np.inf], values)))[:-1]
     return np.flatnonzero(values < before)
 
@@ -181,7 +181,7 @@ def _spread(numbers: Int, most: int) -> Int:
 
 
 def _placed(instance: Instance, proposal: Proposal) -> Assignment | None:
-    """Shards of a proposal on the least loaded GPUs with room for them, longest first."""
+    """Return shards of a proposal on the least loaded GPUs with room for them, longest first."""
     load, hbm = np.zeros(instance.gpus), instance.hbm_bytes.copy()
     shards, replicas = instance.sharded(proposal.options)
     for replica in replicas:

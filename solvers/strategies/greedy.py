@@ -28,14 +28,14 @@ class _ScoreGreedy(Strategy):
 
     @abstractmethod
     def score(self, table: Table) -> float:
-        """What tables are sorted by, largest first, and GPUs are balanced by."""
+        """Return what tables are sorted by, largest first, and GPUs are balanced by."""
 
     def assignments(self, search: Search) -> Iterable[Assignment]:
-        """None: HBM is not filled anew, as that would split tables."""
+        """None: HBM is not filled again, as that would split tables."""
         return ()
 
     def place(self, search: Search) -> Plan | Termination:
-        """The plan with every table whole, or the first that finds no room."""
+        """Return the plan with every table whole, or the first that finds no room."""
         instance = search.instance
         tables = [profile.table for profile in instance.problem.profile]
         score_of = [self.score(table) for table in tables]

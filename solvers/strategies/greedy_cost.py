@@ -6,7 +6,7 @@
    times, with the hot rows that it would have if all HBM were one memory.
 3. Each GPU fills its own HBM with the rows that save most per byte (`solvers.model.knapsack`).
 4. Slices move or swap between the slowest GPU and others while that makes it faster; then tables
-   of the slowest GPU are sharded anew, too.
+   of the slowest GPU are sharded again, too.
 
 Steps 2 and 3 run for the bound's own step time and a few longest shards, step 4 for the three plans
 that look best; the best plan is kept.

@@ -34,24 +34,24 @@ class Pool:
         self.capacity, self.ranks = memory.sum(axis=0), len(memory)
 
     def priced(self, prices: Float, longest_s: float = np.inf) -> Float:
-        """Time plus price of memory of each candidate; infinite for those with a longer shard."""
+        """Return time plus price of memory per candidate; infinite for those with longer shards."""
         costs = self.seconds + self.tier_bytes @ prices
         return np.where(self.longest_s <= longest_s, costs, np.inf)
 
     def costs_of(
         self, tables: Sequence[Sequence[Group]], prices: Float, longest_s: float = np.inf
     ) -> list[list[Float]]:
-        """The same for each candidate of each group of each table."""
+        """Return the same for each candidate of each group of each table."""
         ends = np.cumsum([len(group.sources) for groups in tables for group in groups])
         every = iter(np.split(self.priced(prices, longest_s), ends))
         return [[next(every) for _ in groups] for groups in tables]
 
     def used(self, costs: Float) -> Float:
-        """Bytes of the cheapest candidate of each table, shape (tiers,)."""
+        """Return bytes of the cheapest candidate of each table, shape (tiers,)."""
         return np.asarray(self.tier_bytes[self.cheapest(costs)].sum(axis=0))
 
     def cheapest(self, costs: Float) -> Int:
-        """The number of the cheapest candidate of each table."""
+        """Return the number of the cheapest candidate of each table."""
         least = np.minimum.reduceat(costs, self.starts)
         counts = np.diff(np.append(self.starts, costs.size))
         is_least = costs <= np.repeat(least, counts)
@@ -59,13 +59,13 @@ class Pool:
         return np.minimum.reduceat(numbers, self.starts)
 
     def limit_s(self, prices: Float, longest_s: float = np.inf) -> float:
-        """The Lagrangian bound at prices of memory, of plans with no longer shard."""
+        """Return the Lagrangian bound at prices of memory, of plans with no longer shard."""
         least = np.minimum.reduceat(self.priced(prices, longest_s), self.starts)
         return float((least.sum() - self.capacity @ prices) / self.ranks)
 
 
 def prices_of(pool: Pool, share: float = 1.0, longest_s: float = np.inf) -> Float:
-    """Prices at which the cheapest candidates take that share of all memory at most.
+    """Return prices at which the cheapest candidates take that share of all memory at most.
 
     One tier after the other has its price raised until it is no longer short.
     """
@@ -91,7 +91,7 @@ def prices_of(pool: Pool, share: float = 1.0, longest_s: float = np.inf) -> Floa
 
 
 def lower_limit_s(pool: Pool) -> float:
-    """A limit that no plan is below.
+    """Return a limit that no plan is below.
 
     The memory of all ranks is taken as one, and their work as shared evenly. A plan of time T has
     no shard longer than T, so the limit is where T is the bound of plans without longer shards.

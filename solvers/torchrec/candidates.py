@@ -73,7 +73,7 @@ class Group:
         return self.span == 1 and not self.same_host and not self.distinct
 
     def only(self, kept: npt.NDArray[Any]) -> "Group":
-        """Some of the candidates."""
+        """Return some of the candidates."""
         numbers = np.arange(len(self.sources))[kept].tolist()
         return replace(
             self,
@@ -90,7 +90,7 @@ def candidates_of(
     local_ranks: int,
     memory: Float,
 ) -> dict[str, list[Group]]:
-    """The candidates of each table, by its `fqn`, that some ranks have memory for.
+    """Return the candidates of each table, by its `fqn`, that some ranks have memory for.
 
     Parameters
     ----------
@@ -133,7 +133,7 @@ def candidates_of(
 
 
 def has_free_load_factor(option: TorchRecOption) -> bool:
-    """Whether a cached option may have any load factor.
+    """Return whether a cached option may have any load factor.
 
     Without statistics TorchRec counts no misses, and the smallest cache would seem as good.
     """
@@ -147,14 +147,14 @@ def has_free_load_factor(option: TorchRecOption) -> bool:
 
 
 def with_load_factor(option: TorchRecOption, factor: Any) -> TorchRecOption:
-    """A copy of an option with another load factor, not estimated."""
+    """Return a copy of an option with another load factor, not estimated."""
     changed = copy.deepcopy(option)
     changed.cache_params = replace(changed.cache_params, load_factor=factor)
     return changed
 
 
 def _without_doubles(options: Iterable[TorchRecOption], local_ranks: int) -> list[TorchRecOption]:
-    """Options but those that are another one by a name of less freedom.
+    """Return options but those that are another one by a name of less freedom.
 
     On one host, ``table_row_wise`` is ``row_wise``; one column slice is the whole table.
     """
@@ -179,7 +179,7 @@ def _without_doubles(options: Iterable[TorchRecOption], local_ranks: int) -> lis
 def _with_factors(
     options: list[TorchRecOption], estimate: Callable[[list[TorchRecOption]], None]
 ) -> dict[int, TorchRecOption]:
-    """Options with many load factors, by the `id` of those without.
+    """Return options with many load factors, by the `id` of those without.
 
     TorchRec's own estimators answer for all factors at once. A user's estimator that cannot is
     asked for the one that TorchRec takes.
@@ -205,7 +205,7 @@ def _with_factors(
 
 
 def _of_shards_of_each_size(option: TorchRecOption) -> TorchRecOption:
-    """A copy with many load factors, and one shard of each size: others cost the same."""
+    """Return a copy with many load factors, and one shard of each size: others cost the same."""
     changed = copy.copy(option)
     sizes = {tuple(shard.size): shard for shard in reversed(option.shards)}
     changed.shards = [TorchRecShard(size=s.size, offset=s.offset) for s in sizes.values()]
@@ -231,7 +231,7 @@ def _units_of(
 
 
 def _candidates(option: TorchRecOption, estimated: TorchRecOption | None) -> Candidates:
-    """The candidates of an option: one, or one for each load factor that was estimated."""
+    """Return the candidates of an option: one, or one for each load factor that was estimated."""
     seconds, tier_bytes = _arrays(option, estimated or option)
     factors: list[float | None] = [None]
     if estimated is not None:
@@ -240,7 +240,7 @@ def _candidates(option: TorchRecOption, estimated: TorchRecOption | None) -> Can
 
 
 def _arrays(option: TorchRecOption, estimated: TorchRecOption) -> tuple[Float, Float]:
-    """Times, shape (factors, shards), and bytes, (factors, shards, tiers), of an option's shards.
+    """Return times, (factors, shards), and bytes, (factors, shards, tiers), of an option.
 
     They are those of the shards of `estimated` of the same size.
     """
@@ -259,7 +259,7 @@ def _arrays(option: TorchRecOption, estimated: TorchRecOption) -> tuple[Float, F
 
 
 def _fitting(group: Group, memory: Float) -> npt.NDArray[np.bool_]:
-    """Which candidates have all units fit on some ranks, each by itself."""
+    """Return which candidates have all units fit on some ranks, each by itself."""
     slots = len(memory) // group.span
     room = memory[: slots * group.span].reshape(slots, 1, 1, group.span, -1)
     fits = (group.tier_bytes <= room).all(axis=(3, 4)).any(axis=0)
@@ -267,7 +267,7 @@ def _fitting(group: Group, memory: Float) -> npt.NDArray[np.bool_]:
 
 
 def _undominated(group: Group) -> npt.NDArray[np.bool_]:
-    """Which candidates no other one is as good as in time and all memory."""
+    """Return which candidates no other one is as good as in time and all memory."""
     values = np.concatenate(
         (
             group.seconds.sum((1, 2))[:, None],

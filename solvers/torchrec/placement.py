@@ -43,7 +43,7 @@ class Space:
         return {table: bundle for bundle in self.bundles for table in bundle}
 
     def norm(self, seconds: Float) -> Float:
-        """A number that grows with the times of ranks, the last axis, most with the longest."""
+        """Return a norm of the ranks' times, the last axis: the longest count most."""
         powers: Float = np.minimum(seconds / self.limit_s, _MOST) ** _NORM
         return np.asarray(powers.sum(axis=-1))
 
@@ -60,7 +60,7 @@ class Place(NamedTuple):
 
 
 def ranks_of(group: Group, slots: Sequence[int]) -> Int:
-    """The rank of each shard, shape (units, span)."""
+    """Return the rank of each shard, shape (units, span)."""
     return np.asarray(slots)[:, None] * group.span + np.arange(group.span)
 
 
@@ -82,7 +82,7 @@ class State:
             self.put(table, place)
 
     def copy(self) -> "State":
-        """A copy that can be changed."""
+        """Return a copy that can be changed."""
         other = State(self.space)
         other.become(self)
         return other
@@ -108,11 +108,11 @@ class State:
         return bool((self.free >= 0).all())
 
     def group(self, table: int) -> Group:
-        """The group of a placed table's candidate."""
+        """Return the group of a placed table's candidate."""
         return self.space.tables[table][self.places[table].group]
 
     def seconds_on(self, rank: int) -> dict[int, float]:
-        """The tables with a shard on a rank, and the time of their shards there."""
+        """Return the tables with a shard on a rank, and the time of their shards there."""
         found = {}
         for table, place in self.places.items():
             group = self.group(table)

@@ -97,7 +97,7 @@ class Planning(Proposer, Partitioner):  # type: ignore[misc]
             search_space[:] = self._with_usual_factors()
 
     def _with_usual_factors(self) -> list[TorchRecOption]:
-        """The space with a load factor for each cache: without one, TorchRec charges no misses."""
+        """Return the space with a load factor for each cache, so that misses are charged."""
         usual = {
             id(option): with_load_factor(option, UVM_CACHING_RATIO)
             for option in self.space
@@ -119,13 +119,7 @@ class Planning(Proposer, Partitioner):  # type: ignore[misc]
     def partition(
         self, proposal: list[TorchRecOption], storage_constraint: Any
     ) -> list[TorchRecOption]:
-        """Search, or place a proposal of others.
-
-        Raises
-        ------
-        PlannerError
-            If there is no plan, or none was found.
-        """
+        """Search, or place a proposal of others."""
         if proposal is self._least:
             return self._searched(storage_constraint)
         plan: list[TorchRecOption] = self._partitioner.partition(
@@ -171,7 +165,7 @@ class Planning(Proposer, Partitioner):  # type: ignore[misc]
             raise _no_plan("; ".join(lines))
 
     def _placed(self, state: State) -> list[TorchRecOption]:
-        """A state as options with ranks, in the order of tables."""
+        """Return a state as options with ranks, in the order of tables."""
         placed, changed = [], []
         for table in sorted(state.places):
             place, group = state.places[table], state.group(table)
@@ -190,7 +184,7 @@ class Planning(Proposer, Partitioner):  # type: ignore[misc]
         return placed
 
     def _with_statistics(self, option: TorchRecOption) -> TorchRecOption:
-        """A cached option with the profile's statistics, where it has none."""
+        """Return a cached option with the profile's statistics, where it has none."""
         params = option.cache_params or CacheParams()
         if (
             self._profile is None

@@ -49,7 +49,7 @@ class Effort:
         Relative gap to the bound at which the search ends.
     seed : int
     max_steps : int or None
-        Rounds of taking tables away and placing them anew.
+        Rounds of taking tables away and placing them again.
     """
 
     time_limit_s: float = 20.0
@@ -111,7 +111,7 @@ def search(
 
 
 def _started(space: Space, pool: Pool, over: Callable[[], bool]) -> Iterator[State]:
-    """States to start from, made at prices of memory."""
+    """Yield states to start from, made at prices of memory."""
     for share in _SHARES:
         for longer in (1.0, 1.1, math.inf):
             if over():
@@ -124,7 +124,7 @@ def _started(space: Space, pool: Pool, over: Callable[[], bool]) -> Iterator[Sta
 
 
 def _constructed(space: Space, pool: Pool, prices: Float, longest_s: float) -> State | None:
-    """Tables placed one by one, each by its cheapest candidate that fits; None if one has none.
+    """Return tables placed one by one by their cheapest candidate that fits; None if one has none.
 
     Tables on all ranks come first, then those of hosts, then the rest, the longest first.
     """
@@ -150,7 +150,7 @@ def _constructed(space: Space, pool: Pool, prices: Float, longest_s: float) -> S
 
 
 def _improve(best: State, pool: Pool, effort: Effort, over: Callable[[], bool]) -> Found:
-    """Take a few tables away, place them anew and descend, as long as that gains."""
+    """Take a few tables away, place them again and descend, as long as that gains."""
     draw, limit_s, tables = (
         np.random.default_rng(effort.seed),
         best.space.limit_s,

@@ -10,7 +10,7 @@ from placer.adapters.torchrec.sharding import even_blocks
 
 
 def trainable(options: Sequence[TorchRecOption], *, replicate: bool = True) -> list[TorchRecOption]:
-    """The options that TorchRec 1.8 can train right; all of a table that has no such option.
+    """Return the options that TorchRec 1.8 can train right; all of a table that has no such option.
 
     Replicas it leaves to the optimizer of the dense layers: unless `replicate`, tables whose
     optimizer is applied in the backward pass are not replicated.
@@ -25,7 +25,7 @@ def trainable(options: Sequence[TorchRecOption], *, replicate: bool = True) -> l
 
 
 def is_trained_wrong(option: TorchRecOption) -> bool:
-    """Whether TorchRec does not train an option, or may not train it right.
+    """Return whether TorchRec does not train an option, or may not train it right.
 
     It reads row 0 for ids beyond a block of uneven row blocks. Its kernels fail on a rank where a
     block has no rows, unless they serve another table there, which depends on the whole plan.
@@ -34,7 +34,7 @@ def is_trained_wrong(option: TorchRecOption) -> bool:
 
 
 def _is_uneven(option: TorchRecOption) -> bool:
-    """Whether row blocks are others than those that TorchRec trains."""
+    """Return whether row blocks are others than those that TorchRec trains."""
     first = option.shards[0].offset[1]
     rows = [shard.size[0] for shard in option.shards if shard.offset[1] == first]
     return rows != [stop - start for start, stop in even_blocks(sum(rows), len(rows))]
@@ -43,7 +43,7 @@ def _is_uneven(option: TorchRecOption) -> bool:
 def with_even_blocks(
     options: Sequence[TorchRecOption], estimate: Callable[[list[TorchRecOption]], None]
 ) -> list[TorchRecOption]:
-    """The options, of which ``row_wise`` ones have even row blocks.
+    """Return the options, of which ``row_wise`` ones have even row blocks.
 
     TorchRec's enumerator makes blocks in proportion to the ranks' memory where that differs.
     """
@@ -62,6 +62,6 @@ def with_even_blocks(
 
 
 def is_replica_of_fused(option: TorchRecOption) -> bool:
-    """Whether a table is replicated whose optimizer is applied in the backward pass."""
+    """Return whether a table is replicated whose optimizer is applied in the backward pass."""
     classes = getattr(option.tensor, "_optimizer_classes", None) or [None]
     return option.sharding_type == "data_parallel" and classes[0] is not None

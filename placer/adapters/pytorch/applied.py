@@ -90,7 +90,7 @@ class AppliedPlan(Summarized):
         start = float(group["lr"])
 
         def update(*_: object) -> None:
-            # Read anew: `load_state_dict` makes other groups.
+            # Read again: `load_state_dict` makes other groups.
             group = optimizer.param_groups[0]
             first = float(group.get("initial_lr", start))  # Which a scheduler writes there.
             share = float(group["lr"]) / first if follow_lr and first else 1.0
@@ -174,7 +174,7 @@ class AppliedPlan(Summarized):
         return total
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What the model's state dict lacks: with both, training goes on as if uninterrupted.
+        """Return what the model's state dict lacks, so that training resumes exactly.
 
         `optimizer_state_dict`, and `constants`. A row cache is not part of it: results do not
         depend on where rows lie. All ranks must call it.
@@ -219,7 +219,7 @@ class AppliedPlan(Summarized):
             table.in_state_dict = False
 
     def optimizer_state_dict(self) -> dict[str, Tensor]:
-        """Optimizer state by ``<table>.<name>``, in id order whatever the plan, on the host.
+        """Return optimizer state by ``<table>.<name>``, in id order whatever the plan, on the host.
 
         What `PlacedEmbeddings.optimizer_state_dict` has, but each table counts its updates:
         ``<table>.updates``.
@@ -251,11 +251,11 @@ class AppliedPlan(Summarized):
         return counts
 
     def live_keys(self, table: str) -> tuple[Tensor, Tensor]:
-        """Keys of a table that grows, and the rows that they have now; see `Embeddings`."""
+        """Return keys of a table that grows, and the rows that they have now; see `Embeddings`."""
         return self.tables[table].embeddings.live_keys(table)
 
     def hit_rates(self) -> dict[str, HitRates]:
-        """How many lookups of each table were served from HBM, where the backend has tiers."""
+        """Return how many lookups of each table HBM served, where the backend has tiers."""
         rates = {name: table.hit_rates() for name, table in self.tables.items()}
         return {name: rate for name, rate in rates.items() if rate is not None}
 

@@ -123,7 +123,7 @@ def apply_plan(
 
 
 def applied_plan(model: nn.Module) -> AppliedPlan:
-    """The placed tables of a model, of a copy of it, or of one that was loaded.
+    """Return the placed tables of a model, of a copy of it, or of one that was loaded.
 
     Raises
     ------
@@ -229,14 +229,14 @@ def _place(
 
 
 def _home(model: nn.Module) -> torch.device:
-    """Where tables on the meta device go: where the model is, as far as it is anywhere."""
+    """Return where tables on the meta device go: where the model is, as far as it is anywhere."""
     return next(
         (each.device for each in model.parameters() if not each.is_meta), torch.get_default_device()
     )
 
 
 def _read_by_one(plan: Plan) -> Plan:
-    """The plan, each of whose tables is read by one feature of its name that sums.
+    """Return the plan, each of whose tables is read by one feature of its name that sums.
 
     Mean and max are taken of sums and of single rows outside.
     """

@@ -28,7 +28,7 @@ class Output:
 
 
 def as_they_are(rows: Tensor) -> Tensor:
-    """What `Output.of_rows` is where a module gives the rows of its bags."""
+    """Return what `Output.of_rows` is where a module gives the rows of its bags."""
     return rows
 
 
@@ -54,7 +54,7 @@ class Call:
     key_step: int = 0  # Of the table's key map.
 
     def result(self) -> Tensor:
-        """What the module made of its rows, with the graph; looks them up where they wait."""
+        """Return what the module made of its rows, with the graph; look rows up if they wait."""
         if self.made is None:
             if self.rows is None:
                 self.table.shared.flush()
@@ -133,7 +133,7 @@ class Step:
             self.embeddings.set_update_count(self.updates)
 
     def is_complete(self) -> bool:
-        """Whether each table's only gradient is that of this step's call."""
+        """Return whether each table's only gradient is that of this step's call."""
         return all(
             call.step is self
             and call.gradient is not None
@@ -145,7 +145,7 @@ class Step:
 
 
 def joined(calls: Sequence[Call], device: torch.device) -> BagBatch:
-    """All bags of several calls of a table, one after the other."""
+    """Return all bags of several calls of a table, one after the other."""
     ids, offsets, base = [torch.empty(0, dtype=torch.int64, device=device)], [], 0
     for call in calls:
         ids.append(call.batch.ids.long())
@@ -167,7 +167,7 @@ def joined(calls: Sequence[Call], device: torch.device) -> BagBatch:
 
 
 def present_device(name: str) -> torch.device:
-    """A device by its name, or the CPU where it is a GPU and there is none."""
+    """Return a device by its name, or the CPU where it is a GPU and there is none."""
     device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         return torch.device("cpu")
@@ -201,7 +201,7 @@ class Later(Tensor):
 
     @staticmethod
     def of(call: Call) -> "Later":
-        """The output of a call that waits."""
+        """Return the output of a call that waits."""
         output, device = call.output, call.table.device
         later: Later = Tensor._make_wrapper_subclass(
             Later, output.shape, dtype=output.dtype, device=device

@@ -24,21 +24,21 @@ class Lookups:
         return self.offsets.numel() - 1
 
     def to(self, device: torch.device) -> "Lookups":
-        """The same on a device, without gradients."""
+        """Return the same on a device, without gradients."""
         weights = None if self.weights is None else self.weights.detach().to(device)
         return Lookups(self.ids.to(device), self.offsets.to(device), weights)
 
     def batch(self) -> BagBatch:
-        """The same, checked."""
+        """Return the same, checked."""
         bounds = 0, self.ids.numel()
         return BagBatch(self.ids, self.offsets, self.batch_size, self.weights, bounds)
 
     def single(self) -> "Lookups":
-        """Each lookup in a bag of its own."""
+        """Return each lookup in a bag of its own."""
         return Lookups(self.ids, _range(self.ids.numel() + 1, self.ids), self.weights)
 
     def without(self, padding_idx: int) -> "Lookups":
-        """The same without lookups of an id. Waits for the device."""
+        """Return the same without lookups of an id. Waits for the device."""
         keep = self.ids != padding_idx
         before = torch.nn.functional.pad(keep.cumsum(0), (1, 0))
         weights = None if self.weights is None else self.weights[keep]
@@ -46,7 +46,7 @@ class Lookups:
 
 
 def of_rows(ids: Tensor) -> Lookups:
-    """Each id of a tensor of any shape in a bag of its own."""
+    """Return each id of a tensor of any shape in a bag of its own."""
     flat = _checked(ids).reshape(-1)
     return Lookups(flat, _range(flat.numel() + 1, flat))
 
@@ -54,7 +54,7 @@ def of_rows(ids: Tensor) -> Lookups:
 def of_bags(
     ids: Tensor, offsets: Tensor | None, weights: Tensor | None, include_last_offset: bool
 ) -> Lookups:
-    """The bags of a call of `nn.EmbeddingBag`.
+    """Return the bags of a call of `nn.EmbeddingBag`.
 
     Ids have shape (bags, length), or (lookups,) with offsets of shape (bags,), or (bags + 1,) if
     they include the last one; weights have that of the ids.

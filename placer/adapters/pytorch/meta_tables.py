@@ -36,7 +36,7 @@ class DrawnRows:
             )
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """Rows of the ids ``start..stop``, which are one block."""
+        """Return rows of the ids ``start..stop``, which are one block."""
         module = self._module
         digest = hashlib.sha256(f"{self.seed}/{self._name}/{start}".encode()).digest()
         seed = int.from_bytes(digest[:7], "little")
@@ -61,7 +61,7 @@ class DrawnRows:
 
 
 def _is_by_block(module: nn.Embedding | nn.EmbeddingBag) -> bool:
-    """Whether a module draws rows alike wherever they are and however many there are."""
+    """Return whether a module draws rows alike wherever they are and however many there are."""
     try:
         few, many = (_drawn(module, rows, 0) for rows in (_PROBE_ROWS, 2 * _PROBE_ROWS))
         other = _drawn(module, _PROBE_ROWS, 1)

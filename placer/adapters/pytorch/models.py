@@ -39,12 +39,12 @@ class ModelTable:
 
 
 def pooling_of(module: EmbeddingModule) -> Pooling:
-    """How a module pools, in placer's words."""
+    """Return how a module pools, in placer's words."""
     return _POOLINGS[module.mode] if isinstance(module, nn.EmbeddingBag) else "none"
 
 
 def model_tables(model: nn.Module) -> tuple[ModelTable, ...]:
-    """All tables of a model, in the order of its modules.
+    """Return all tables of a model, in the order of its modules.
 
     A module whose weight is computed by others, as parametrizations do, is none.
     """
@@ -73,7 +73,7 @@ def match_tables(
     strict: bool,
     growing: Container[str] = (),
 ) -> dict[str, ModelTable]:
-    """The model's table for each of a plan's, once all of them fit.
+    """Return the model's table for each of a plan's, once all of them fit.
 
     A table is matched by the path of its module, which `names` may say, or by the end of the path
     if only one ends so. If `strict`, all tables of the model must be in the plan. Raises
@@ -110,7 +110,7 @@ def match_tables(
 
 
 def _by_end(by_path: Mapping[str, ModelTable]) -> dict[str, dict[int, ModelTable]]:
-    """Tables by each end of their paths, and then by the `id` of their weights."""
+    """Return tables by each end of their paths, and then by the `id` of their weights."""
     by_end: dict[str, dict[int, ModelTable]] = defaultdict(dict)
     for path, table in by_path.items():
         end = path
@@ -135,7 +135,7 @@ def _find(
     by_path: Mapping[str, ModelTable],
     by_end: Mapping[str, Mapping[int, ModelTable]],
 ) -> ModelTable | str:
-    """The table, or what is wrong."""
+    """Return the table, or what is wrong."""
     if path is not None:
         if path in by_path:
             return by_path[path]
@@ -170,7 +170,7 @@ def _faults(
     holders: Mapping[int, Sequence[tuple[int, str]]],
     grows: bool,
 ) -> list[str]:
-    """What makes a model's table another than the plan's, or one that cannot be placed."""
+    """Return what makes a model's table another than the plan's, or one that cannot be placed."""
     weight, faults = partner.weight, []
     if tuple(weight.shape) != (table.rows, table.dim):
         shape = " × ".join(map(str, weight.shape))

@@ -27,7 +27,7 @@ class OpenCalls:
         self._steps = 0
 
     def steps(self) -> int:
-        """How many of the last steps are open."""
+        """Return how many of the last steps are open."""
         waiting = self._collected
         first = (call.key_step for call in self._calls if not call.ended or call in waiting)
         return self._steps - min(first, default=self._steps + 1) + 1

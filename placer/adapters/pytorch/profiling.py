@@ -130,7 +130,7 @@ def _named(tables: Iterable[ModelTable], names: Mapping[str, str]) -> dict[str, 
 
 
 def _samples(counters: Iterable["_TableCounter"]) -> int:
-    """The number of bags that most calls of the batch had; of several such, the largest."""
+    """Return the number of bags that most calls of the batch had; of several such, the largest."""
     sizes = Counter(lookups.batch_size for counter in counters for _, lookups in counter.calls)
     return max(sizes, key=lambda size: (sizes[size], size), default=0)
 
@@ -148,7 +148,7 @@ class _TableCounter:
         self.counts = DenseCounts(self.table.weight.shape[0])
 
     def hook(self) -> Callable[..., None]:
-        """What a module calls before its forward."""
+        """Return what a module calls before its forward."""
 
         def note(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             lookups = _lookups(module, *args, **kwargs)

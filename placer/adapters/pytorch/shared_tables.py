@@ -102,7 +102,7 @@ class SharedTables:
         weight.write(order)
 
     def of_table(self, table: "PlacedTable") -> ShardedEmbeddings:
-        """One table alone, when no call waits any more: ranks ask for it in the same order."""
+        """Return one table alone, once no call waits: ranks ask for tables in the same order."""
         self.flush()
         part = self._part((table.name,))
         order = part.id_order()
@@ -111,7 +111,7 @@ class SharedTables:
         return part
 
     def move(self, device: torch.device) -> None:
-        """Lay all tables out anew on another device."""
+        """Lay all tables out again on another device."""
         self.flush()
         old, self._whole, self.device = self.whole, None, device
         self._parts.clear()
@@ -146,7 +146,7 @@ class SharedTables:
             self.flush()
 
     def look_up(self, call: Call) -> Tensor:
-        """The output of a call, at once or when someone wants to see it; without its graph."""
+        """Return the output of a call without its graph, at once or when someone reads it."""
         self._waiting.append(call)
         if self._depth:
             return Later.of(call)
@@ -277,7 +277,7 @@ class SharedTables:
             call.step = step if call.trains else None
 
     def _anew(self, table: "PlacedTable") -> Call:
-        """One call for all of a table's: what it read then is let go of."""
+        """Return one call for all of a table's: what it read then is let go of."""
         calls = tuple(sorted(table.calls, key=lambda call: call.number))
         for call in calls:
             call.let_go()
@@ -306,7 +306,7 @@ def unwatch(model: nn.Module) -> None:
 
 
 def _kind(table: "PlacedTable", complete: dict[int, bool]) -> int:
-    """How a table can be updated; whether steps are complete is remembered."""
+    """Return how a table can be updated; whether steps are complete is remembered."""
     if not table.calls:
         return _NONE
     step = table.calls[0].step
@@ -318,12 +318,12 @@ def _kind(table: "PlacedTable", complete: dict[int, bool]) -> int:
 
 
 def _steps(calls: Iterable[Call]) -> list[Step]:
-    """The steps of calls, each once."""
+    """Return the steps of calls, each once."""
     return list({id(call.step): call.step for call in calls if call.step is not None}.values())
 
 
 def _made_anew(call: Call) -> list[tuple[Tensor, Tensor | None]]:
-    """What modules made of the rows of the calls that one call stands for, and its gradients."""
+    """Return what modules made of the rows of a call's parts, and its gradients."""
     rows = call.result()
     if not call.stands_for:  # Other ranks have read the table, this one has not.
         return [(rows, torch.zeros_like(rows))]

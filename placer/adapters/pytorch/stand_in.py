@@ -56,7 +56,7 @@ class StandIn(nn.Module):
         return self._original[0]
 
     def give_back(self) -> EmbeddingModule:
-        """The module whose place this took, which may be called again once it has its weight."""
+        """Return the module that this one replaced, ready to be called once it has its weight."""
         self.original.__dict__.pop("forward", None)
         self.original.train(self.training)
         return self.original
@@ -76,7 +76,7 @@ class StandIn(nn.Module):
         return self.table.all_rows().to(self.original.weight.dtype)
 
     def extra_repr(self) -> str:
-        """What `print(model)` shows of it."""
+        """Return what `print(model)` shows of it."""
         table = self.table
         return (
             f"{self.num_embeddings}, {self.embedding_dim}, table={table.name!r}, "
@@ -128,7 +128,7 @@ class StandIn(nn.Module):
         self.table.load_model_state({name: state_dict[other] for other, name in names.items()})
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "StandIn":
-        """What `model.to`, `.cuda` and `.half` do to a module's tensors."""
+        """Return what `model.to`, `.cuda` and `.half` do to a module's tensors."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         dtype = self.original.weight.dtype
         after = fn(torch.empty(0, dtype=dtype, device=self.table.device))
@@ -141,7 +141,7 @@ class StandIn(nn.Module):
         return self
 
     def _output(self, of_rows: Callable[[Tensor], Tensor], *shape: int) -> Output:
-        """What is made of rows, in the type of the original, and of a shape."""
+        """Return what is made of rows, in the type of the original, and of a shape."""
         dtype = self.original.weight.dtype
         shape = (*shape, self.embedding_dim)
 
@@ -157,7 +157,7 @@ class PlacedEmbedding(StandIn):
 
     @uncompiled
     def forward(self, input: Tensor) -> Tensor:
-        """Rows of ids of any shape: shape (*ids, dim).
+        """Return rows of ids of any shape: shape (*ids, dim).
 
         Raises DataError if an id is no row of the table.
         """
@@ -188,7 +188,7 @@ class PlacedEmbeddingBag(StandIn):
     def forward(
         self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
     ) -> Tensor:
-        """Pooled rows of each bag: shape (bags, dim).
+        """Return pooled rows of each bag: shape (bags, dim).
 
         Raises DataError if an id is no row of the table, shapes do not fit together, or weights are
         passed to bags that are not summed.
@@ -220,7 +220,7 @@ def _is_empty(name: str, *_: Any, **__: Any) -> Tensor:
 
 
 def stand_in(original: EmbeddingModule, table: PlacedTable) -> StandIn:
-    """What takes a module's place."""
+    """Return what takes a module's place."""
     if isinstance(original, nn.EmbeddingBag):
         return PlacedEmbeddingBag(original, table)
     return PlacedEmbedding(original, table)

@@ -46,7 +46,7 @@ class PlacedTable:
 
     The plan is of this table alone, read by one feature that sums. The weight is in id order; where
     ranks share the table, that of the first one counts. Copies and pickles carry the plan, the
-    weights and the optimizer's state, and lay them out anew.
+    weights and the optimizer's state, and lay them out again.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class PlacedTable:
         return rows if self._own is None else output.of_rows(rows)
 
     def row(self, index: int) -> Tensor:
-        """A row that no lookup trains, such as the padding: float32, shape (dim,)."""
+        """Return a row that no lookup trains, such as the padding: float32, shape (dim,)."""
         if self.grows:  # Zeros: all rows are other keys'.
             return torch.zeros(self.table.dim, device=self.device)
         if index not in self._frozen_rows or self._trains_all_rows:
@@ -180,14 +180,14 @@ class PlacedTable:
         return self._frozen_rows[index]
 
     def all_rows(self) -> Tensor:
-        """The whole weight, shape (rows, dim); gradients flow to it as to a parameter."""
+        """Return the whole weight, shape (rows, dim); gradients flow to it as to a parameter."""
         self._trains_all_rows |= torch.is_grad_enabled()
         ids = torch.arange(self.table.rows, device=self.device)
         bags = torch.arange(ids.numel() + 1, device=self.device)
         return self.look_up(Lookups(ids, bags), are_rows=True)
 
     def weight(self) -> Tensor:
-        """A copy of the weight in id order, on the host."""
+        """Return a copy of the weight in id order, on the host."""
         return self.model_state()["weight"]
 
     def model_state(self) -> dict[str, Tensor]:
@@ -206,7 +206,7 @@ class PlacedTable:
         self._frozen_rows.clear()
 
     def optimizer_state(self) -> dict[str, Tensor]:
-        """State by ``<table>.<name>``, and ``<table>.updates``; see `PlacedEmbeddings`."""
+        """Return state by ``<table>.<name>``, and ``<table>.updates``; see `PlacedEmbeddings`."""
         state = self.embeddings.optimizer_state_dict()
         if UPDATES in state:
             state[f"{self.name}.{UPDATES}"] = state.pop(UPDATES)
@@ -222,7 +222,7 @@ class PlacedTable:
         self.embeddings.load_optimizer_state_dict(own)
 
     def hit_rates(self) -> HitRates | None:
-        """How many lookups HBM served, where the backend has tiers and no ranks share them."""
+        """Return how many lookups HBM served, where the backend has tiers and ranks share none."""
         return None if self._own is None else self._own.hit_rates()
 
     @property
@@ -294,7 +294,7 @@ class PlacedTable:
         self.load_optimizer_state(state["optimizer"])
 
     def rows_of(self, batch: BagBatch | Lookups) -> Tensor:
-        """What the executor gives for a batch, with its graph, in one process."""
+        """Return what the executor gives for a batch, with its graph, in one process."""
         rows: Tensor = self.embeddings(batch)[self.name]
         return rows
 

@@ -26,7 +26,7 @@ def to_sharding_plan(
     staged_as: Staged | None = None,
     state_by_column_slice: bool = False,
 ) -> Any:
-    """The `ShardingPlan` of a plan, for `DistributedModelParallel(module, plan=...)`.
+    """Return the `ShardingPlan` of a plan, for `DistributedModelParallel(module, plan=...)`.
 
     Ranks are the topology's GPUs in their order.
 
@@ -88,7 +88,7 @@ def document(
     staged_as: Staged | None = None,
     state_by_column_slice: bool = False,
 ) -> dict[str, Any]:
-    """The `ShardingPlan` of a plan as JSON, in the layout of `ShardingPlan._serialize`.
+    """Return the `ShardingPlan` of a plan as JSON, in the layout of `ShardingPlan._serialize`.
 
     It has the caches' load factors too. Under ``remapped`` it lists the tables that hold only
     some row ranks of a table of the plan, and which; under ``managed_collisions`` the arguments of
@@ -129,12 +129,7 @@ def document(
 
 
 def require_torchrec() -> None:
-    """Raise unless torchrec can be imported, and FBGEMM's library with it.
-
-    Raises
-    ------
-    BackendError
-    """
+    """Raise unless torchrec can be imported, and FBGEMM's library with it."""
     try:
         import torchrec  # noqa: F401
     except (ImportError, OSError) as error:  # OSError: FBGEMM built for another torch.
@@ -285,7 +280,7 @@ def _parameter_sharding(plan: Plan, part: Part, device: str, prefetch: bool) -> 
 
 
 def _written(plan: Plan, part: Part, device: str) -> dict[str, Any]:
-    """A table's `ParameterSharding` as JSON."""
+    """Return a table's `ParameterSharding` as JSON."""
     sharding = part.sharding
     own: dict[str, Any] = {
         "sharding_type": sharding.kind,

@@ -10,14 +10,9 @@ from placer.tables import Table
 
 
 def with_fixed_rows(plan: Plan) -> Plan:
-    """The plan with tables that grow as fixed ones, in row blocks as TorchRec has them.
+    """Return the plan with tables that grow as fixed ones, in row blocks as TorchRec has them.
 
     They get as many rows on each GPU, up to one more than the plan has there.
-
-    Raises
-    ------
-    PlanMismatchError
-        If a table is not row-wise, or gives its rows to keys in a way that MPZCH does not have.
     """
     if not plan.growing:
         return plan
@@ -36,7 +31,7 @@ def with_fixed_rows(plan: Plan) -> Plan:
 
 
 def mpzch_options(table: Table, gpus: int) -> dict[str, Any]:
-    """The arguments of TorchRec's `HashZchManagedCollisionModule`, as JSON.
+    """Return the arguments of TorchRec's `HashZchManagedCollisionModule`, as JSON.
 
     Parameters
     ----------

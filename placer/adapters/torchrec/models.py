@@ -52,13 +52,7 @@ class TableOfModel:
         return classes[0].__name__ if classes else None
 
     def as_table(self, optimizer: OptimizerName, pooling_factors: dict[str, float]) -> Table:
-        """The table in our words; `optimizer` is that of tables whose module tells none.
-
-        Raises
-        ------
-        PlanMismatchError
-            If it has a dtype or an optimizer that no plan has.
-        """
+        """Return the table in our words; `optimizer` is that of tables whose module tells none."""
         config = self.config
         if config.data_type not in DTYPES:
             raise PlanMismatchError(
@@ -87,13 +81,7 @@ class TableOfModel:
 
 
 def tables_of(model: nn.Module) -> dict[str, TableOfModel]:
-    """The tables of a model's embedding modules, by name, in the model's order.
-
-    Raises
-    ------
-    PlanMismatchError
-        If two of them have one name.
-    """
+    """Return the tables of a model's embedding modules, by name, in the model's order."""
     tables: dict[str, TableOfModel] = {}
     for path, module in collections_of(model):
         pooled = isinstance(module, EmbeddingBagCollection)

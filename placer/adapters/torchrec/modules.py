@@ -39,7 +39,7 @@ class IdToRank(nn.Module):
         )
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Ranks of `ids`, int64, of any shape."""
+        """Return ranks of `ids`, int64, of any shape."""
         count = self.ascending.numel()
         if not count:
             return ids.long()
@@ -143,7 +143,7 @@ class SplitCollection(nn.Module):
                 self._readings.append(_Reading(feature, config.name, own, [*of_parts], mean))
 
     def forward(self, features: KeyedJaggedTensor) -> Any:
-        """What the original collection returns of these features."""
+        """Return what the original collection returns of these features."""
         if features.variable_stride_per_key():
             raise PlanMismatchError("split tables take batches of one size for all features")
         taken, chosen = self._remap(features)
@@ -240,7 +240,7 @@ def _require_splittable(collection: Any, name: str, weighted_mean: bool) -> None
 
 
 def _part_config(config: Any, part: Part, pooled: bool) -> Any:
-    """The table's config for a part: initialized alike, and summed, whatever the pooling."""
+    """Return the table's config for a part: initialized alike, and summed, whatever the pooling."""
     return replace(
         config,
         name=part.name,

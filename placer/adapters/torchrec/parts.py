@@ -51,7 +51,7 @@ class Part:
 
 
 def parts_of(plan: Plan, table: Table, *, staged_as: Staged | None = None) -> tuple[Part, ...]:
-    """The tables that TorchRec needs for a table of a plan.
+    """Return the tables that TorchRec needs for a table of a plan.
 
     Parameters
     ----------
@@ -94,7 +94,7 @@ def parts_of(plan: Plan, table: Table, *, staged_as: Staged | None = None) -> tu
 
 
 def _readable(shard: Shard, staged_as: Staged | None) -> Shard:
-    """A shard whose staged rows are read as the user said."""
+    """Return a shard whose staged rows are read as the user said."""
     if shard.lookup != "staged" or staged_as is None or not shard.row_count:
         return shard
     lookup: Lookup = staged_as
@@ -103,7 +103,7 @@ def _readable(shard: Shard, staged_as: Staged | None) -> Shard:
 
 
 def _edge(plan: Plan, table: Table, shards: Sequence[Shard]) -> int | None:
-    """The rank at which TorchRec can have a table as two, if there is one.
+    """Return the rank at which TorchRec can have a table as two, if there is one.
 
     On its two sides rows are read or replicated in different ways: two tables are for that, and
     not for row blocks of other sizes than TorchRec's.
@@ -126,7 +126,7 @@ def _edge(plan: Plan, table: Table, shards: Sequence[Shard]) -> int | None:
 def _part(
     plan: Plan, table: Table, shards: Sequence[Shard], start: int, stop: int, suffix: str
 ) -> Part:
-    """The part of a table with the ranks `start`..`stop`."""
+    """Return the part of a table with the ranks `start`..`stop`."""
     name = f"{table.name}__{suffix}"
     own = replace(table, name=name, rows=stop - start)
     moved = [

@@ -98,7 +98,7 @@ def from_sharding_plan(
 
 
 def topology_of(topology: Any) -> Topology:
-    """The machine of TorchRec's planner as our topology.
+    """Return the machine of TorchRec's planner as our topology.
 
     Rank r is ``gpu:r``. TorchRec takes host memory as a cap for each rank; ours is one for each
     host, the sum of its ranks'. Where ranks compute on CPUs, each rank's memory is taken for its
@@ -142,7 +142,7 @@ def topology_of(topology: Any) -> Topology:
 
 
 def _split_parts(module: Any) -> "dict[str, tuple[Part, SplitCollection]]":
-    """The parts of split tables, by the names of their tables in TorchRec's model."""
+    """Return the parts of split tables, by the names of their tables in TorchRec's model."""
     from placer.adapters.torchrec.modules import SplitCollection
 
     return {
@@ -227,7 +227,7 @@ def _require_same(tables: Mapping[str, Table], profile: Profile) -> None:
 def _buffered(
     shards: list[Shard], profile: Profile, machine: Topology, batch_size: int
 ) -> list[Shard]:
-    """The shards with their buffers; of a table's shards on a GPU only one returns the bags."""
+    """Return the shards with their buffers; of a table's shards on a GPU one returns bags."""
     buffered, returned = [], set()
     for shard in shards:
         key = (shard.table, shard.devices, shard.cols)

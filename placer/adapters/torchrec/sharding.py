@@ -64,13 +64,13 @@ class Sharding:
 
 
 def even_blocks(rows: int, ways: int) -> list[tuple[int, int]]:
-    """TorchRec's row blocks as (start, stop): ceil(rows / ways) each, so the last may be empty."""
+    """Return TorchRec's row blocks of ceil(rows / ways) as (start, stop); the last may be empty."""
     size = -(-rows // ways)
     return [(min(rows, size * way), min(rows, size * (way + 1))) for way in range(ways)]
 
 
 def sharding_of(topology: Topology, table: Table, shards: Sequence[Shard]) -> Sharding:
-    """The shards of `table` as TorchRec would name them.
+    """Return the shards of `table` as TorchRec would name them.
 
     Raises
     ------
@@ -186,7 +186,7 @@ def _position(block: Block) -> tuple[int, int]:
 
 
 def _row_blocks(table: Table, first: Block, ranks: list[int]) -> list[Block]:
-    """TorchRec's blocks of the columns of `first` on these ranks."""
+    """Return TorchRec's blocks of the columns of `first` on these ranks."""
     return [
         first._replace(rows=stop - start, first_row=start, rank=rank)
         for (start, stop), rank in zip(even_blocks(table.rows, len(ranks)), ranks, strict=True)

@@ -20,7 +20,7 @@ _KEY = re.compile(
 
 
 def merge_state_dict(state_dict: Mapping[str, Any], module: Any) -> dict[str, "Tensor"]:
-    """A state as the model before `split_tables` has it: whole tables, rows in id order.
+    """Return a state as the model before `split_tables` has it: whole tables, rows in id order.
 
     Collective where values are sharded: all ranks call it, and rank 0 gets the tables, which have
     to fit its host's memory; the others get an empty dict.
@@ -52,7 +52,7 @@ def merge_state_dict(state_dict: Mapping[str, Any], module: Any) -> dict[str, "T
 
 
 def split_state_dict(state_dict: Mapping[str, Any], module: Any) -> dict[str, "Tensor"]:
-    """The state of the model before `split_tables`, as the split one has it.
+    """Return the state of the model before `split_tables`, as the split one has it.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ def load_state_dict(module: Any, state_dict: Mapping[str, Any]) -> None:
     ----------
     module : nn.Module
         Split or not, sharded by TorchRec or not. TorchRec draws the weights of tables that it
-        shards anew, so this also copies those of the model that it was called with.
+        shards again, so this also copies those of the model that it was called with.
     state_dict : mapping
         Of whole tables, rows in id order; all of it, on every rank.
 
@@ -86,7 +86,7 @@ def load_state_dict(module: Any, state_dict: Mapping[str, Any]) -> None:
 def merge_optimizer_state_dict(
     state_dict: Mapping[str, Any], module: Any
 ) -> dict[str, dict[str, dict[str, "Tensor"]]]:
-    """The state of TorchRec's fused optimizers for whole tables, rows in id order.
+    """Return the state of TorchRec's fused optimizers for whole tables, rows in id order.
 
     Collective, and for rank 0 alone, like `merge_state_dict`.
 
@@ -137,7 +137,7 @@ class _Split(NamedTuple):
 
 
 def _split_tables(module: Any) -> dict[str, _Split]:
-    """The tables that a model was split into, by name."""
+    """Return the tables that a model was split into, by name."""
     from placer.adapters.torchrec.modules import SplitCollection
 
     return {
@@ -150,7 +150,7 @@ def _split_tables(module: Any) -> dict[str, _Split]:
 
 
 def _whole_key(key: str, split: Mapping[str, _Split]) -> tuple[str, _Split | None]:
-    """What the model before `split_tables` calls a value, and which part of a table it is of."""
+    """Return a value's key in the model before `split_tables`, and its part of the table."""
     match = _KEY.fullmatch(key)
     if match is None:
         return key, None
@@ -160,7 +160,7 @@ def _whole_key(key: str, split: Mapping[str, _Split]) -> tuple[str, _Split | Non
 
 
 def _flat(state_dict: Mapping[str, Any]) -> dict[str, Any]:
-    """The state of optimizers with keys as weights have them: ``….C3.momentum1``."""
+    """Return the state of optimizers with keys as weights have them: ``….C3.momentum1``."""
     return {
         f"{key}.{name.removeprefix(key.split('.')[-2] + '.')}": value
         for key, slots in state_dict["state"].items()
@@ -169,7 +169,7 @@ def _flat(state_dict: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _values_of(keys: Iterable[str], state: Mapping[str, Any], module: Any) -> dict[str, "Tensor"]:
-    """The values of the split model's keys, from the state of the one before `split_tables`."""
+    """Return values by the split model's keys, from the state before `split_tables`."""
     import torch
 
     split, values = _split_tables(module), {}
@@ -200,7 +200,7 @@ def _load(targets: Mapping[str, Any], state: Mapping[str, Any], module: Any) -> 
 
 
 def _ids(part: Part, ranks: Ranks) -> Any:
-    """The ids of a part's rows, in its order, int64, shape (rows of the part,)."""
+    """Return the ids of a part's rows, in its order, int64, shape (rows of the part,)."""
     if not part.remapped:
         return np.arange(part.stop, dtype=np.int64)
     unlisted = np.arange(max(part.start, ranks.listed.size), part.stop, dtype=np.int64)
@@ -208,7 +208,7 @@ def _ids(part: Part, ranks: Ranks) -> Any:
 
 
 def _joined(key: str, own: _Split, state: Mapping[str, Any]) -> "Tensor":
-    """A whole table from its parts, one of which has this key."""
+    """Return a whole table from its parts, one of which has this key."""
     import torch
 
     like: Tensor = state[key]
@@ -222,14 +222,14 @@ def _joined(key: str, own: _Split, state: Mapping[str, Any]) -> "Tensor":
 
 
 def _span(tensor: "Tensor", offsets: Iterable[int]) -> tuple[slice, ...]:
-    """Where a shard with these offsets is in the whole tensor."""
+    """Return where a shard with these offsets is in the whole tensor."""
     return tuple(
         slice(first, first + size) for first, size in zip(offsets, tensor.shape, strict=True)
     )
 
 
 def _whole(value: Any) -> Any:
-    """A tensor with all its shards, on rank 0; None on other ranks."""
+    """Return a tensor with all its shards, on rank 0; None on other ranks."""
     import torch
     import torch.distributed as dist
     from torch.distributed._shard.sharded_tensor.api import ShardedTensor
@@ -249,7 +249,7 @@ def _whole(value: Any) -> Any:
 
 
 def _gathered(flat: Mapping[str, Any]) -> dict[str, "Tensor"]:
-    """The tensors of all ranks, whole, on rank 0; nothing on others.
+    """Return the tensors of all ranks, whole, on rank 0; nothing on others.
 
     A rank has no entry for a table of which it has no shard, so each sends what it has.
     """
@@ -273,7 +273,7 @@ def _gathered(flat: Mapping[str, Any]) -> dict[str, "Tensor"]:
 
 
 def _local(value: Any) -> list[tuple[Any, Any]]:
-    """The shards of a tensor that this rank has, and their offsets."""
+    """Return the shards of a tensor that this rank has, and their offsets."""
     from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
     if isinstance(value, ShardedTensor):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def split_tables(module: Any, plan: Plan, *, staged_as: Staged | None = None) -> Any:
-    """The model with those tables split that the plan has in parts, for `to_sharding_plan`.
+    """Return the model with those tables split that the plan has in parts, for `to_sharding_plan`.
 
     An embedding collection with such a table becomes a `SplitCollection`, which takes ids and
     returns rows as before and holds ``C3__hot`` and ``C3__cold`` for ``C3``, or ``C3__ranked``
@@ -77,7 +77,7 @@ def split_tables(module: Any, plan: Plan, *, staged_as: Staged | None = None) ->
 def managed_collisions(
     options: Mapping[str, Mapping[str, Any]], configs: Sequence[Any], device: Any
 ) -> Any:
-    """TorchRec's `ManagedCollisionCollection` of tables that grow.
+    """Return TorchRec's `ManagedCollisionCollection` of tables that grow.
 
     Parameters
     ----------

@@ -30,7 +30,7 @@ AnyPath = str | os.PathLike[str]
 
 
 def find(paths: AnyPath | Sequence[AnyPath], metadata: list[str] | None = None) -> list[str]:
-    """The files that paths stand for, in order.
+    """Return the files that paths stand for, in order.
 
     A folder stands for the files in it and in its folders, ordered by name, numbers by value;
     names that begin with a dot or an underscore are left out. A pattern (``*``, ``?``, ``[``,
@@ -70,7 +70,7 @@ def find(paths: AnyPath | Sequence[AnyPath], metadata: list[str] | None = None) 
 
 
 def partitions(file: str) -> dict[str, str | None]:
-    """Values that the folders of a file name, as Hive writes them.
+    """Return values that the folders of a file name, as Hive writes them.
 
     >>> partitions("log/day=3/country=__HIVE_DEFAULT_PARTITION__/part-0.parquet")
     {'day': '3', 'country': None}
@@ -81,7 +81,7 @@ def partitions(file: str) -> dict[str, str | None]:
 
 
 def natural(name: str) -> list[tuple[int, str]]:
-    """A key that orders names with numbers by these: day_2 before day_10."""
+    """Return a key that orders names with numbers by these: day_2 before day_10."""
     return [
         (int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"([0-9]+)", name)
     ]
@@ -176,7 +176,7 @@ def _regex(pattern: str) -> str:
 
 
 def _is_endless(stream: IO[bytes]) -> bool:
-    """Whether it is a device other than a terminal or the one without content."""
+    """Return whether it is a device other than a terminal or the one without content."""
     try:
         device = os.fstat(stream.fileno())
     except OSError:  # Not a file at all, but bytes in memory.
@@ -186,7 +186,7 @@ def _is_endless(stream: IO[bytes]) -> bool:
 
 
 def _copied(stream: IO[bytes], name: str) -> str:
-    """A temporary file, deleted when the process ends, with all that a pipe holds."""
+    """Return a temporary file, deleted when the process ends, with all that a pipe holds."""
     if _is_endless(stream):
         raise DataError(f"{shown(name)} is a device, not a log; name a file, a folder or a pipe")
     folder = tempfile.mkdtemp(prefix="placer-")

@@ -27,7 +27,7 @@ class FileIdentity:
 
 
 def identify(files: Sequence[str]) -> tuple[FileIdentity, ...]:
-    """What a log's files are known by; raises DataError if one cannot be read."""
+    """Return what a log's files are known by; raises DataError if one cannot be read."""
     return tuple(map(_identity, files))
 
 
@@ -52,7 +52,7 @@ FileState = tuple[int, int, int]
 
 
 def states(files: Sequence[str]) -> dict[str, FileState]:
-    """What changes when a file is replaced or written; pipes have none."""
+    """Return what changes when a file is replaced or written; pipes have none."""
     found = {}
     remote: dict[str, tuple[Any, list[tuple[str, str]]]] = {}
     for file in files:

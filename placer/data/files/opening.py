@@ -28,7 +28,7 @@ _MAGIC = {b"\x1f\x8b\x08": ".gz", b"BZh": ".bz2", b"\xfd7zXZ\0": ".xz", b"(\xb5/
 
 
 def suffixes(file: str) -> tuple[str, str]:
-    """The suffix of a file's format, and that of its compression, in lower case.
+    """Return the suffix of a file's format, and that of its compression, in lower case.
 
     >>> suffixes("s3://logs/day_0.CSV.gz?region=eu-west-1"), suffixes("day_0")
     (('.csv', '.gz'), ('', ''))
@@ -61,14 +61,14 @@ def open_unpacked(file: str) -> IO[bytes]:
 
 
 def _packing(stream: Any) -> str:
-    """The suffix of what a file at its start is compressed by; an empty one if by nothing."""
+    """Return the suffix of the compression that a file's first bytes show, or an empty text."""
     start = guarded(lambda: bytes(stream.read(6)), "")
     stream.seek(0)
     return next((suffix for magic, suffix in _MAGIC.items() if start.startswith(magic)), "")
 
 
 def guarded(read: Callable[[], T], file: str) -> T:
-    """What `read` gives; a DataError that names the file if it cannot be read."""
+    """Return what `read` gives; a DataError that names the file if it cannot be read."""
     try:
         return read()
     except (OSError, pa.ArrowException) as error:

@@ -73,7 +73,7 @@ class Staging:
         self._folder.cleanup()
 
     def input(self, uri: str) -> Path:
-        """A copy of a profile's folder, or of a file with those that it names."""
+        """Return a copy of a profile's folder, or of a file with those that it names."""
         if scheme_of(uri) == "file":
             return Path(local_path(uri))
         place = self._place(uri)
@@ -83,7 +83,7 @@ class Staging:
             raise PlacerError(f"cannot read {shown(uri)}: {first_line(error)}") from error
 
     def output(self, uri: str) -> Path:
-        """Where to write what is sent to a store at the end."""
+        """Return where to write what is sent to a store at the end."""
         if scheme_of(uri) == "file":
             return Path(local_path(uri))
         system, path = store_of(uri)
@@ -114,7 +114,7 @@ class Staging:
 
 
 def _kind(system: Any, path: str) -> Any:
-    """Whether a path is a file or a folder; None where there is nothing."""
+    """Return whether a path is a file or a folder; None where there is nothing."""
     from pyarrow import fs
 
     kind = system.get_file_info(path).type
@@ -167,7 +167,7 @@ def _read(system: Any, file: str, uri: str) -> bytes:
 
 
 def _parts(content: bytes) -> list[str]:
-    """Names of the parts that a plan or a profile names."""
+    """Return names of the parts that a plan or a profile names."""
     texts = re.findall(rb'"((?:[^"\\]|\\.)*)"', content)
     names = (text.decode("utf-8", "replace") for text in texts)
     return list(dict.fromkeys(name for name in names if _PART.fullmatch(name)))

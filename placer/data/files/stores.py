@@ -20,7 +20,7 @@ SCHEMES = ("file", *_ARROW_SCHEMES, *_FSSPEC_SCHEMES)
 
 
 def is_uri(file: str) -> bool:
-    """Whether a name is a URI, not a path of this machine.
+    """Return whether a name is a URI, not a path of this machine.
 
     >>> is_uri("s3://bucket/day_0.csv"), is_uri("day_0.csv"), is_uri("C:/day_0.csv")
     (True, False, False)
@@ -38,7 +38,7 @@ class StagedPath(type(Path())):  # type: ignore[misc]  # What Path makes on this
 
 
 def uri_of(path: object) -> str:
-    """The URI that a path is, or is a copy of, without credentials; else an empty text.
+    """Return the URI that a path is, or is a copy of, without credentials; else an empty text.
 
     >>> uri_of("s3://key:secret@bucket/plan.json"), uri_of("plan.json")
     ('s3://bucket/plan.json', '')
@@ -48,7 +48,7 @@ def uri_of(path: object) -> str:
 
 
 def shown(file: str) -> str:
-    """A file for messages and profiles: a URI without credentials and settings.
+    """Return a file for messages and profiles: a URI without credentials and settings.
 
     >>> shown("s3://key:secret@bucket/day_0.csv?endpoint_override=localhost:9000")
     's3://bucket/day_0.csv'
@@ -63,7 +63,7 @@ def shown(file: str) -> str:
 
 
 def scheme_of(file: str) -> str:
-    """The scheme of a URI, in lower case; ``file`` for a path."""
+    """Return the scheme of a URI, in lower case; ``file`` for a path."""
     scheme = file.partition("://")[0].lower() if is_uri(file) else "file"
     if scheme not in SCHEMES:
         raise DataError(
@@ -74,7 +74,7 @@ def scheme_of(file: str) -> str:
 
 
 def store_of(file: str) -> tuple[Any, str]:
-    """The `pyarrow.fs.FileSystem` that holds a file, and the file's path there."""
+    """Return the `pyarrow.fs.FileSystem` that holds a file, and the file's path there."""
     scheme = scheme_of(file)
     if scheme == "file":
         from pyarrow import fs
@@ -89,12 +89,12 @@ def store_of(file: str) -> tuple[Any, str]:
 
 
 def local_path(file: str) -> str:
-    """The path of a file of this machine, which may be a ``file://`` URI."""
+    """Return the path of a file of this machine, which may be a ``file://`` URI."""
     return unquote(urlsplit(file).path) if is_uri(file) else file
 
 
 def beside(file: str, name: str) -> str:
-    """The file that a path leads to from the folder of another, as `finding` spells it.
+    """Return the file that a path leads to from the folder of another, as `finding` spells it.
 
     >>> beside("s3://bucket/log/_metadata?region=eu", "day=1/a b.parquet")
     's3://bucket/log/day=1/a%20b.parquet?region=eu'
@@ -135,5 +135,5 @@ def _fsspec_store(file: str) -> tuple[Any, str]:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, in one line."""
+    """Return what an error says, in one line."""
     return (str(error) or type(error).__name__).splitlines()[0]

@@ -40,7 +40,7 @@ class IpcSource(ColumnSource):
             check_schema(file, own, self.columns)
 
     def open(self) -> BatchCursor:
-        """A cursor at the log's start."""
+        """Return a cursor at the log's start."""
         return BatchCursor(self, self._batches())
 
     def _batches(self) -> Batches:
@@ -53,7 +53,7 @@ class IpcSource(ColumnSource):
                 row += batch.num_rows
 
     def _sample(self, schema: pa.Schema) -> pa.Table:
-        """The first samples of the log."""
+        """Return the first samples of the log."""
         for file in self.files:
             with closing(_batches(file, None)) as batches:
                 for batch in batches:
@@ -73,7 +73,7 @@ def _schema(file: str) -> pa.Schema:
 
 
 def _batches(file: str, names: Sequence[str] | None) -> Generator[pa.RecordBatch]:
-    """The record batches of a file, with the named columns or all."""
+    """Return the record batches of a file, with the named columns or all."""
     with reading(file, "Arrow"), _opened(file) as source:
         reader = _reader(source, names)
         is_file = isinstance(reader, pa.RecordBatchFileReader)
@@ -126,7 +126,7 @@ def _check_blocks(source: Any) -> None:
 
 
 def _block_ends(footer: bytes) -> list[int]:
-    """Where the dictionaries and record batches end that a footer lists.
+    """Return where the dictionaries and record batches end that a footer lists.
 
     It is a table of FlatBuffers; its fields 2 and 3 list them, each in 24 bytes.
     """
@@ -153,7 +153,7 @@ def _opened(file: str) -> Any:
 
 
 def _reader(source: Any, names: Sequence[str] | None) -> Any:
-    """A reader of a file or a stream, by how it begins."""
+    """Return a reader of a file or a stream, by how it begins."""
     start = source.read(len(_FILE))
     source.seek(0)
     if start[:4] == _FEATHER_1:

@@ -51,7 +51,7 @@ class _Partitions:
             self._types[name] = pa.string() if text else pa.int64()
 
     def added_to(self, schema: pa.Schema) -> pa.Schema:
-        """A file's schema with the partition columns that the file itself has not."""
+        """Return a file's schema with the partition columns that the file itself has not."""
         own = set(schema.names)
         for name, kind in self._types.items():
             if name not in own:
@@ -61,7 +61,7 @@ class _Partitions:
     def filled(
         self, batch: pa.RecordBatch | pa.Table, file: str, names: Sequence[str]
     ) -> pa.RecordBatch | pa.Table:
-        """A batch with those of the named columns that it lacks and the file's folders hold."""
+        """Return a batch with the named columns that it lacks and the file's folders hold."""
         if self._types:
             own = set(batch.schema.names)
             for name in names:
@@ -70,7 +70,7 @@ class _Partitions:
         return batch
 
     def of_file(self, names: Sequence[str], columns: Sequence[str]) -> list[str]:
-        """Those of the named columns that are read from a file itself, which has some columns."""
+        """Return the named columns that are read from a file itself, given its columns."""
         held = set(self._types).difference(columns)
         return [name for name in names if name not in held]
 
@@ -108,7 +108,7 @@ class ColumnSource(Source):
         """Find what the files hold, and choose the columns."""
 
     def raw(self, batch: pa.RecordBatch | pa.Table, place: Place) -> RawBatch:
-        """The samples of a batch of a file, with what objects hold and the file's folders say."""
+        """Return the samples of a batch, with what objects hold and the file's folders say."""
         batch = unfolded(batch, self.columns.names)
         batch = self._partitions.filled(batch, place.file, self.columns.names)
         return raw_batch(batch, place, self.columns, self._named.missing)
@@ -132,7 +132,7 @@ class ColumnSource(Source):
         self.label_name = columns.label
 
     def _further_columns(self, file: str, names: Sequence[str], first: Sequence[str]) -> list[str]:
-        """A note of a later file's columns that the first lacks, where nobody named columns."""
+        """Return a note of columns that the first file lacks, where nobody named columns."""
         known = set(first)
         further = [name for name in names if name not in known]
         if not further or None not in (self._named.sparse, self._named.dense):
@@ -143,7 +143,7 @@ class ColumnSource(Source):
         ]
 
     def _sampled(self, batch: pa.RecordBatch | pa.Table, file: str, schema: pa.Schema) -> pa.Table:
-        """Samples of a file, with the columns of a flat schema to which the folders' were added."""
+        """Return samples of a file, with the folders' columns added to a flat schema."""
         table = pa.Table.from_batches([batch]) if isinstance(batch, pa.RecordBatch) else batch
         table = unfolded(table, once(schema.names))
         return self._partitions.filled(table, file, schema.names).select(once(schema.names))
@@ -161,7 +161,7 @@ class BatchCursor(Cursor):
         self._done = 0
 
     def read(self, samples: int) -> RawBatch | None:
-        """The next samples, at least one and at most `samples`; None at the end."""
+        """Return the next samples, at least one and at most `samples`; None at the end."""
         batch = self.next_batch()
         if batch is None:
             return None
@@ -176,7 +176,7 @@ class BatchCursor(Cursor):
         self._batch, self._used = None, 0
 
     def next_batch(self) -> pa.RecordBatch | None:
-        """The batch that holds the next row; None at the log's end."""
+        """Return the batch that holds the next row; None at the log's end."""
         while self._batch is None or self._used == self._batch.num_rows:
             found = next(self._batches, None)
             self._batch, self._used = None, 0
@@ -204,12 +204,12 @@ def reading(file: str, format: str) -> Iterator[None]:
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """A schema of the types that the readers know."""
+    """Return a schema of the types that the readers know."""
     return pa.schema([pa.field(field.name, _plain_type(field.type)) for field in schema])
 
 
 def _plain_type(kind: pa.DataType) -> pa.DataType:
-    """What extension types, such as Hugging Face's, and views, such as polars', hold."""
+    """Return what extension types, such as Hugging Face's, and views, such as polars', hold."""
     if isinstance(kind, pa.BaseExtensionType):
         return _plain_type(kind.storage_type)
     if pa.types.is_string_view(kind):

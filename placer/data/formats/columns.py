@@ -52,7 +52,7 @@ class Columns:
         return Layout(types=self.types, lists=self.lists, nulls=self.nulls, decimal=self.decimal)
 
     def is_text(self, name: str) -> bool:
-        """Whether the ids of a sparse column are texts."""
+        """Return whether the ids of a sparse column are texts."""
         return self.types[name] == "text"
 
 
@@ -63,7 +63,7 @@ def infer_columns(
     sample: pa.Table | None = None,
     layout: Layout = _NOTHING,
 ) -> Columns:
-    """Which columns are what, where the caller does not say.
+    """Return which columns are what, where the caller does not say.
 
     The rules are in `placer.data.formats.inference.decide`; `sample` holds some samples of the
     log, which they look at. Texts are taken for lists only if the layout's `lists` is None; else it
@@ -104,7 +104,7 @@ def infer_columns(
 
 
 def _unsplit(one: Decision) -> Decision:
-    """What to say of a column of lists that a schema reads as an id each."""
+    """Return what to say of a column of lists that a schema reads as an id each."""
     why = (
         f"its texts look like lists of ids, and each is read as one id; to split them, write "
         f'{{as = "sparse", separator = {json.dumps(one.separator)}}} in the schema'
@@ -113,7 +113,7 @@ def _unsplit(one: Decision) -> Decision:
 
 
 def id_type(kind: pa.DataType) -> IdType:
-    """How ids of an Arrow type, or of lists of it, are read."""
+    """Return how ids of an Arrow type, or of lists of it, are read."""
     if is_list(kind) or pa.types.is_dictionary(kind):
         return id_type(kind.value_type)
     if is_text(kind) or pa.types.is_temporal(kind) or pa.types.is_null(kind):
@@ -124,7 +124,7 @@ def id_type(kind: pa.DataType) -> IdType:
 
 
 def once(names: Sequence[str]) -> list[str]:
-    """The names that are there once; `check_column` says which of the others is needed.
+    """Return the names that are there once; `check_column` says which of the others is needed.
 
     >>> once(["a", "b", "a"])
     ['b']
@@ -134,7 +134,7 @@ def once(names: Sequence[str]) -> list[str]:
 
 
 def check_column(file: str, schema: pa.Schema, name: str) -> pa.DataType:
-    """The type of a column that must be there once; raises DataError if it is not."""
+    """Return the type of a column that must be there once; raises DataError if it is not."""
     places = schema.get_all_field_indices(name)
     if len(places) != 1:
         count = "more than one" if places else "no"
@@ -172,7 +172,7 @@ def check_columns(
 
 
 def written_as_text(schema: pa.Schema) -> pa.Schema:
-    """The columns of a text file as ids could be read from them.
+    """Return the columns of a text file as ids could be read from them.
 
     What Arrow took for times, or saw no value of, is text.
     """
@@ -189,7 +189,7 @@ def written_as_text(schema: pa.Schema) -> pa.Schema:
 
 
 def single(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """A column as one array."""
+    """Return a column as one array."""
     if isinstance(column, pa.ChunkedArray):
         column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     return column.chunk(0) if isinstance(column, pa.ChunkedArray) else column

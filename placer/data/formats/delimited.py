@@ -73,14 +73,14 @@ class DelimitedSource(ColumnSource):
         self._read_as: dict[str, pa.DataType] = {}
 
     def open(self) -> TextCursor:
-        """A cursor at the log's start."""
+        """Return a cursor at the log's start."""
         layout = self.layout
         return TextCursor(
             self.files, self._parse, header=bool(layout.header), quotes=bool(layout.quotes)
         )
 
     def _first_with_samples(self) -> tuple[str, bytes]:
-        """The first file that has more than one line, which may be a header, and how it begins."""
+        """Return the first file of more than one line (one may be a header), and how it begins."""
         for file in self.files:
             start = head_lines(file)
             if start.count(b"\n") > 1:
@@ -133,11 +133,11 @@ class DelimitedSource(ColumnSource):
         return self.raw(table, block.place)
 
     def _own(self, names: Sequence[str]) -> list[str]:
-        """The columns that are read from a file that has the named ones."""
+        """Return the columns that are read from a file that has the named ones."""
         return self._partitions.of_file(self.columns.names, names)
 
     def _types(self, names: Sequence[str]) -> dict[str, pa.DataType]:
-        """What each column is read as."""
+        """Return what each column is read as."""
         types: dict[str, pa.DataType] = {}
         for name in self._own(names):
             known = self.columns.types.get(name)
@@ -188,7 +188,7 @@ def _table(
     types: Mapping[str, pa.DataType] | None,
     multiline: bool,
 ) -> pa.Table:
-    """Lines as columns; those in `types` alone, or all, of types that Arrow infers."""
+    """Return lines as columns; those in `types` alone, or all, of types that Arrow infers."""
     separator = layout.separator or ","
     if len(separator.encode()) > 1:
         data = bytes(data).replace(separator.encode(), _UNIT.encode())
@@ -217,7 +217,7 @@ def _table(
 
 
 def _sample(file: str, start: bytes, layout: Layout) -> pa.Table:
-    """The first samples of a file, their types inferred; texts that are none are missing."""
+    """Return the first samples of a file, their types inferred; texts that are none are missing."""
     ends, newlines = record_ends(start, bool(layout.quotes))
     if layout.header and ends.size == 1:
         raise DataError(f"{shown(file)} names columns and has no sample; a log needs one")
@@ -256,7 +256,7 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def _without_padding(text: pa.ChunkedArray, column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Numbers; as texts where zeros lead them, as integers of 64 bits where they are too large."""
+    """Return numbers; as texts if zeros lead them, as 64-bit integers if they are large."""
     padded = pc.match_substring_regex(text, r"^[-+]?0[0-9]|^\+")
     if pc.any(padded).as_py():
         return text.cast(pa.string())
@@ -289,7 +289,7 @@ def _check_header_is_once(block: Block, fields: int) -> None:
 
 
 def _ragged(error: pa.ArrowInvalid, block: Block, layout: Layout) -> DataError | None:
-    """What to say of a record of another number of fields, if that is the error."""
+    """Return what to say of a record of another number of fields, if that is the error."""
     match = re.search(r"Row #(\d+): Expected (\d+) columns, got (\d+)", str(error))
     if match is None:
         return None

@@ -32,7 +32,7 @@ _VOWPAL = re.compile(r"[^|]*(?:(?<!\S)\|\S[^|]*)+")
 
 
 def sniff(file: str, start: bytes) -> Format:
-    """The format of a file without a telling suffix, by how it begins."""
+    """Return the format of a file without a telling suffix, by how it begins."""
     if start.startswith(b"PAR1"):
         return "parquet"
     if start.startswith(b"ARROW1") or start.startswith(b"\xff\xff\xff\xff"):
@@ -55,7 +55,7 @@ def sniff(file: str, start: bytes) -> Format:
 
 
 def _are_interactions(start: bytes) -> bool:
-    """Whether lines have nothing but whole numbers, and not equally many."""
+    """Return whether lines have nothing but whole numbers, and not equally many."""
     lines = start[: start.rfind(b"\n") + 1].splitlines()[:_LINES]
     if not lines or not all(map(_NUMBERS.fullmatch, lines)):
         return False
@@ -64,7 +64,7 @@ def _are_interactions(start: bytes) -> bool:
 
 
 def infer_dialect(file: str, start: bytes, layout: Layout, format: str) -> Layout:
-    """A layout whose separator, header, quotes and names of columns are known.
+    """Return a layout whose separator, header, quotes and names of columns are known.
 
     They are found from the whole lines of `start`, as far as `layout` does not say them.
     """
@@ -95,7 +95,7 @@ def infer_dialect(file: str, start: bytes, layout: Layout, format: str) -> Layou
 
 
 def _records(start: bytes, quotes: bool) -> list[str]:
-    """The first records of a file, as text."""
+    """Return the first records of a file, as text."""
     plain = record_ends(start, quotes=False)[0]
     ends = record_ends(start, quotes)[0]
     texts = _texts(start, ends)
@@ -111,7 +111,7 @@ def _texts(start: bytes, ends: npt.NDArray[np.int64]) -> list[str]:
 
 
 def fields(line: str, separator: str, quotes: bool) -> list[str]:
-    """The fields of a line.
+    """Return the fields of a line.
 
     >>> fields('a,"b,c"', ",", quotes=True), fields('a::"b', "::", quotes=False)
     (['a', 'b,c'], ['a', '"b'])
@@ -125,7 +125,7 @@ def fields(line: str, separator: str, quotes: bool) -> list[str]:
 
 
 def header_names(file: str, header: bytes, layout: Layout) -> tuple[str, ...]:
-    """The columns that a file's first line names; raises DataError if it is no UTF-8."""
+    """Return the columns that a file's first line names; raises DataError if it is no UTF-8."""
     try:
         line = header.decode("utf-8-sig").rstrip("\r\n")
     except UnicodeDecodeError as error:
@@ -137,7 +137,7 @@ def header_names(file: str, header: bytes, layout: Layout) -> tuple[str, ...]:
 
 
 def _criteo(file: str, start: bytes, layout: Layout) -> Layout:
-    """Criteo's columns, with a label or without, judged by the first line."""
+    """Return Criteo's columns, with a label or without, judged by the first line."""
     count = start.partition(b"\n")[0].count(b"\t") + 1
     unlabelled = len(DENSE) + len(CATEGORIES)
     if count not in (unlabelled, unlabelled + 1):
@@ -152,7 +152,7 @@ def _criteo(file: str, start: bytes, layout: Layout) -> Layout:
 
 
 def _separator(file: str, lines: list[str]) -> str:
-    """What separates fields: what each line has equally often, the most common one first."""
+    """Return what separates fields: what each line has equally often, the most common one first."""
     if lines and (_SQL.match(lines[0]) or all(map(_VOWPAL.fullmatch, lines))):
         raise DataError(
             f"{shown(file)} looks like SQL, or Vowpal Wabbit's format; write CSV or JSON lines, "
@@ -177,7 +177,7 @@ def _separator(file: str, lines: list[str]) -> str:
 
 
 def _quotes(lines: list[str], separator: str) -> bool:
-    """Whether quotes enclose fields: each begins and ends at a separator or another quote."""
+    """Return whether quotes enclose fields: each is next to a separator or another quote."""
     edge = re.escape(separator)
     stray = re.compile(rf'(?<![{edge}"])"(?![{edge}"])' if len(separator) == 1 else '"')
     for line in lines:
@@ -191,7 +191,7 @@ def _quotes(lines: list[str], separator: str) -> bool:
 
 
 def _is_header(rows: list[list[str]]) -> bool:
-    """Whether the first row names columns, rather than being a sample."""
+    """Return whether the first row names columns, rather than being a sample."""
     first, others = rows[0], rows[1:]
     named = [name.strip() for name in first]
     if named:
@@ -214,7 +214,7 @@ def _is_header(rows: list[list[str]]) -> bool:
 
 
 def _has_decimal_commas(rows: list[list[str]]) -> bool:
-    """Whether all values of some column are numbers as 1,5, as in countries that separate by ;."""
+    """Return whether all values of a column are like 1,5, as where ; separates fields."""
     for column in zip(*rows, strict=False):
         values = [value for value in column if value]
         if all(map(_DECIMAL_COMMA.fullmatch, values)) and any("," in value for value in values):

@@ -50,7 +50,7 @@ class DlrmSource(Source):
         self.samples = first.samples if len(self.files) == 1 else None
 
     def open(self) -> "DlrmCursor":
-        """A cursor at the log's start."""
+        """Return a cursor at the log's start."""
         return DlrmCursor(self.files, len(self.text_features))
 
 
@@ -65,7 +65,7 @@ class DlrmCursor(Cursor):
         self._sample = 0
 
     def read(self, samples: int) -> RawBatch | None:
-        """The next samples, at least one and at most `samples`; None at the end."""
+        """Return the next samples, at least one and at most `samples`; None at the end."""
         tensors = self._current()
         if tensors is None:
             return None

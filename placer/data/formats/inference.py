@@ -71,7 +71,7 @@ def decide(
     sample: pa.Table | None = None,
     nulls: Sequence[str] = NULLS,
 ) -> tuple[Decision, ...]:
-    """What each column is taken for, in the schema's order.
+    """Return what each column is taken for, in the schema's order.
 
     The label is the column called label, click, clicked, target, is_click, is_clicked or clk. A
     schema with Criteo's columns I1..I13 and C1..C26 has these alone. Otherwise texts, integers,
@@ -133,7 +133,7 @@ def _holds(column: pa.ChunkedArray, text: str) -> bool:
 
 
 def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Texts without a dictionary, which Arrow decodes of some kinds of texts alone."""
+    """Return texts without a dictionary, which Arrow decodes of some kinds of texts alone."""
     if not pa.types.is_dictionary(column.type):
         return column
     texts = [
@@ -144,7 +144,7 @@ def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _present(column: pa.ChunkedArray, nulls: Sequence[str]) -> pa.ChunkedArray:
-    """The values of a column that are not missing; a text may say that one is."""
+    """Return the values of a column that are not missing; a text may say that one is."""
     if is_list(column.type) or not is_text(column.type):
         return column.drop_null()
     column = _decoded(column).drop_null()
@@ -155,7 +155,7 @@ def _present(column: pa.ChunkedArray, nulls: Sequence[str]) -> pa.ChunkedArray:
 def _named(
     known: Decision, kind: pa.DataType, column: pa.ChunkedArray | None, nulls: Sequence[str]
 ) -> Decision:
-    """A column that somebody says holds ids; several ones a sample, if its texts are lists."""
+    """Return a column that is said to hold ids; several a sample, if its texts are lists."""
     if column is None or not is_text(kind) or is_list(kind) or pa.types.is_dictionary(kind):
         return known
     texts = _texts(column.slice(0, _MOST_LOOKED_AT))
@@ -175,7 +175,7 @@ def _named(
 
 
 def _texts(column: pa.ChunkedArray) -> list[str]:
-    """The texts of a column that are not empty."""
+    """Return the texts of a column that are not empty."""
     texts = pc.cast(column, pa.binary())
     texts = texts.filter(pc.greater(pc.binary_length(texts), 0))
     return [text.decode("utf-8", "replace") for text in texts.to_pylist()]
@@ -188,7 +188,7 @@ def _guess(
     samples: int,
     nulls: Sequence[str],
 ) -> Decision:
-    """What a column is taken for by its type and some values, without missing ones."""
+    """Return what a column is taken for by its type and some values, without missing ones."""
     if pa.types.is_null(kind):
         why = f"it has no value in the first {samples:,} samples"
         return Decision(name, "ignore", why, warns=True)
@@ -276,7 +276,7 @@ def _guess_text(name: str, column: pa.ChunkedArray, nulls: Sequence[str]) -> Dec
 
 
 def _unless_it_names_samples(guess: Decision, values: int, distinct: int) -> Decision:
-    """A column in which no value comes twice is no feature to learn from."""
+    """Return a column in which no value comes twice is no feature to learn from."""
     if values < _LEAST_SAMPLES or distinct < values:
         return guess
     why = f"no value comes twice in the first {distinct:,} samples"
@@ -291,14 +291,14 @@ def _is_named_time(name: str) -> bool:
 
 
 def _times_in_lists(name: str, column: pa.ChunkedArray) -> str | None:
-    """Why the integers of lists are times, if they are and are called so."""
+    """Return why the integers of lists are times, if they are and are called so."""
     if not pa.types.is_integer(column.type.value_type) or not _is_named_time(name):
         return None
     return _times(name, pc.list_flatten(column).drop_null(), rises=False)
 
 
 def _times(name: str, column: pa.ChunkedArray, *, rises: bool = True) -> str | None:
-    """Why integers are times, if they are: of this century, and called so or never falling."""
+    """Return why integers are times, if they are: of this century, and so named or sorted."""
     values = column.to_numpy()
     if values.size < 2 or values.dtype.kind not in "iu":
         return None
@@ -325,7 +325,7 @@ def _times(name: str, column: pa.ChunkedArray, *, rises: bool = True) -> str | N
 
 
 def _are_written_times(name: str, texts: Sequence[str]) -> bool:
-    """Whether texts are dates, with or without a time of the day, that Arrow does not read."""
+    """Return whether texts are dates, with or without a time, that Arrow does not read."""
     if not texts:
         return False
     if _is_named_time(name) and all(_CALENDAR.fullmatch(text) for text in texts):

@@ -55,11 +55,11 @@ class InteractionsSource(ColumnSource):
         self.layout = replace(self._known, types=columns.types, lists=columns.lists)
 
     def open(self) -> TextCursor:
-        """A cursor at the log's start."""
+        """Return a cursor at the log's start."""
         return TextCursor(self.files, self._parse)
 
     def _types(self, table: pa.Table) -> dict[str, IdType]:
-        """The types of the columns: integers, unless somebody says so or some id is none."""
+        """Return the types of the columns: integers, unless somebody says so or some id is none."""
         types = dict(self._known.types)
         nulls = pa.array(["", *(self._known.nulls or ())], pa.large_string())
         for name in table.column_names:
@@ -73,7 +73,7 @@ class InteractionsSource(ColumnSource):
         return self.raw(self._table(block), block.place)
 
     def _table(self, block: Block) -> pa.Table:
-        """The lines of a block, cut in two behind the user."""
+        """Return the lines of a block, cut in two behind the user."""
         ends = record_ends(block.data, quotes=False)[0]
         offsets = pa.py_buffer(np.concatenate([[0], ends]))
         lines = pa.LargeBinaryArray.from_buffers(

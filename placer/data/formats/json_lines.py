@@ -38,11 +38,11 @@ class JsonLinesSource(ColumnSource):
         self._schema = pruned(table.schema, types)
 
     def open(self) -> TextCursor:
-        """A cursor at the log's start."""
+        """Return a cursor at the log's start."""
         return TextCursor(self.files, self._parse)
 
     def _first(self, numbers: Sequence[str]) -> pa.Table:
-        """The first samples of the log, of the types that Arrow infers."""
+        """Return the first samples of the log, of the types that Arrow infers."""
         file, start = self.files[0], head_lines(self.files[0])
         if re.match(rb"\s*(?:\[|\{\s*\n)", start):
             raise DataError(
@@ -66,7 +66,7 @@ class JsonLinesSource(ColumnSource):
         return table
 
     def _type(self, name: str, kind: pa.DataType) -> pa.DataType:
-        """What a field is read as."""
+        """Return what a field is read as."""
         id_type = self.columns.types.get(name)
         if name not in self.columns.sparse:
             other = pa.string() if is_text(kind) else pa.float64()
@@ -144,7 +144,7 @@ def _unreadable(block: Block, error: Exception) -> DataError:
 
 
 def _wrong_line(block: Block, types: Mapping[str, IdType | None]) -> DataError | None:
-    """The first line that is no object, or has a value of another type, if there is one."""
+    """Return the first line that is no object, or has a value of another type, if there is one."""
     for number, line in enumerate(bytes(block.data).splitlines()):
         place = block.place.of(number)
         try:

@@ -34,7 +34,7 @@ _LIST = re.compile(r"\s*[\[({].*[\])}]\s*|[^\s|^;,]+(?:[\s|^;,\x01-\x03]+[^\s|^;
 
 
 def split_lists(texts: pa.Array, separator: str) -> pa.Array:
-    """The elements of lists in texts (large strings), as texts; a missing list is empty.
+    """Return the elements of lists in texts (large strings), as texts; a missing list is empty.
 
     Brackets around a list, quotes and blanks around its elements, and a separator at its ends are
     no part of it. A blank as separator is any number of blanks and newlines.
@@ -63,7 +63,7 @@ def split_lists(texts: pa.Array, separator: str) -> pa.Array:
 
 
 def find_lists(texts: Sequence[str], nulls: Sequence[str]) -> tuple[str, IdType | None] | None:
-    """What separates ids in texts that are lists, and how these are read; None if they are none.
+    """Return what separates ids in texts that are lists, and how to read them; None if none are.
 
     Lists of numbers that are no ids are read as nothing. Numbers, words with a digit, and what
     stands in brackets are no prose, however long it is.
@@ -127,12 +127,12 @@ def _share_alone(lists: pa.Array, texts: pa.Array) -> float:
 
 
 def are_whole(ids: pa.Array) -> bool:
-    """Whether there are ids, and all are whole numbers without zeros before them."""
+    """Return whether there are ids, and all are whole numbers without zeros before them."""
     return _share(ids, _WHOLE) == 1 and not pc.any(_matches(ids, _PADDED)).as_py()
 
 
 def separator_in(text: str) -> str | None:
-    """What separates ids in a text that looks like several, if it does.
+    """Return what separates ids in a text that looks like several, if it does.
 
     >>> separator_in("1|2"), separator_in("[7]"), separator_in("abc")
     ('|', ',', None)
@@ -143,7 +143,7 @@ def separator_in(text: str) -> str | None:
 
 
 def _bare(texts: pa.Array) -> pa.Array:
-    """Texts without blanks and brackets around them."""
+    """Return texts without blanks and brackets around them."""
     texts = pc.ascii_trim_whitespace(texts)
     if pc.any(_matches(texts, r"[(][\[({]|\bnp\.")).as_py():
         texts = pc.replace_substring_regex(texts, _WRAPPED, r"\1\2")

@@ -21,7 +21,7 @@ Path = tuple[str, ...]
 
 
 def flat(schema: pa.Schema) -> pa.Schema:
-    """A schema with a column for each field of its objects, in their place.
+    """Return a schema with a column for each field of its objects, in their place.
 
     An object with a field that is called like another column is left as it is, and so is what is
     nested deeper than `MOST_LEVELS`.
@@ -37,13 +37,13 @@ def flat(schema: pa.Schema) -> pa.Schema:
 
 
 def outermost(names: Sequence[str], schema: pa.Schema) -> list[str]:
-    """The columns of a schema that hold the named ones of `flat`; others as they are."""
+    """Return the columns of a schema that hold the named ones of `flat`; others as they are."""
     paths = _paths(schema)
     return list(dict.fromkeys(paths.get(name, (name,))[0] for name in names))
 
 
 def with_fields(names: Sequence[str], columns: Sequence[str]) -> list[str]:
-    """Names of columns; an object's name stands for all that it holds.
+    """Return names of columns; an object's name stands for all that it holds.
 
     >>> with_fields(["user", "day"], ["user.id", "user.geo", "day"])
     ['user.id', 'user.geo', 'day']
@@ -60,7 +60,7 @@ def with_fields(names: Sequence[str], columns: Sequence[str]) -> list[str]:
 
 
 def pruned(schema: pa.Schema, types: Mapping[str, pa.DataType]) -> pa.Schema:
-    """The columns of a schema that hold those of `types`, each with the fields that are named.
+    """Return the schema's columns that hold those of `types`, each with the named fields.
 
     >>> user = pa.struct([("id", pa.int64()), ("geo", pa.string())])
     >>> pruned(pa.schema([("user", user)]), {"user.id": pa.int32()}).field("user").type
@@ -77,7 +77,7 @@ def pruned(schema: pa.Schema, types: Mapping[str, pa.DataType]) -> pa.Schema:
 
 
 def unfolded(batch: pa.RecordBatch | pa.Table, names: Sequence[str]) -> pa.RecordBatch | pa.Table:
-    """A batch with those of the named columns that objects hold."""
+    """Return a batch with those of the named columns that objects hold."""
     own = set(batch.schema.names)
     missing = [name for name in names if name not in own]
     paths = _paths(batch.schema) if missing else {}
@@ -89,12 +89,12 @@ def unfolded(batch: pa.RecordBatch | pa.Table, names: Sequence[str]) -> pa.Recor
 
 
 def _paths(schema: pa.Schema) -> dict[str, Path]:
-    """Where each column of `flat` is that the schema itself has not."""
+    """Return where each column of `flat` is that the schema itself has not."""
     return {".".join(path): path for _, inner in _unfolding(schema) for path, _ in inner}
 
 
 def _unfolding(schema: pa.Schema) -> Iterator[tuple[pa.Field, list[tuple[Path, pa.DataType]]]]:
-    """The columns of a schema, each with the fields that stand for it; none if it does itself."""
+    """Yield a schema's columns, each with the fields that stand for it; none if it does itself."""
     times = Counter(schema.names)
     taken = set(schema.names)
     for field in schema:
@@ -127,7 +127,7 @@ def _pruned(
     *,
     in_list: bool = False,
 ) -> pa.DataType:
-    """A type with those of its fields that are in `held`, the leaves as they are `wanted`."""
+    """Return a type with those of its fields that are in `held`, leaves as `wanted`."""
     if path in wanted:
         leaf = wanted[path]
         return leaf.value_type if in_list and is_list(leaf) else leaf
@@ -144,7 +144,7 @@ def _pruned(
 
 
 def _field(column: pa.Array, path: Sequence[str]) -> pa.Array:
-    """A field of objects, or of lists of objects."""
+    """Return a field of objects, or of lists of objects."""
     if not path:
         return column
     if is_list(column.type):

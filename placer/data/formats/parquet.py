@@ -65,7 +65,7 @@ class ParquetSource(ColumnSource):
         self.row_groups = _row_groups(self.footers)
 
     def _sample(self, schema: pa.Schema) -> pa.Table:
-        """The first samples of the log."""
+        """Return the first samples of the log."""
         file = self.files[0]
         with reading(file, "Parquet"), _parquet_file(file, self.footers[0]) as opened:
             batch = next(opened.iter_batches(batch_size=SAMPLE_ROWS), None)
@@ -101,11 +101,11 @@ class ParquetSource(ColumnSource):
         return ranges
 
     def open(self) -> "ParquetCursor":
-        """A cursor at the log's start."""
+        """Return a cursor at the log's start."""
         return ParquetCursor(self)
 
     def batches_from(self, first: int = 0) -> Batches:
-        """The record batches from a row group on."""
+        """Return the record batches from a row group on."""
         for place, groups in groupby(islice(self.row_groups, first, None), lambda one: one.file):
             file = self.files[place]
             names = self._partitions.of_file(self.columns.names, self._schemas[place].names)
@@ -183,7 +183,7 @@ def _schema(file: str, footer: pq.FileMetaData) -> pa.Schema:
 
 
 def _leaves(kind: pa.DataType) -> int:
-    """Columns of a Parquet file that one of Arrow's takes."""
+    """Return columns of a Parquet file that one of Arrow's takes."""
     if pa.types.is_struct(kind) or pa.types.is_map(kind):
         return sum(_leaves(kind.field(index).type) for index in range(kind.num_fields))
     if isinstance(kind, pa.BaseExtensionType):
@@ -192,7 +192,7 @@ def _leaves(kind: pa.DataType) -> int:
 
 
 def _holds_no_integers(kind: pa.DataType) -> bool:
-    """Whether statistics of a column of this type are of texts or floating-point numbers."""
+    """Return whether statistics of a column of this type are of texts or floating-point numbers."""
     value = kind.value_type if is_list(kind) or pa.types.is_dictionary(kind) else kind
     return not (pa.types.is_integer(value) or pa.types.is_boolean(value))
 
@@ -212,7 +212,7 @@ def _parquet_file(file: str, footer: pq.FileMetaData) -> pq.ParquetFile:
 def _footers(
     files: Sequence[str],
 ) -> tuple[list[str], list[pq.FileMetaData], tuple[str, ...]]:
-    """The files that have samples, their footers, and a note of the others."""
+    """Return the files that have samples, their footers, and a note of the others."""
     kept, footers, empty = [], [], []
     for file in files:
         footer = _footer(file)

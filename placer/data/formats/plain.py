@@ -65,7 +65,7 @@ class PlainText:
         self._places = np.empty((2, 0), dtype=np.int64)
 
     def batch(self, block: Block, names: Sequence[str]) -> RawBatch | None:
-        """The samples of a block of a file with the named columns; None if Arrow has to read it."""
+        """Return the samples of a block with the named columns; None if Arrow must read it."""
         if not self._tries:
             return None
         found = self._batch(block, names)
@@ -141,7 +141,7 @@ class PlainText:
     def _field_ends(
         self, data: npt.NDArray[np.uint8], records: int, fields: int
     ) -> npt.NDArray[np.int64] | None:
-        """Where fields end, shape (fields, records); None if some record has not so many."""
+        """Return where fields end, shape (fields, records); None if some record has not so many."""
         if self._places.shape[1] < records * fields:
             self._places = np.empty((2, records * fields), dtype=np.int64)
         in_order, by_field = self._places[:, : records * fields]
@@ -163,7 +163,7 @@ class PlainText:
 
 
 def _words_of(block: Block, data: npt.NDArray[np.uint8]) -> tuple[Keys, int]:
-    """The memory of a block as words, and where its data begins there, in bytes.
+    """Return the memory of a block as words, and where its data begins there, in bytes.
 
     What is around the block's data is there too.
     """
@@ -188,7 +188,7 @@ def _ids(words: Keys, starts: Offsets, lengths: Offsets) -> Keys | None:
 
 
 def _numbers(words: Keys, starts: Offsets, lengths: Offsets) -> npt.NDArray[np.float32] | None:
-    """Numbers such as -1.50, NaN where a field is empty; None if Arrow has to read them."""
+    """Return numbers such as -1.50, NaN where a field is empty; None if Arrow has to read them."""
     empty = lengths == 0
     text, lengths, negative = _without_sign(words, starts, lengths)
     # In the byte of a text's point, the highest bit.
@@ -217,7 +217,7 @@ def _numbers(words: Keys, starts: Offsets, lengths: Offsets) -> npt.NDArray[np.f
 def _without_sign(
     words: Keys, starts: Offsets, lengths: Offsets
 ) -> tuple[Keys, Offsets, npt.NDArray[np.bool_]]:
-    """Fields of up to eight characters as words, the last character highest; their lengths.
+    """Return fields of up to eight characters as words, the last character highest; their lengths.
 
     Also which of them began with a minus, which is no part of them. Of a longer field the word is
     no number.

@@ -25,7 +25,7 @@ _PROSE_BYTES, _PROSE_WORDS, _PROSE_DISTINCT = 60, 8, 0.9
 
 
 def no_ids(texts: Sequence[str]) -> str | None:
-    """Why texts of a column are no ids, and what to do about it; None if they may be some.
+    """Return why texts of a column are no ids, and what to do about it; None if they may be some.
 
     >>> no_ids(["$1.50", "$12.00"])
     "it holds amounts such as '$1.50'; write them as numbers, such as 1234.5"
@@ -47,7 +47,7 @@ def no_ids(texts: Sequence[str]) -> str | None:
 
 
 def prose(texts: Sequence[str], distinct_share: float) -> str | None:
-    """Why texts are prose, if they are; `distinct_share` is that of the distinct ones in all."""
+    """Return why texts are prose, if they are; `distinct_share` is the share of distinct ones."""
     if len(texts) >= _LEAST_TEXTS and distinct_share > _PROSE_DISTINCT:
         length = sum(map(len, texts)) // len(texts)
         words = sum(len(text.split()) for text in texts) // len(texts)
@@ -57,7 +57,7 @@ def prose(texts: Sequence[str], distinct_share: float) -> str | None:
 
 
 def decimal_of(texts: Sequence[str]) -> Decimal | None:
-    """What begins the decimals of numbers of which some have separators between thousands.
+    """Return what begins the decimals of numbers of which some have separators between thousands.
 
     None if some text is no number, or if they could be read in both ways.
 
@@ -77,7 +77,7 @@ def decimal_of(texts: Sequence[str]) -> Decimal | None:
 
 
 def _are_amounts(texts: Sequence[str]) -> bool:
-    """Whether texts are numbers with a unit, or with separators between thousands."""
+    """Return whether texts are numbers with a unit, or with separators between thousands."""
     has_units = any(map(_UNITS.search, texts))
     bare = [_UNITS.sub("", text).strip() for text in texts] if has_units else texts
     for number in _NUMBERS:
@@ -92,7 +92,7 @@ def _are_amounts(texts: Sequence[str]) -> bool:
 
 
 def _is_object(text: str) -> bool:
-    """Whether a text is an object of JSON."""
+    """Return whether a text is an object of JSON."""
     if not text.startswith("{"):
         return False
     try:

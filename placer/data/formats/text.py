@@ -52,7 +52,7 @@ class TextCursor(Cursor):
         self._stream: IO[bytes] | None = None
         self._header: bytes | None = None
         # What was read: the block's records, then what follows them. The next block is read into
-        # the same memory: pages that a process is given anew cost as much as reading them.
+        # the same memory: pages that a process is given again cost as much as reading them.
         self._buffer = bytearray()
         self._end = self._size = 0
         self._may_be_blank = False
@@ -69,7 +69,7 @@ class TextCursor(Cursor):
         self._found_any = False
 
     def read(self, samples: int) -> RawBatch | None:
-        """The next samples, at least one and at most `samples`; None at the end."""
+        """Return the next samples, at least one and at most `samples`; None at the end."""
         if not self._at_hand():
             return None
         if self._parsed is None:
@@ -87,7 +87,7 @@ class TextCursor(Cursor):
             self._stream = None
 
     def _unread(self) -> Block:
-        """What of the block is not behind us."""
+        """Return what of the block is not behind us."""
         lines, first = None, self._lines_before + self._record + 1
         block, count = self._block, self._records - self._record
         if not self._record and self._newlines is None and not self._may_be_blank:
@@ -192,7 +192,7 @@ class TextCursor(Cursor):
         return guarded(lambda: int(stream.readinto(free)), self._file)  # type: ignore[attr-defined]
 
     def _find_newlines(self) -> tuple[int, int]:
-        """Where the last line ends, and how many lines there are; notes if one may be blank."""
+        """Return where the last line ends, how many lines there are, and if one may be blank."""
         text = np.frombuffer(self._buffer, dtype=np.uint8, count=self._size)
         has_returns = self._buffer.find(b"\r", 0, self._size) >= 0
         lines, last = 0, np.ones(2, dtype=np.bool_)  # As if newlines were before.
@@ -206,7 +206,7 @@ class TextCursor(Cursor):
         return self._buffer.rfind(b"\n", 0, self._size) + 1, lines
 
     def _too_long(self, start: int) -> DataError:
-        """What to say of a line that does not end, which begins at a place in the buffer."""
+        """Return what to say of a line that does not end, which begins at a place in the buffer."""
         line = self._lines_before + self._buffer.count(b"\n", 0, start) + 1
         if self._quotes and self._buffer.find(b'"', start, self._size) >= 0:
             return DataError(
@@ -220,7 +220,7 @@ class TextCursor(Cursor):
 
 
 def _before_blank(buffer: bytearray, end: int) -> int:
-    """Where a block of lines ends without the blank ones at its end, which may end the file."""
+    """Return where a block of lines ends without the blank lines at its end."""
     start = end
     while start and buffer[start - 1] in (_NEWLINE, _RETURN):
         start -= 1
@@ -228,7 +228,7 @@ def _before_blank(buffer: bytearray, end: int) -> int:
 
 
 def pieces(text: npt.NDArray[np.uint8]) -> Iterator[tuple[int, npt.NDArray[np.uint8]]]:
-    """Parts of a block that fit a processor's cache with what is found of them; their places."""
+    """Yield parts of a block that fit a processor's cache, what is found in them, and where."""
     for first in range(0, text.size, _PIECE_BYTES):
         yield first, text[first : first + _PIECE_BYTES]
 
@@ -236,7 +236,7 @@ def pieces(text: npt.NDArray[np.uint8]) -> Iterator[tuple[int, npt.NDArray[np.ui
 def record_ends(
     block: bytes | memoryview, quotes: bool
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]:
-    """Where records end, newline included, and the newlines where some record has several.
+    """Return where records end, newline included, and the newlines where some record has several.
 
     >>> record_ends(b'1,"a\\nb"\\n2,c\\n', quotes=True)
     (array([ 8, 12]), array([ 4,  7, 11]))
@@ -279,7 +279,7 @@ def head_lines(file: str) -> bytes:
 
 
 def lone_return(block: Block) -> DataError | None:
-    """A carriage return within a line, which Arrow would take for its end, if there is one."""
+    """Return a carriage return within a line, which Arrow would take for its end, if any."""
     text = np.frombuffer(block.data, dtype=np.uint8)
     returns = np.flatnonzero(text == _RETURN)
     # A block ends with a newline, so that something follows.

@@ -27,7 +27,7 @@ _WHOLE = 1 << 53
 def raw_batch(
     batch: pa.RecordBatch | pa.Table, place: Place, columns: Columns, missing: Missing
 ) -> RawBatch:
-    """The samples of a batch of Arrow's, from the columns that are read."""
+    """Return the samples of a batch of Arrow's, from the columns that are read."""
     features = {}
     for name in columns.sparse:
         ids = _ids(batch, name, columns, place)
@@ -49,7 +49,7 @@ def raw_batch(
 
 
 def _where(ids: pa.Array, place: Place) -> str:
-    """The sample with the longest text, or the first."""
+    """Return the sample with the longest text, or the first."""
     if not is_text(ids.type) or is_list(ids.type) or pa.types.is_dictionary(ids.type):
         return f"{place.of(0)} and on"
     lengths = pc.fill_null(pc.binary_length(ids), 0).to_numpy(zero_copy_only=False)
@@ -57,7 +57,7 @@ def _where(ids: pa.Array, place: Place) -> str:
 
 
 def _ids(batch: pa.RecordBatch | pa.Table, name: str, columns: Columns, place: Place) -> pa.Array:
-    """A sparse column as integers, texts, or lists of these."""
+    """Return a sparse column as integers, texts, or lists of these."""
     kind, nulls = columns.types[name], columns.nulls
     column = present(single(batch.column(name)), nulls)
     if name in columns.lists and not is_list(column.type):
@@ -94,7 +94,7 @@ def _split(
 
 
 def present(column: pa.Array, nulls: Sequence[str]) -> pa.Array:
-    """A column in which the values that stand for a missing one are missing, in lists too.
+    """Return a column in which the values that stand for a missing one are missing, in lists too.
 
     >>> present(pa.array(["NA", "a"]), ["NA"]).to_pylist(), present(pa.array([-1, 2]), ["-1"])[0]
     ([None, 'a'], <pyarrow.Int64Scalar: None>)
@@ -138,7 +138,7 @@ def present(column: pa.Array, nulls: Sequence[str]) -> pa.Array:
 
 @cache
 def numbers_among(nulls: tuple[str, ...]) -> tuple[float, ...]:
-    """The numbers among the texts that stand for a missing value, such as -1."""
+    """Return the numbers among the texts that stand for a missing value, such as -1."""
     return tuple(float(one) for one in nulls if re.fullmatch(r"[-+]?[0-9]+(?:\.[0-9]*)?", one))
 
 
@@ -149,7 +149,7 @@ def _integers(
     place: Place,
     samples: npt.NDArray[np.int64] | None = None,
 ) -> pa.Array:
-    """Texts as whole numbers; an empty one is missing."""
+    """Return texts as whole numbers; an empty one is missing."""
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     try:
@@ -169,7 +169,7 @@ def _integers(
 
 
 def wrong_id(place: str, name: str, value: object, kind: IdType) -> DataError:
-    """What to say of an id of another type than its column's."""
+    """Return what to say of an id of another type than its column's."""
     what = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
     fix = 'if its ids are texts, say so in a schema: type = "text"'
     between = separator_in(what) if isinstance(what, str) else None
@@ -209,7 +209,7 @@ def _whole(column: pa.Array, name: str, place: Place) -> pa.Array:
 def _numbers(
     batch: pa.RecordBatch | pa.Table, name: str, columns: Columns, place: Place
 ) -> npt.NDArray[np.float32]:
-    """A numeric column, which may be written as text; NaN where a value is missing."""
+    """Return a numeric column, which may be written as text; NaN where a value is missing."""
     column = present(single(batch.column(name)), columns.nulls)
     try:
         if is_text(column.type):
@@ -227,7 +227,7 @@ def _numbers(
 
 
 def _ungrouped(texts: pa.Array, decimal: Decimal) -> pa.Array:
-    """Numbers in texts without separators between thousands, and with a decimal point."""
+    """Return numbers in texts without separators between thousands, and with a decimal point."""
     texts = pc.if_else(pc.equal(texts, ""), pa.scalar(None, texts.type), texts)
     grouped = pc.match_substring_regex(texts, f"^(?:{GROUPED[decimal]})$")
     bare = pc.replace_substring_regex(texts, THOUSANDS[decimal], "")

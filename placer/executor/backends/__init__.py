@@ -14,17 +14,12 @@ __all__ = ["BACKENDS", "make_backend"]
 def make_backend(
     name: str, device: torch.device, policy: Policy = "lfu", *, needs_tiers: bool = False
 ) -> Backend:
-    """The backend called `name`; ``auto`` takes the fastest that is installed.
+    """Return the backend called `name`; ``auto`` takes the fastest that is installed.
 
     ``numba`` and ``torch`` keep both tiers in the host's memory and read all rows in place.
     ``triton`` and ``tiered`` give each tier memory of its own: the first with kernels in Triton,
     the second in plain PyTorch, which is slower and runs on every device. The latter takes the
     place of the former where a plan `needs_tiers`, as some of its rows cannot be read in place.
-
-    Raises
-    ------
-    BackendError
-        If there is no such backend, its library is missing, or it cannot run on the device.
     """
     if name not in BACKENDS:
         raise BackendError(f"no backend {name!r}; there are {', '.join(BACKENDS)}")

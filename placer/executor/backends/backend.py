@@ -68,7 +68,7 @@ class SliceReads:
     rule: Rule
 
     def of(self, values: Tensor) -> Tensor:
-        """Values of these lookups, out of those of the arena's step."""
+        """Return values of these lookups, out of those of the arena's step."""
         return torch.cat([values[part] for part in self.lookups])
 
 
@@ -143,7 +143,7 @@ class Backend(TorchKernels):
             self._stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
 
     def allocate(self, spec: ArenaSpec, drive: Path | None = None) -> Arena:
-        """Zeroed memory for an arena; `drive` is the folder of rows on a drive."""
+        """Return zeroed memory for an arena; `drive` is the folder of rows on a drive."""
         return allocate(spec, self._device, None if self.in_one_memory else self._policy, drive)
 
     def prepare(
@@ -191,7 +191,7 @@ class Backend(TorchKernels):
         return out
 
     def join(self, arena: Arena, step: ArenaStep, gradients: Sequence[Tensor]) -> Tensor:
-        """Gradients of an arena's bags from those of its segments: float32, (bags, width)."""
+        """Return gradients of an arena's bags from its segments': float32, (bags, width)."""
         joined = torch.empty((step.reads.bags, arena.spec.key.width), device=self._device)
         for segment, gradient in zip(step.reads.segments, gradients, strict=True):
             joined[slice(*segment.bags)] = gradient
@@ -360,7 +360,7 @@ class Backend(TorchKernels):
     def _cold_runs(
         self, spec: ArenaSpec, row_cache: RowCache, runs: Runs, ordered: SortedSlots
     ) -> Resolved:
-        """Which runs are of staged and cached rows; places as if none were in the row cache."""
+        """Return which runs are of staged and cached rows, with places outside the row cache."""
         stop, last_lookup = spec.cache_ranges[-1].stop, runs.lookups - 1
         edges = self._edges.get(spec)  # On the device already.
         if edges is None:

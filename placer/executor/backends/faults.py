@@ -32,13 +32,7 @@ class Faults:
         return torch.full((1,), NO_FAULT, device=self._device)
 
     def watch(self, fault: Tensor, batch: BagBatch, features: Sequence[FeatureRead]) -> None:
-        """Check the position that kernels wrote, now or as soon as it is there.
-
-        Raises
-        ------
-        DataError
-            Names the feature, the id and the table.
-        """
+        """Check the position that kernels wrote, now or as soon as it is there."""
         if self._device.type != "cuda":
             if int(fault) != NO_FAULT:
                 _raise(int(fault), batch, features)

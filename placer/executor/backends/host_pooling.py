@@ -31,7 +31,7 @@ class HostPooling:
         self._backend = backend
 
     def reads(self, slots: Tensor, offsets: Tensor, first: int) -> HostReads:
-        """What of a step's lookups the host has, from slot `first` on; it starts to be copied.
+        """Return the lookups of a step that the host has, from slot `first` on; start their copy.
 
         Waits for the device, which says how many lookups there are.
         """
@@ -88,7 +88,7 @@ def _parts(bags: Tensor, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _step(reads: HostReads) -> ArenaStep:
-    """The step of the host's rows alone, once they have been copied."""
+    """Return the step of the host's rows alone, once they have been copied."""
     if reads.copied is not None:
         reads.copied.synchronize()
     places = reads.slots.long()
@@ -96,14 +96,14 @@ def _step(reads: HostReads) -> ArenaStep:
 
 
 def _own(weights: Tensor | None, reads: HostReads) -> Tensor | None:
-    """The weights of the host's lookups, in its memory."""
+    """Return the weights of the host's lookups, in its memory."""
     if weights is None:
         return None
     return on_host(weights.detach().index_select(0, reads.lookups))
 
 
 def _of_bags(gradients: Tensor, reads: HostReads) -> Tensor:
-    """The gradients of the host's bags, in its memory."""
+    """Return the gradients of the host's bags, in its memory."""
     if gradients.device.type != "cuda":
         return gradients.index_select(0, reads.bags)
     result = torch.empty((reads.bags.numel(), gradients.shape[1]), pin_memory=True)
@@ -114,7 +114,7 @@ def _of_bags(gradients: Tensor, reads: HostReads) -> Tensor:
 
 
 def _host_arena(arena: Arena) -> Arena:
-    """The host's rows as an arena of their own in one memory, sharing it."""
+    """Return the host's rows as an arena of their own in one memory, sharing it."""
 
     def rows(of: TieredRows) -> TieredRows:
         own = of.dram[arena.spec.host_start - of.home - arena.spec.stored :]

@@ -142,7 +142,7 @@ def _bit_length(number):
 
 
 def sorts(rows: int, lookups: int, bags: int) -> bool:
-    """Whether `update` can sort so many lookups of so many rows and bags."""
+    """Return whether `update` can sort so many lookups of so many rows and bags."""
     return rows.bit_length() + lookups.bit_length() <= 64 and bags < 1 << 31
 
 

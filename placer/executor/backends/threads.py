@@ -63,5 +63,5 @@ def run(kernel: Callable[[int, int], Result], threads: int) -> list[Result]:
 
 @lru_cache(maxsize=1)
 def _workers(count: int, process: int) -> ThreadPoolExecutor:
-    """The threads of a process: a fork does not inherit its parent's threads."""
+    """Return the threads of a process: a fork does not inherit its parent's threads."""
     return ThreadPoolExecutor(count, thread_name_prefix=f"placer-{process}")

@@ -68,7 +68,7 @@ class RowReads:
     gradients: Tensor
 
     def sums(self) -> Tensor:
-        """The summed gradient of each run, those at place −1 included; waits for the device."""
+        """Return each run's summed gradient, runs at place −1 included; wait for the device."""
         starts = self.runs.starts[: int(self.runs.count)].long()
         return row_sums(self.gradients, self.sources.long(), self.scales, starts)
 
@@ -206,7 +206,7 @@ class TorchKernels:
     def places_of_runs(
         self, spec: ArenaSpec, entries: int, runs: Runs, ordered: SortedSlots
     ) -> Tensor:
-        """The place of each run, as if none were in the row cache."""
+        """Return the place of each run, as if none were in the row cache."""
         return places_of(spec, entries, ordered.slots.index_select(0, runs.firsts))
 
     def slots_and_counts(
@@ -232,7 +232,7 @@ class TorchKernels:
         ticket: int,
         oldest: int,
     ) -> Resolution:
-        """The entry of each row, −1 for those that have none, once rows have been moved.
+        """Return the entry of each row, −1 for those that have none, once rows have been moved.
 
         Rows that one of the `others`, steps that are open, reads in place have to stay there: that
         step will update the row in host memory, and a copy made before would be old.
@@ -261,14 +261,14 @@ class TorchKernels:
         places.copy_(torch.where(moved, entry.to(places.dtype).add_(home), places))
 
     def places_of_lookups(self, runs: Runs, run_of: Tensor, run_places: Tensor) -> Tensor:
-        """The place of each lookup, in the batch's order."""
+        """Return the place of each lookup, in the batch's order."""
         # By adding to zeros, for which the order need not be int64.
         places = torch.zeros_like(run_places)
         return places.index_add_(0, runs.order, run_places.index_select(0, run_of))
 
 
 def places_of(spec: ArenaSpec, entries: int, slots: Tensor) -> Tensor:
-    """Places of slots that are not in the arena's row cache, which has so many entries.
+    """Return places of slots that are not in the arena's row cache, which has so many entries.
 
     Slots are of `ArenaSpec.kind`. Those that the host pools have place −1.
     """
@@ -279,7 +279,7 @@ def places_of(spec: ArenaSpec, entries: int, slots: Tensor) -> Tensor:
 
 
 def _read_in_place(theirs: Resolved, slots: Tensor, row_cache: RowCache, home: int) -> Tensor:
-    """Which of the slots a step reads in place; its slots follow from its places."""
+    """Return which of the slots a step reads in place; its slots follow from its places."""
     runs = theirs.runs()
     valid = runs < theirs.last
     places = theirs.run_places.index_select(0, runs.clamp_(max=theirs.run_places.numel() - 1))

@@ -28,7 +28,7 @@ class Medium(Protocol):
     """What holds records, uint8 of shape (rows, bytes of a record), all zero at first."""
 
     def read(self, rows: Tensor) -> Tensor:
-        """Records of distinct rows, int64 on the host."""
+        """Return records of distinct rows, int64 on the host."""
         ...
 
     def write(self, rows: Tensor, records: Tensor) -> None:
@@ -117,7 +117,7 @@ class ColdStore:
             self._last.result()
 
     def read(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Weights and state of distinct rows, int64; all on the host."""
+        """Return weights and state of distinct rows, int64; all on the host."""
         first = self._parts[0].records
         weights = torch.empty((rows.numel(), first.width), dtype=first.weights_dtype)
         state = None
@@ -149,7 +149,7 @@ class ColdStore:
             part.medium.write(own, held)
 
     def rounded(self, rows: Tensor, weights: Tensor, updates: Tensor) -> Tensor:
-        """Weights such as the store holds; those of rows that are not here stay as they are.
+        """Return weights such as the store holds; those of rows that are not here stay as they are.
 
         Works on the weights' device; see `Records.rounded`.
         """
@@ -161,7 +161,7 @@ class ColdStore:
         return weights
 
     def _blocks(self, rows: Tensor) -> Iterator[tuple[StoredRows, Tensor]]:
-        """Each part, and which of the rows are in it, a bounded number at a time."""
+        """Yield each part, and which of the rows are in it, a bounded number at a time."""
         for part in self._parts:
             for here in torch.split(_within(rows, part), _BLOCK_ROWS):
                 if here.numel():
@@ -176,7 +176,7 @@ class ColdColumn:
     is_state: bool
 
     def read(self, rows: Tensor) -> Tensor:
-        """Values of distinct rows, int64; all on the host."""
+        """Return values of distinct rows, int64; all on the host."""
         weights, state = self.store.read(rows)
         return state if self.is_state and state is not None else weights
 
@@ -193,11 +193,6 @@ def new_drive_records(folder: Path | None, rows: int, record_bytes: int) -> Medi
     folder : Path or None
         Where, made if it is missing; None is the system's folder for temporary files.
     rows, record_bytes : int
-
-    Raises
-    ------
-    PlacerError
-        If the folder cannot be written, or its drive has no room.
     """
     where = Path(tempfile.gettempdir()) if folder is None else folder
     try:

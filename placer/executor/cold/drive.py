@@ -64,11 +64,6 @@ class DriveRecords:
         ----------
         rows : Tensor
             int64 ``[n]`` on the CPU, in any order. Those of one block are read at once.
-
-        Raises
-        ------
-        PlacerError
-            If a row is out of range, the drive fails, or a block is damaged.
         """
         records = np.empty((rows.numel(), self.record_bytes), np.uint8)
         try:
@@ -88,12 +83,6 @@ class DriveRecords:
             given is read before, if it was not read lately.
         records : Tensor
             uint8 ``[n, record_bytes]`` on the CPU.
-
-        Raises
-        ------
-        PlacerError
-            If a row is out of range or there twice: nothing is written then. If the drive fails or
-            a block is damaged: other blocks may be written.
         """
         shape = (rows.numel(), self.record_bytes)
         if records.dtype != torch.uint8 or records.shape != shape:

@@ -80,7 +80,7 @@ class Records:
         return dtype
 
     def encode(self, weights: Tensor, state: Tensor | None) -> Tensor:
-        """Records, uint8 of shape (rows, nbytes), of weights and state on the host.
+        """Return records, uint8 of shape (rows, nbytes), of weights and state on the host.
 
         Weights that do not fit are rounded to the nearest that do. State that is None is zero.
         """
@@ -91,18 +91,18 @@ class Records:
         return held
 
     def encode_weights(self, weights: Tensor) -> Tensor:
-        """The weights' part of records."""
+        """Return the weights' part of records."""
         if self.dtype != "int8":
             return _bytes(weights.to(self._torch_dtype))
         levels, scale, offset = _quantized(weights.float(), None)
         return torch.cat([levels.to(torch.uint8), _bytes(scale), _bytes(offset)], 1)
 
     def encode_state(self, state: Tensor) -> Tensor:
-        """The other part of records."""
+        """Return the other part of records."""
         return _bytes(state.float().reshape(len(state), -1))
 
     def weights(self, records: Tensor) -> Tensor:
-        """Weights of records, shape (rows, width)."""
+        """Return weights of records, shape (rows, width)."""
         held = records[:, : self.weight_bytes]
         if self.dtype != "int8":
             return _values(held, self._torch_dtype).to(self.weights_dtype)
@@ -111,14 +111,14 @@ class Records:
         return (held[:, : self.width] * scale + offset).to(self.weights_dtype)
 
     def state(self, records: Tensor) -> Tensor | None:
-        """Optimizer state of records, float32; None without any."""
+        """Return optimizer state of records, float32; None without any."""
         if self.state_shape is None:
             return None
         held = _values(records[:, self.weight_bytes :], torch.float32)
         return held.reshape(len(records), *self.state_shape)
 
     def rounded(self, weights: Tensor, updates: Tensor) -> Tensor:
-        """Weights that a record holds exactly, up or down at random, on any device.
+        """Return weights that a record holds exactly, up or down at random, on any device.
 
         Parameters
         ----------

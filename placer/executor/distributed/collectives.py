@@ -156,7 +156,7 @@ class Communicator:
         return out.to(self._device)
 
     def gather(self, kind: Kind, values: Tensor) -> Tensor:
-        """The vectors of all ranks, which are of one length: shape (world, length)."""
+        """Return the vectors of all ranks, which are of one length: shape (world, length)."""
         size = values.numel()
         self._count(kind, values, size, size * self.world)
         values = values.detach().to(self._wire).contiguous()
@@ -172,7 +172,7 @@ class Communicator:
         return values.to(self._device)
 
     def from_first(self, kind: Kind, values: Tensor) -> Tensor:
-        """The values of the first rank; the others' say their shape and dtype."""
+        """Return the values of the first rank; the others' say their shape and dtype."""
         self._count(kind, values, 0, values.numel() * (self.world - 1) * (self.rank == 0))
         own = values.detach().to(self._wire).clone(memory_format=torch.contiguous_format)
         # As bytes: not every backend knows every dtype.
@@ -183,7 +183,7 @@ class Communicator:
         return own.to(self._device)
 
     def text_from_first(self, text: str) -> str:
-        """The text of the first rank; the others' is not read."""
+        """Return the text of the first rank; the others' is not read."""
         own = torch.tensor(list(text.encode()), dtype=torch.uint8)
         size = int(self.from_first("header", torch.tensor(own.numel())))
         said = self.from_first("header", own if self.rank == 0 else own.new_empty(size))
@@ -228,7 +228,7 @@ class Communicator:
 
 
 def _timeout(group: "dist.ProcessGroup", device: torch.device) -> timedelta:
-    """The timeout of a group, which a new one does not inherit."""
+    """Return the timeout of a group, which a new one does not inherit."""
     options = group._get_backend(device).options
     timeout: timedelta = options._timeout
     return timeout

@@ -59,7 +59,7 @@ def combine(
 def _column_slice(
     feature: FeatureRead, pooled: bool, parts: list[Tensor], order: Tensor | None, offsets: Tensor
 ) -> Tensor:
-    """One column slice of a feature: sums, maxima, or rows in the order of the batch.
+    """Return one column slice of a feature: sums, maxima, or rows in the order of the batch.
 
     Where a holder alone has all rows of a bag, it has pooled them, be it their maximum.
     """

@@ -192,7 +192,7 @@ class DistributedIdOrder(IdOrder):
             order.set_update_count(updates)
 
     def _packed(self, block: IdRange | None, asker: int) -> Tensor:
-        """What this process sends of a block, as bytes."""
+        """Return what this process sends of a block, as bytes."""
         parts = [torch.empty(0, dtype=torch.uint8)]
         if block is not None:
             for target, _, rows in self._sources(block, asker, self.rank):
@@ -202,7 +202,7 @@ class DistributedIdOrder(IdOrder):
         return torch.cat(parts)
 
     def _sources(self, block: IdRange, asker: int, only: int | None = None) -> Iterator[_Part]:
-        """The parts of a block; with `only`, those that this process sends to the asker.
+        """Return the parts of a block; with `only`, those that this process sends to the asker.
 
         Each cell comes from one holder.
         """
@@ -215,14 +215,14 @@ class DistributedIdOrder(IdOrder):
         return self._parts(block.tensor.table, block.ids, is_source)
 
     def _here(self, block: IdRange) -> Iterator[_Part]:
-        """The parts of a block that this process holds."""
+        """Return the parts of a block that this process holds."""
         return self._parts(block.tensor.table, block.ids, self._is_held)
 
     def _is_held(self, target: Target) -> bool:
         return target.name in self._held
 
     def _is_written(self, target: Target) -> bool:
-        """Whether what overwrites the target comes from this process."""
+        """Return whether what overwrites the target comes from this process."""
         return self._is_held(target) or not set(target.holders).isdisjoint(self._ranks.followers)
 
     def _number_of(self, tensor: TableTensor) -> int:
@@ -272,6 +272,6 @@ class DistributedIdOrder(IdOrder):
 
 
 def read_rows(held: _Held, target: Target, tensor: str, rows: Tensor) -> Tensor:
-    """Some rows of a target's weights or state, on the host."""
+    """Return some rows of a target's weights or state, on the host."""
     order = held[target.name]
     return order.read_rows(order.plan.tables_by_name[target.name], tensor, rows)

@@ -49,6 +49,6 @@ def exchange_as(
 
 
 def _messages(wire: Tensor, sizes: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
-    """The numbers for or from each rank, and the exponent behind them."""
+    """Return the numbers for or from each rank, and the exponent behind them."""
     each = torch.split(wire, [size for n in sizes for size in (n, 1)])
     return zip(each[::2], each[1::2], strict=True)

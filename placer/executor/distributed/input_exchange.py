@@ -37,12 +37,6 @@ class InputExchange:
         """Exchange a batch's lookups; every rank must be here with one of its own.
 
         `open_steps` is what the keys' `begin_step` gave.
-
-        Raises
-        ------
-        DataError
-            On every rank, if one of them has an id that is no row of its table, or a batch
-            that was made for other features; or if only some of them are training.
         """
         fault: PlacerError | None = None
         try:
@@ -75,7 +69,7 @@ class InputExchange:
     def _route(
         self, batch: BagBatch, spread: Sequence[tuple[int, int]]
     ) -> tuple[_Routes, dict[tuple[int, int, int], "_ChannelLookups"]]:
-        """How features' lookups are spread over targets, and each channel's."""
+        """Return how features' lookups are spread over targets, and each channel's."""
         size, lengths = batch.batch_size, batch.offsets.diff()
         lookups: dict[tuple[int, int, int], _ChannelLookups] = {}
         routes = []
@@ -164,7 +158,7 @@ class InputExchange:
         )
 
     def _unit_step(self, unit: Unit, came: "_Came", wanted: bool) -> UnitStep:
-        """What came for one unit, channel by channel instead of rank by rank."""
+        """Return what came for one unit, channel by channel instead of rank by rank."""
         rows, weights = came.rows, came.weights
         own = np.ix_(unit.sources, unit.channels)
         bag_starts, bags, starts, sizes = (
@@ -222,12 +216,12 @@ class _ChannelLookups:
     stop: int
 
     def select(self, values: Tensor) -> Tensor:
-        """Values of these lookups out of the batch's."""
+        """Return values of these lookups out of the batch's."""
         own = values[self.start : self.stop]
         return own if self.order is None else own.index_select(0, self.order)
 
     def positions(self, device: torch.device) -> Tensor:
-        """Their positions in the batch."""
+        """Return their positions in the batch."""
         if self.order is None:
             return torch.arange(self.start, self.stop, device=device)
         return self.order + self.start
@@ -236,7 +230,7 @@ class _ChannelLookups:
 def _spread(
     target: Tensor, rows: Tensor, count: int, lengths: Tensor, start: int
 ) -> tuple[Tensor, list[_ChannelLookups]]:
-    """A feature's lookups by target, each target's in the order of the batch."""
+    """Return a feature's lookups by target, each target's in the order of the batch."""
     total, size = rows.numel(), lengths.numel()
     kind = torch.uint8 if count < 256 else torch.int32
     order = torch.sort(target.to(kind), stable=True).indices.int()
@@ -268,7 +262,7 @@ def _check_headers(headers: Sequence[Sequence[int]], training: bool) -> None:
 
 
 def _starts(sizes: Int) -> Int:
-    """Where each begins, one after the other."""
+    """Return where each begins, one after the other."""
     return (sizes.cumsum() - sizes.ravel()).reshape(sizes.shape)
 
 

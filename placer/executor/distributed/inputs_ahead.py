@@ -61,15 +61,7 @@ class InputsAhead:
         return self._thread.submit(self._exchange, batch, number, training, open_steps, made)
 
     def arrived(self, sent: SentBatch) -> ShardedBatch:
-        """What the ranks ask of each other.
-
-        Raises
-        ------
-        DataError
-            On every rank, if one of them had a bad batch.
-        BackendError
-            If a rank is lost.
-        """
+        """Return what the ranks ask of each other."""
         step, ready = sent.result()
         if ready is not None:
             stream = torch.cuda.current_stream(self._inputs.device)

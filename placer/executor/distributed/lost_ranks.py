@@ -17,7 +17,7 @@ _KEY = "placer found a rank lost: "
 
 
 def lost_ranks(rank: int, members: Sequence[int], wait_s: float = WAIT_S) -> list[int]:
-    """Ranks of a group that are lost, as far as can be known; empty where nobody knows.
+    """Return ranks of a group that are lost, as far as can be known; empty where nobody knows.
 
     Every rank that finds an exchange broken calls this. It leaves a word in the store by which the
     processes met, and waits until one other rank alone has left none. Of more than one, all are
@@ -57,7 +57,7 @@ def lost_ranks(rank: int, members: Sequence[int], wait_s: float = WAIT_S) -> lis
 def rank_lost(
     rank: int, members: Sequence[int], doing: str, error: Exception, within: str = "in time"
 ) -> BackendError:
-    """The error to raise where others no longer answer: what failed, and which ranks are lost.
+    """Return the error to raise where ranks no longer answer: what failed, and which they are.
 
     Parameters
     ----------
@@ -86,7 +86,7 @@ def rank_lost(
 
 
 def reason_of(error: Exception) -> str:
-    """What a failed collective says, less the place in its source and its advice.
+    """Return what a failed collective says, less the place in its source and its advice.
 
     >>> reason_of(RuntimeError("[/src/pair.cc:53] Connection closed. This is typically caused by"))
     'Connection closed'

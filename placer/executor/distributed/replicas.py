@@ -176,7 +176,7 @@ class ReplicaUpdates:
         )
 
     def _row_sums(self, unit_step: UnitStep, gradients: Sequence[Tensor], alike: _Alike) -> RowSums:
-        """Numbers of the distinct rows that were read here, and the sum of each one's gradients."""
+        """Return the numbers of the distinct rows read here, and each one's summed gradient."""
         own = self._lookups(unit_step, gradients, alike)
         bases = torch.tensor(alike.bases, device=self._module.device)
         numbers = own.rows + _repeated(bases, own.counts)
@@ -189,7 +189,7 @@ class ReplicaUpdates:
         return distinct, row_sums(own.gradients, own.sources[order], weights, starts)
 
     def _update_batch(self, rows: dict[int, Tensor]) -> BagBatch:
-        """One sample that reads these rows of each target, and nothing else."""
+        """Return one sample that reads these rows of each target, and nothing else."""
         each = [rows[number] for number in range(len(rows))]
         bounds = (0, *accumulate(own.numel() for own in each))
         device = self._module.device
@@ -198,6 +198,6 @@ class ReplicaUpdates:
 
 
 def _repeated(values: Tensor, counts: Sequence[int]) -> Tensor:
-    """Each value so many times."""
+    """Return each value so many times."""
     times = torch.tensor(counts, device=values.device)
     return values.repeat_interleave(times, output_size=sum(counts))

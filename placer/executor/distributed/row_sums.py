@@ -51,7 +51,7 @@ def _exchanged(
     holders: Sequence[Sequence[int]],
     parts: Sequence[Sequence[Sequence[RowSums]]],
 ) -> list[list[RowSums]]:
-    """What the holders sent here, joined in their order; counts are exchanged first.
+    """Return what the holders sent here, joined in their order; counts are exchanged first.
 
     `parts` are by group of holders, table and holder that gets them.
     """
@@ -85,7 +85,7 @@ def _words(counts: Sequence[int], widths: Sequence[int]) -> int:
 
 
 def _unpacked(words: Tensor, counts: Sequence[int], widths: Sequence[int]) -> Iterator[RowSums]:
-    """The tables of a message: first the ids of all of them, then their vectors."""
+    """Yield the tables of a message: first the ids of all of them, then their vectors."""
     ids = words[: _WORDS_OF_ID * sum(counts)].clone()  # Where it starts need not suit an int64.
     rows = torch.split(ids.view(torch.int64), list(counts))
     sizes = [n * width for n, width in zip(counts, widths, strict=True)]
@@ -100,7 +100,7 @@ def _joined(parts: Sequence[RowSums]) -> RowSums:
 
 
 def _dealt(rows: Tensor, values: Tensor, holders: int) -> list[RowSums]:
-    """Sums by the holder that adds them up; holders take rows in turn."""
+    """Return sums by the holder that adds them up; holders take rows in turn."""
     owner = rows % holders
     order = torch.sort(owner, stable=True).indices
     counts = torch.bincount(owner, minlength=holders).tolist()
@@ -110,7 +110,7 @@ def _dealt(rows: Tensor, values: Tensor, holders: int) -> list[RowSums]:
 
 
 def _added(rows: Tensor, values: Tensor) -> RowSums:
-    """One sum a row, added in the order of the holders."""
+    """Return one sum a row, added in the order of the holders."""
     if not rows.numel():
         return rows, values
     order, distinct, starts = runs(rows)

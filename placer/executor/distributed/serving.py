@@ -117,7 +117,7 @@ class Served:
         return [outputs[at] for at in range(len(self.channels.served))]
 
     def to_sources(self, outputs: Sequence[Tensor], step: ShardedBatch) -> Tensor:
-        """All outputs as one vector, rank by rank."""
+        """Return all outputs as one vector, rank by rank."""
         pieces = [
             torch.split(output, rows.tolist())
             for output, rows in zip(outputs, step.served_rows.T, strict=True)
@@ -126,7 +126,7 @@ class Served:
         return torch.cat(parts) if parts else torch.empty(0, device=self.device)
 
     def from_sources(self, flat: Tensor, step: ShardedBatch) -> list[Tensor]:
-        """The reverse: gradients of `channels.served`."""
+        """Return the reverse: gradients of `channels.served`."""
         widths = self.channels.widths
         sizes = (step.served_rows * widths).ravel().tolist()
         pieces = torch.split(flat, sizes) if sizes else ()

@@ -147,7 +147,7 @@ class ShardedEmbeddings(Embeddings):
         ranks.begin()
 
     def part(self, names: Sequence[str]) -> "ShardedEmbeddings":
-        """Some of the tables as embeddings of their own: in the same memory, over the same group.
+        """Return some of the tables as embeddings of their own, in the same memory and group.
 
         They are trained by themselves, with a learning rate and updates of their own. Every rank
         must make the same parts; nothing is exchanged for that. Servers know of no parts.
@@ -184,7 +184,7 @@ class ShardedEmbeddings(Embeddings):
         self._order = DistributedIdOrder(survey, counts_updates, held, self._ranks, device)
 
     def said(self, values: Sequence[int]) -> list[list[int]]:
-        """What each rank that trains says, as many numbers on all of them."""
+        """Return what each rank that trains says, as many numbers on all of them."""
         trainers = self._ranks.trainers
         said: list[list[int]] = trainers.gather("header", torch.tensor(values)).tolist()
         return said
@@ -258,7 +258,7 @@ class ShardedEmbeddings(Embeddings):
 
     @uncompiled
     def forward(self, batch: BagBatch | ShardedBatch) -> dict[str, Tensor]:
-        """Pooled rows of this rank's samples by feature; see `PlacedEmbeddings.forward`.
+        """Return pooled rows of this rank's samples by feature; see `PlacedEmbeddings.forward`.
 
         Raises
         ------
@@ -341,7 +341,7 @@ class ShardedEmbeddings(Embeddings):
         return max((module.update_count() for module in self._served.modules), default=0)
 
     def extra_repr(self) -> str:
-        """What `print(model)` shows of it."""
+        """Return what `print(model)` shows of it."""
         tables, shards = len(self.plan.tables), len(self.plan.shards)
         return f"tables={tables}, shards={shards}, rank={self.rank} of {self.world}"
 
@@ -359,7 +359,7 @@ def make_embeddings(
     average_gradients: bool = True,
     **options: Any,
 ) -> Embeddings:
-    """A plan's tables, shared by the processes of `torch.distributed` where there are several.
+    """Return a plan's tables, shared by the processes of `torch.distributed` if there are several.
 
     Parameters
     ----------

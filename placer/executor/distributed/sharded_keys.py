@@ -124,7 +124,7 @@ class ShardedKeys(GrowingKeys):
     def _mapped(
         self, keys: Int, table_of: Int, open_steps: int | None
     ) -> tuple[npt.NDArray[np.int32], dict[str, StepRows]]:
-        """Rows of this rank's part of keys, given the number of each one's table; and steps."""
+        """Return this rank's rows of keys, given the number of each one's table; and steps."""
         rows, steps = np.empty(keys.size, np.int32), {}
         for number, (name, own) in enumerate(self.maps.items()):
             here = table_of == number
@@ -185,7 +185,7 @@ class ShardedKeys(GrowingKeys):
         return {name: self._joined(values) for name, values in super().state().items()}
 
     def _joined(self, values: Tensor) -> Tensor:
-        """The tensors of all ranks, one after the other, on all of them."""
+        """Return the tensors of all ranks, one after the other, on all of them."""
         comm, size = self._comm, values.numel()
         sizes = comm.gather("header", torch.tensor([size])).flatten().tolist()
         sent = values.reshape(-1).repeat(comm.world)

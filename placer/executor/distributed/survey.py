@@ -59,13 +59,7 @@ class Survey:
         world: int,
         device: torch.device,
     ) -> "Survey":
-        """Divide a plan over so many ranks.
-
-        Raises
-        ------
-        PlanMismatchError
-            If it cannot be divided so.
-        """
+        """Divide a plan over so many ranks."""
         ranks = ranks_of_devices(plan.topology, world, servers_of(plan))
         division = divide(plan, ranks, optimizers)
         routes = table_routes(plan, division, device)
@@ -81,7 +75,7 @@ class Survey:
         )
 
     def plan_of(self, unit: Unit, channels: Channels, rank: int) -> Plan:
-        """The plan by which a rank holds one of its units."""
+        """Return the plan by which a rank holds one of its units."""
         poolings = {
             (channel.target.name, self.features[channel.feature].name): channel.pooling
             for channel in (channels.served[at] for at in unit.channels)
@@ -99,12 +93,7 @@ def check_same(
     growing: Mapping[str, Growing],
     comm: Communicator,
 ) -> None:
-    """Check that all ranks have the same plan: others would wait for each other for ever.
-
-    Raises
-    ------
-    PlanMismatchError
-    """
+    """Check that all ranks have the same plan: others would wait for each other for ever."""
     options = sorted(optimizers.items()), sorted(growing.items(), key=lambda item: item[0])
     digest = hashlib.sha256(
         repr((plan.tables, plan.shards, plan.exchange_dtype, *options)).encode()

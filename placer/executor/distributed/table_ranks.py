@@ -119,11 +119,11 @@ class TableRanks:
         )
 
     def leader_of(self, rank: int) -> int:
-        """The trainer that a server follows; a trainer is its own."""
+        """Return the trainer that a server follows; a trainer is its own."""
         return rank % self.trainers.world
 
     def share(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """The first trainer's settings, on all ranks: servers have no other ones."""
+        """Return the first trainer's settings, on all ranks: servers have no other ones."""
         if not self._has_servers:
             return dict(settings)
         text = json.dumps(dict(settings), default=lambda number: number.item())
@@ -157,12 +157,12 @@ class TableRanks:
         self._tell((rank,), Command.WRITE, *numbers, then=then)
 
     def hear(self) -> tuple[Command, list[float]]:
-        """What a server is told next."""
+        """Return what a server is told next."""
         message = self.receive(torch.empty(_MESSAGE, dtype=torch.float64)).tolist()
         return Command(int(message[0])), message[1:]
 
     def receive(self, out: Tensor) -> Tensor:
-        """A tensor that was sent after a command."""
+        """Return a tensor that was sent after a command."""
         return self.comm.hear(self.leader_of(self.comm.rank), out)
 
     def close(self) -> None:
@@ -186,13 +186,7 @@ class TableRanks:
 
 
 def check_world(plan: Plan, world: int) -> None:
-    """Check that each GPU and each host without one has its rank, where there are such hosts.
-
-    Raises
-    ------
-    PlanMismatchError
-        Says how to start so many.
-    """
+    """Check that each GPU and each host without one has its rank, where there are such hosts."""
     servers, gpus = servers_of(plan), len(plan.topology.gpus)
     if servers and world != gpus + len(servers):
         hosts = [host.id for host in plan.topology.hosts if plan.topology.gpus_of(host.id)]

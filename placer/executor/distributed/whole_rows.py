@@ -76,7 +76,7 @@ class RowTotals:
     def _over_ranks(
         self, holders: Sequence[Sequence[int]], own: Sequence[Tensor], comm: Communicator
     ) -> list[Tensor]:
-        """Sums of each group over its ranks."""
+        """Return sums of each group over its ranks."""
         met = [
             (other, group)
             for other in range(comm.world)

@@ -51,7 +51,7 @@ class Runtime:
     whole_rows: "RowTotals | None" = None
 
     def rule(self, arena: Arena) -> Rule:
-        """The optimizer of an arena as it stands."""
+        """Return the optimizer of an arena as it stands."""
         optimizer = arena.spec.key.optimizer
         return Rule(optimizer, self.lr, self.eps, self.updates, *self.betas, self.stochastic)
 
@@ -109,7 +109,7 @@ class FusedLookup(torch.autograd.Function):
 
 
 def _own_tensor(pooled: Tensor, start: int, stop: int) -> Tensor:
-    """Rows `start..stop` as a tensor that autograd does not take for a view of its siblings.
+    """Return rows `start..stop` as a tensor that autograd does not take for a view of its siblings.
 
     So callers may modify an output in place, as they may any module's.
     """

@@ -96,7 +96,7 @@ class LookupCounts:
             self._in_hbm[table] = self._in_hbm[table] + hits if table in self._in_hbm else hits
 
     def read(self, row_caches: Sequence[RowCache]) -> HitRates:
-        """The counts so far, with those of row caches; waits for the device."""
+        """Return the counts so far, with those of row caches; waits for the device."""
         row_cache = sum((cache.stats() for cache in row_caches), RowCacheStats())
         read = {table: columns for table, columns in self._read.items() if columns}
         tables = {table: int(self._in_hbm[table]) / columns for table, columns in read.items()}

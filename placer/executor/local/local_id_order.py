@@ -76,7 +76,7 @@ class LocalIdOrder(IdOrder):
         return self.read_rows(block.tensor.table, block.tensor.name, block.ids)
 
     def read_rows(self, table: Table, name: str, ids: Tensor) -> Tensor:
-        """Some rows of a tensor, on the host; call `synchronize` before."""
+        """Return some rows of a tensor, on the host; call `synchronize` before."""
         result: Tensor | None = None
         for columns, rows, cols, held in self._column_slices(table, name):
             values = rows.read(columns.slots_of(ids.to(self._device))).cpu()
@@ -102,7 +102,7 @@ class LocalIdOrder(IdOrder):
     def _column_slices(
         self, table: Table, name: str
     ) -> Iterator[tuple[ArenaSlice, TieredRows, slice, slice]]:
-        """Column slices, the rows that hold the tensor, its columns in the table and in these."""
+        """Yield column slices, their row holders, their columns in the table, and in these."""
         for columns in self._layout.column_slices[table.name]:
             arena = self._arenas[columns.arena]
             rows = arena.weights if name == "weight" else arena.state

@@ -15,7 +15,7 @@ _WINDOW = 2
 
 
 def look_ahead(batches: Iterable[Any], embeddings: "Embeddings") -> Generator[Any, None, None]:
-    """The same batches in the same order, each prepared before its predecessor is trained on.
+    """Return the same batches in the same order, each prepared while its predecessor is trained on.
 
     ::
 
@@ -79,7 +79,7 @@ def look_ahead(batches: Iterable[Any], embeddings: "Embeddings") -> Generator[An
 def _behind(
     source: Generator[Any, None, None], work: Callable[[Any], Any], shared: bool
 ) -> Generator[Any, None, None]:
-    """The items, each with the work done, and that of the next one done before it is yielded.
+    """Return the items with the work done, that of the next one before each is yielded.
 
     An error waits for its turn, but not one that this rank alone has met of many (`shared`): the
     others wait for it before they take the step before.
@@ -112,7 +112,7 @@ def _behind(
 
 
 def on_every_rank(error: Exception) -> bool:
-    """Whether an error of the exchange of a batch has come on every rank, which all go on.
+    """Return whether an error of the exchange of a batch has come on every rank, which all go on.
 
     >>> on_every_rank(DataError("an id is negative")), on_every_rank(ValueError())
     (True, False)
@@ -121,7 +121,7 @@ def on_every_rank(error: Exception) -> bool:
 
 
 def _checked(batches: Iterable[Any]) -> Generator[Any, None, None]:
-    """The same items, if they are such as `look_ahead` takes."""
+    """Return the same items, if they are such as `look_ahead` takes."""
     source = iter(batches)
     try:
         for item in source:

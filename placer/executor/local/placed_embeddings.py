@@ -182,7 +182,7 @@ class PlacedEmbeddings(Embeddings):
                 order.draw(weight, seed)
 
     def part(self, plan: Plan, whole_rows: "RowTotals | None" = None) -> "PlacedEmbeddings":
-        """Some of the tables in the same memory, with a learning rate and updates of their own.
+        """Return some of the tables in the same memory, with their own learning rate and updates.
 
         Parameters
         ----------
@@ -205,7 +205,7 @@ class PlacedEmbeddings(Embeddings):
         return part
 
     def by_row(self) -> "PlacedEmbeddings":
-        """The same rows, each looked up by itself: a feature a table, called like the table."""
+        """Return the same rows, each looked up by itself: one feature a table, named like it."""
         rows = copy.copy(self)
         rows.features = tuple(
             FeatureRead(table.name, table.name, table.rows, "none", None)
@@ -265,7 +265,7 @@ class PlacedEmbeddings(Embeddings):
 
     @uncompiled
     def forward(self, batch: BagBatch | PreparedBatch) -> dict[str, Tensor]:
-        """Pooled rows by feature: float32, shape (batch_size, dim).
+        """Return pooled rows by feature: float32, shape (batch_size, dim).
 
         With pooling ``none`` the shape is (lookups, dim), in the order of the feature's
         lookups; padded ones are zero.
@@ -334,7 +334,7 @@ class PlacedEmbeddings(Embeddings):
         return memory_use(self.plan, self._layout, self._runtime.arenas)
 
     def extra_repr(self) -> str:
-        """What `print(model)` shows of it."""
+        """Return what `print(model)` shows of it."""
         return (
             f"tables={len(self.plan.tables)}, features={len(self.features)}, "
             f"shards={len(self.plan.shards)}, backend={self.backend!r}, device={self.device}"

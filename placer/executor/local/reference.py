@@ -97,7 +97,7 @@ class UnplacedEmbeddings(nn.Module):
         return tuple(feature.name for feature in self._features)
 
     def table_weights(self) -> dict[str, Tensor]:
-        """Weights by table name."""
+        """Return weights by table name."""
         return {
             table.name: weight.detach()
             for table, weight in zip(self.tables, self.weights, strict=True)
@@ -124,7 +124,7 @@ class UnplacedEmbeddings(nn.Module):
         return [makers[name](weights) for name, weights in groups.items()]
 
     def forward(self, batch: BagBatch) -> dict[str, Tensor]:
-        """Pooled rows by feature; see `PlacedEmbeddings.forward`."""
+        """Return pooled rows by feature; see `PlacedEmbeddings.forward`."""
         batch, bags = ready_to_read(batch, self._features, batch.ids.device)
         results = {}
         for index, feature in enumerate(self._features):

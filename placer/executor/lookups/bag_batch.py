@@ -100,7 +100,7 @@ class BagBatch:
             )
 
     def to(self, device: str | torch.device, non_blocking: bool = False) -> "BagBatch":
-        """The same batch on another device.
+        """Return the same batch on another device.
 
         With `non_blocking`, copies from pinned memory to a GPU are only begun: work on the
         current stream waits for them, the host does not.
@@ -111,7 +111,7 @@ class BagBatch:
         return self._map(lambda tensor: tensor.to(target, non_blocking=non_blocking))
 
     def pin_memory(self) -> "BagBatch":
-        """The same batch in pinned host memory, from which a GPU copies by itself.
+        """Return the same batch in pinned host memory, from which a GPU copies by itself.
 
         Raises
         ------
@@ -196,7 +196,7 @@ class BagBatch:
 
     @classmethod
     def from_chunk(cls, chunk: Chunk, order: Sequence[str]) -> "BagBatch":
-        """The same of a chunk of a log (NumPy arrays).
+        """Return the same of a chunk of a log (NumPy arrays).
 
         Raises
         ------
@@ -253,7 +253,7 @@ def _joined_weights(ids: Sequence[Tensor], weights: Sequence[Tensor | None]) -> 
 
 
 def _starts(name: str, ids: Tensor, offsets: Tensor | None, *, include_last_offset: bool) -> Tensor:
-    """Where each bag of a feature starts among its ids, int64, shape (samples,)."""
+    """Return where each bag of a feature starts among its ids, int64, shape (samples,)."""
     lookups = ids.numel()
     if offsets is None:
         return torch.arange(lookups, device=ids.device)

@@ -79,7 +79,7 @@ class ArenaReads:
         return self.offsets.numel() - 1
 
     def sources(self) -> Tensor:
-        """The bag of each lookup, int32.
+        """Return the bag of each lookup, int32.
 
         Counted up where bags start: a repetition of the bags would need int64 indices.
         """
@@ -89,7 +89,7 @@ class ArenaReads:
         return sources.cumsum_(0)[: self.lookups]
 
     def spread(self, per_lookup: Tensor | None) -> Tensor | None:
-        """Values of the batch's lookups in the order of this arena's lookups."""
+        """Return values of the batch's lookups in the order of this arena's lookups."""
         if per_lookup is None or self._is_whole(per_lookup.numel()):
             return per_lookup
         if not self.segments:  # A table that no feature reads.
@@ -97,7 +97,7 @@ class ArenaReads:
         return torch.cat([per_lookup[slice(*segment.batch)] for segment in self.segments])
 
     def _is_whole(self, lookups: int) -> bool:
-        """Whether the arena reads the batch's lookups as they stand."""
+        """Return whether the arena reads the batch's lookups as they stand."""
         return self.lookups == lookups and all(
             segment.batch == segment.lookups for segment in self.segments
         )
@@ -133,11 +133,11 @@ class Bags:
         return self.spans[-1][1] if self.spans else 0
 
     def offsets_of(self, feature: int) -> Tensor:
-        """Offsets of one feature's bags, and the end of the last: shape (batch_size + 1,)."""
+        """Return offsets of a feature's bags, and the end of the last: shape (batch_size + 1,)."""
         return self.offsets[feature * self.batch_size : (feature + 1) * self.batch_size + 1]
 
     def output(self, index: int, feature: FeatureRead, rows: Tensor) -> Tensor:
-        """The output of a feature, from the sums of its bags, or from the rows of its lookups."""
+        """Return the output of a feature, from its bags' sums or from its lookups' rows."""
         if feature.pooling == "sum":
             return rows
         if feature.pooling == "mean":
@@ -155,13 +155,7 @@ class Bags:
 def feature_reads(
     tables: Sequence[Table], padding_idx: Mapping[str, int]
 ) -> tuple[FeatureRead, ...]:
-    """The features of tables, in order.
-
-    Raises
-    ------
-    PlanMismatchError
-        If a feature is read from two tables, or padding names an unknown feature.
-    """
+    """Return the features of tables, in order."""
     reads = tuple(
         FeatureRead(
             feature.name, table.name, table.rows, feature.pooling, padding_idx.get(feature.name)
@@ -186,15 +180,10 @@ def feature_reads(
 def ready_to_read(
     batch: BagBatch, features: Sequence[FeatureRead], device: torch.device
 ) -> tuple[BagBatch, Bags]:
-    """A batch made ready to read: checked, without padded lookups, and on the device; its bags.
+    """Return a batch that is checked, without padded lookups, on the device; and its bags.
 
     Where features have padding, this waits for the device that the batch is on: hand batches over
     while they are the host's.
-
-    Raises
-    ------
-    DataError
-        If it was made for other features.
     """
     if batch.batch_size:
         held = (batch.offsets.numel() - 1) // batch.batch_size
@@ -215,7 +204,7 @@ def ready_to_read(
 def _without_padding(
     batch: BagBatch, features: Sequence[FeatureRead], bounds: Sequence[tuple[int, int]]
 ) -> tuple[BagBatch, Tensor]:
-    """The batch without padded lookups, and the positions of those that were kept."""
+    """Return the batch without padded lookups, and the positions of those that were kept."""
     keep = torch.ones(batch.ids.numel(), dtype=torch.bool, device=batch.ids.device)
     for feature, (start, stop) in zip(features, bounds, strict=True):
         if feature.padding_idx is not None:
@@ -245,7 +234,7 @@ def keep_until_used(prepared: object, stream: torch.cuda.Stream) -> None:
 
 
 def tensors_of(prepared: object) -> Iterator[Tensor]:
-    """All tensors that a prepared batch, or another tree of dataclasses, holds."""
+    """Yield all tensors that a prepared batch, or another tree of dataclasses, holds."""
     waiting: list[object] = [prepared]
     while waiting:
         value = waiting.pop()
@@ -258,13 +247,7 @@ def tensors_of(prepared: object) -> Iterator[Tensor]:
 
 
 def check_ids(ids: Tensor, feature: FeatureRead) -> None:
-    """Raise if an id is no row of its table.
-
-    Raises
-    ------
-    DataError
-        Names the feature, the table, the id and the table's rows.
-    """
+    """Raise if an id is no row of its table."""
     if ids.numel():
         low, high = (int(end) for end in torch.aminmax(ids))
         if low < 0 or high >= feature.rows:
@@ -279,13 +262,7 @@ def check_ids(ids: Tensor, feature: FeatureRead) -> None:
 def arena_reads(
     bags: Bags, features: Sequence[FeatureRead], layout: Layout
 ) -> tuple[ArenaReads, ...]:
-    """What a checked batch reads, arena by arena.
-
-    Raises
-    ------
-    DataError
-        If lookups or bags of an arena are more than kernels can number.
-    """
+    """Return what a checked batch reads, arena by arena."""
     size = bags.batch_size
     segments: list[list[Segment]] = [[] for _ in layout.arenas]
     for index, (feature, (start, stop)) in enumerate(zip(features, bags.spans, strict=True)):
@@ -319,7 +296,7 @@ def arena_reads(
 
 
 def _offsets(bags: Bags, features: Sequence[FeatureRead], segments: Sequence[Segment]) -> Tensor:
-    """Offsets of an arena's bags."""
+    """Return offsets of an arena's bags."""
     size = bags.batch_size
     pooled = [features[segment.feature].pooling in ("sum", "mean") for segment in segments]
     if all(pooled) and [segment.feature for segment in segments] == list(range(len(features))):

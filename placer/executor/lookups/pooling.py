@@ -14,7 +14,7 @@ def mean_from_sum(sums: Tensor, offsets: Tensor) -> Tensor:
 
 
 def segment_max(rows: Tensor, offsets: Tensor) -> Tensor:
-    """Largest value of each column over each bag; empty bags are zero.
+    """Return the largest value of each column over each bag; empty bags are zero.
 
     The gradient goes to the first of the lookups that tie, as in `nn.EmbeddingBag`.
 

@@ -109,7 +109,7 @@ def find_runs(slots: Tensor) -> tuple[Runs, SortedSlots]:
 
 
 def _long_runs(starts: Tensor, covering: Tensor) -> Tensor:
-    """The long run that begins in each block, or −1.
+    """Return the long run that begins in each block, or −1.
 
     It holds the next block's first position, as may a run that begins there.
     """

@@ -38,7 +38,7 @@ class Resolved:
     most: int
 
     def runs(self) -> Tensor:
-        """Numbers of so many runs from the first on, int32; shape (most,)."""
+        """Return numbers of so many runs from the first on, int32; shape (most,)."""
         return torch.arange(self.most, dtype=torch.int32, device=self.first.device) + self.first
 
 
@@ -76,13 +76,7 @@ class Window:
         self._tickets: weakref.WeakSet[Ticket] = weakref.WeakSet()
 
     def open(self) -> Ticket:
-        """The ticket of a new step.
-
-        Raises
-        ------
-        BackendError
-            If there were 2³¹ − 1 before: row caches note steps in 32 bits.
-        """
+        """Return the ticket of a new step."""
         if self._count == MOST_STEPS:
             raise BackendError(
                 f"row caches count no more than {MOST_STEPS} steps; save a checkpoint, and go on "
@@ -104,11 +98,11 @@ class Window:
         return min((ticket.number for ticket in self._tickets), default=self._count)
 
     def reads_store(self, arena: ArenaSpec) -> bool:
-        """Whether an open step reads records of an arena where they are."""
+        """Return whether an open step reads records of an arena where they are."""
         return any(arena in ticket.reads_stores for ticket in self._tickets)
 
     def others(self, arena: ArenaSpec, ticket: Ticket) -> list[Resolved]:
-        """The staged and cached rows of an arena that the other open steps read."""
+        """Return the staged and cached rows of an arena that the other open steps read."""
         return [
             other.resolved[arena]
             for other in self._tickets

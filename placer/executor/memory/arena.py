@@ -81,7 +81,7 @@ class TieredRows:
         return self.cold is not None and self.cold.store.is_narrow
 
     def read(self, slots: Tensor) -> Tensor:
-        """A copy of the rows at `slots`, in that order, on the computing device."""
+        """Return a copy of the rows at `slots`, in that order, on the computing device."""
         places = self._original_places(slots)
         if self.row_cache is not None:
             entries = self.row_cache.find(slots)
@@ -100,12 +100,12 @@ class TieredRows:
             self.write_places(entries[copied].long() + self.home, own)
 
     def _original_places(self, slots: Tensor) -> Tensor:
-        """Places of rows outside the row cache, int64."""
+        """Return places of rows outside the row cache, int64."""
         slots = slots.long()
         return torch.where(slots < self.home, slots, slots + (self.hbm.shape[0] - self.home))
 
     def rounded(self, places: Tensor, rows: Tensor, updates: Tensor) -> Tensor:
-        """Rows as their homes hold them, after an update of that number.
+        """Return rows as their homes hold them, after an update of that number.
 
         Done at each update, so that it makes no difference when a row goes home.
         """
@@ -118,7 +118,7 @@ class TieredRows:
         return self.cold.store.rounded(slots - self.home, rows, updates)
 
     def at(self, places: Tensor) -> Tensor:
-        """A copy of the rows at places, which are none of them −1.
+        """Return a copy of the rows at places, which are none of them −1.
 
         Waits for the device: meant for checkpoints and for kernels of plain PyTorch.
         """
@@ -145,7 +145,7 @@ class TieredRows:
             self.cold.write(local, rows[here].to("cpu", self.hbm.dtype))
 
     def _parts(self, places: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Each matrix, the positions of the places that lie in it, and its rows there."""
+        """Return each matrix, the positions of the places that lie in it, and its rows there."""
         places = places.long()
         hot, cold = (
             torch.nonzero(part).squeeze(1)
@@ -157,7 +157,7 @@ class TieredRows:
         ]
 
     def _stored(self, places: Tensor) -> tuple[Tensor, Tensor]:
-        """Positions of the places that are in the store, and its rows there, on the host."""
+        """Return positions of the places that are in the store, and its rows there, on the host."""
         here = torch.nonzero((places >= self.hbm.shape[0]) & (places < self.boundary)).squeeze(1)
         return here, (places[here].long() - self.hbm.shape[0]).cpu()
 
@@ -182,12 +182,12 @@ class Arena:
         return self.home_bytes(None)
 
     def home_bytes(self, dtype: ColdDType | None) -> int:
-        """Weights and state of one row at home."""
+        """Return weights and state of one row at home."""
         return _records(self.spec.key, dtype).nbytes
 
 
 def state_shape(optimizer: OptimizerName, width: int) -> tuple[int, ...] | None:
-    """Shape of the state of one row that is `width` columns wide; None without state."""
+    """Return the shape of the state of one row that is `width` columns wide; None without state."""
     names = OPTIMIZER_STATE[optimizer]
     if not names:
         return None
@@ -197,7 +197,7 @@ def state_shape(optimizer: OptimizerName, width: int) -> tuple[int, ...] | None:
 def allocate(
     spec: ArenaSpec, device: torch.device, policy: Policy | None, drive: Path | None = None
 ) -> Arena:
-    """Zeroed memory for an arena: its HBM rows and row cache on a device, its others on the host.
+    """Return zeroed memory for an arena: HBM rows and row cache on a device, others on the host.
 
     Parameters
     ----------
@@ -233,7 +233,7 @@ def allocate(
 
 
 def _store(spec: ArenaSpec, device: torch.device, drive: Path | None) -> ColdStore:
-    """The home of an arena's staged and cached rows; alike neighbours share a medium."""
+    """Return the home of an arena's staged and cached rows; alike neighbours share a medium."""
     parts: list[StoredRows] = []
     alike = groupby(spec.cache_ranges, lambda part: (part.memory, part.dtype))
     for (memory, dtype), members in alike:

@@ -72,7 +72,7 @@ class SlicedColumns:
 def slice_columns(
     plan: Plan, optimizers: Mapping[str, OptimizerName], sliced_elsewhere: Collection[str] = ()
 ) -> Iterator[SlicedColumns]:
-    """The column slices of all tables, table by table and from left to right.
+    """Yield the column slices of all tables, table by table and from left to right.
 
     Tables in `sliced_elsewhere` have more columns than the plan knows of.
     """

@@ -48,20 +48,14 @@ class CacheRange:
 
 
 def warm_slots(part: CacheRange) -> Tensor:
-    """Slots of a cached shard that begin with an entry, hottest first."""
+    """Return slots of a cached shard that begin with an entry, hottest first."""
     if part.warm is None:
         return torch.arange(part.start, min(part.start + part.cache_rows, part.stop))
     return torch.from_numpy(part.start + part.warm[: part.cache_rows])
 
 
 def check_ranges(parts: Sequence[CacheRange], home: int) -> None:
-    """Check that ranges follow one another from slot `home` on, cached ones behind the others.
-
-    Raises
-    ------
-    PlanMismatchError
-        If they do not.
-    """
+    """Check that ranges follow one another from slot `home` on, cached ones behind the others."""
     edges = [home, *(part.stop for part in parts)]
     for (start, _), part in zip(pairwise(edges), parts, strict=True):
         if part.start != start:

@@ -101,7 +101,7 @@ class RowCacheStats:
     written_back_rows: int = 0
 
     def __add__(self, other: "RowCacheStats") -> "RowCacheStats":
-        """Both row caches' together."""
+        """Return both row caches' together."""
         return RowCacheStats(
             *(getattr(self, field.name) + getattr(other, field.name) for field in fields(self))
         )

@@ -25,7 +25,7 @@ _MOST = (1 << 31) - 1
 
 
 def host_rows(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeroed memory of the host, which `device` can address.
+    """Return zeroed memory of the host, which `device` can address.
 
     Parameters
     ----------
@@ -42,13 +42,6 @@ def host_rows(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) 
         than requested: torch's allocator of pinned memory rounds 20.4 GiB up to 32. In huge pages
         where the system has them: rows are read at random, and with small pages nearly each
         of them misses the TLB too.
-
-    Raises
-    ------
-    CapacityError
-        If the system has no such memory.
-    BackendError
-        If CUDA does not register it.
     """
     size = math.prod(shape) * dtype.itemsize
     on_gpu = device.type == "cuda"
@@ -65,7 +58,7 @@ def host_rows(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) 
 
 
 def _map(size: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-    """Bytes of an anonymous mapping, which ends with the array."""
+    """Return bytes of an anonymous mapping, which ends with the array."""
     try:
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as error:
@@ -108,7 +101,7 @@ def _runtime() -> Any:
 def keep_freed_memory() -> bool:
     """Let this process use memory again that it has freed, however large the arrays were.
 
-    By default glibc asks the system anew for each array of more than 32 MiB, and gives the pages
+    By default glibc asks the system again for each array of more than 32 MiB, and gives the pages
     back with the array (M_MMAP_THRESHOLD in mallopt(3)). A page that is new has to be zeroed and
     mapped, which takes longer than to write what a step writes into it. In exchange the process
     keeps the most memory that it ever had. `placer train` and `placer calibrate` call it; a

@@ -15,7 +15,7 @@ CHUNK_ROWS = 65536
 
 
 def initial_weights(table: Table, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Chunks of ids and of their weights: float32, uniform in ±1/√rows."""
+    """Yield chunks of ids and of their weights: float32, uniform in ±1/√rows."""
     generator = torch.Generator().manual_seed(_number(f"{seed}/{table.name}"))
     bound = _bound(table)
     for start in range(0, table.rows, CHUNK_ROWS):

@@ -138,7 +138,7 @@ class ArenaSlice:
     slots: Tensor | None
 
     def slots_of(self, ids: Tensor) -> Tensor:
-        """Slots of ids, int64."""
+        """Return slots of ids, int64."""
         if self.slots is None:
             follows = self.follows
             near, far = ids.long() + follows.near, ids.long() + follows.far
@@ -154,7 +154,7 @@ class Layout:
     column_slices: dict[str, tuple[ArenaSlice, ...]]
 
     def of_tables(self, names: Iterable[str]) -> tuple["Layout", tuple[int, ...]]:
-        """The same for some of the tables, and which arenas that has."""
+        """Return the same for some of the tables, and which arenas that has."""
         slices = {name: self.column_slices[name] for name in names}
         held = sorted({columns.arena for parts in slices.values() for columns in parts})
         place = {arena: at for at, arena in enumerate(held)}
@@ -166,15 +166,7 @@ class Layout:
 
 
 def check_plan(plan: Plan) -> None:
-    """Check the map before anything is touched.
-
-    Raises
-    ------
-    PlanMismatchError
-        If shards do not cover every table once, name unknown tables, …; names each.
-    CapacityError
-        If a device would hold more than it has; names it, the bytes needed and available.
-    """
+    """Check the map before anything is touched."""
     faults = violations(plan)
     if faults:
         text = "; ".join(violation.message for violation in faults)
@@ -232,7 +224,7 @@ _Starts = list[list[tuple[Shard, int]]]
 
 
 def _ranges(members: Sequence[SlicedColumns]) -> tuple[tuple[SlotRange, ...], _Starts]:
-    """Slots of each device and tier, and of each shard."""
+    """Return slots of each device and tier, and of each shard."""
     starts: _Starts = [[] for _ in members]
     ranges: list[SlotRange] = []
     slot = 0
@@ -252,7 +244,7 @@ def _ranges(members: Sequence[SlicedColumns]) -> tuple[tuple[SlotRange, ...], _S
 
 
 def _cache_ranges(plan: Plan, starts: _Starts) -> Iterator[CacheRange]:
-    """What the staged and cached shards of an arena add to its row cache, in order of slots."""
+    """Yield what the staged and cached shards of an arena add to its row cache, by slot."""
     cached = [
         (start, shard)
         for columns in starts
@@ -271,7 +263,7 @@ def _cache_ranges(plan: Plan, starts: _Starts) -> Iterator[CacheRange]:
 def _slots(
     plan: Plan, table: Table, starts: list[tuple[Shard, int]]
 ) -> tuple[Follows, Tensor | None]:
-    """How slots follow ids, and the slot of each id where they do not."""
+    """Return how slots follow ids, and the slot of each id where they do not."""
     held = sorted((shard.rows, slot) for shard, slot in starts if shard.row_count)
     in_a_row = all(step == 1 for (_, _, step), _ in held)
     if plan.order_of(table.name).kind == "id" and in_a_row and len(held) <= 2:

@@ -130,7 +130,7 @@ class RowCache:
         self._warm_up(cached)
 
     def find(self, slots: Tensor) -> Tensor:
-        """The entry of each slot, int32 of the same shape; −1 for rows that have none.
+        """Return the entry of each slot, int32 of the same shape; −1 for rows that have none.
 
         Slots may be any, in any order, staged, cached or neither.
         """
@@ -203,7 +203,7 @@ class RowCache:
             self.directory.priority.mul_(DECAY)
 
     def evictable(self, ticket: int, oldest_open: int) -> tuple[Tensor, Tensor]:
-        """All entries in the order in which they are taken, int32, and how many can be, 0-d.
+        """Return all entries in the order in which they are taken, int32, and how many can be, 0-d.
 
         The order of one int32 key, because a sort is most of a resolve's work: free entries
         first; staged rows below 0 by minus their age; cached rows from 0 on by the bits of
@@ -269,11 +269,11 @@ class RowCache:
         self.directory.dirty.scatter_(0, held.long(), True)
 
     def slots_at(self, entries: Tensor) -> Tensor:
-        """The slot that each entry holds; the largest there is where it holds none."""
+        """Return the slot that each entry holds; the largest there is where it holds none."""
         return self.directory.slots.index_select(0, entries)
 
     def stats(self) -> RowCacheStats:
-        """Counts so far. Waits for the device."""
+        """Return counts so far. Waits for the device."""
         return RowCacheStats(*self.directory.counters.tolist())
 
     def reset_stats(self) -> None:
@@ -296,13 +296,13 @@ class RowCache:
         self.sort()
 
     def _expected_lookups(self, slots: Tensor) -> Tensor:
-        """What a row counts for when it enters, beside its lookups."""
+        """Return what a row counts for when it enters, beside its lookups."""
         priority = self._rank_priority(slots)
         expected = self._part_ordered.index_select(0, self._part_of(slots)) & (priority > 0.5)
         return priority.mul_(EXPECTED_LOOKUPS).mul_(expected)
 
     def _part_of(self, slots: Tensor) -> Tensor:
-        """Numbers of the cached shards that slots are in."""
+        """Return numbers of the cached shards that slots are in."""
         part = torch.searchsorted(self._part_starts, slots, right=True, out_int32=True)
         return part.sub_(1).clamp_(min=0)
 
@@ -342,7 +342,7 @@ class RowCache:
 
 
 def _rows_by_turn(turn: Tensor, most: int) -> Tensor:
-    """The row of each turn below `most`, int32; rows of other turns are left out.
+    """Return the row of each turn below `most`, int32; rows of other turns are left out.
 
     Added to zeros, for which indices need not be int64. The others add zeros, each at a place of
     its own as far as there are any.

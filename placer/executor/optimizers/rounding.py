@@ -25,7 +25,7 @@ _SMALLEST_NORMAL = 2.0**-14
 
 
 def rounding_of(tables: Iterable[Table], rounding: Rounding = "stochastic") -> Rounding:
-    """How the weights of tables are rounded; in those of float32 there is nothing to round."""
+    """Return how the weights of tables are rounded; those of float32 are not."""
     halves = any(table.dtype != "float32" for table in tables)
     return rounding if halves else "nearest"
 

@@ -72,7 +72,7 @@ class Rule:
     stochastic: bool = False
 
     def step_size(self) -> Tensor:
-        """What multiplies a row's direction: lr, for Adam with its bias corrections.
+        """Return what multiplies a row's direction: lr, for Adam with its bias corrections.
 
         float32, shape (). Nothing waits for the device. In between it is float64, for
         ``1 − 0.999`` has four digits left in float32.
@@ -86,11 +86,6 @@ class Rule:
 
 def check_constants(lr: float, eps: float = 0.0, betas: Sequence[float] = (0.9, 0.999)) -> None:
     """Check what an optimizer is made with.
-
-    Raises
-    ------
-    PlanMismatchError
-        If a rate or eps is negative or no number, or there are not two betas from 0 to 1.
 
     Examples
     --------
@@ -127,7 +122,7 @@ def row_sums(gradients: Tensor, sources: Tensor, weights: Tensor | None, starts:
 
 
 def runs(slots: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Lookups by slot: a stable order, the distinct slots, and where each one's run starts."""
+    """Return lookups sorted by slot: a stable order, the distinct slots, and where runs start."""
     ordered, order = torch.sort(slots, stable=True)
     first = torch.ones_like(ordered, dtype=torch.bool)
     torch.ne(ordered[1:], ordered[:-1], out=first[1:])
@@ -142,7 +137,7 @@ def updated(
     gradients: Tensor,
     mean_square: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Rows after one update, wherever they came from. Nothing waits for the device.
+    """Return rows after one update, wherever they came from. Nothing waits for the device.
 
     Parameters
     ----------
@@ -169,7 +164,7 @@ def updated(
 def _direction(
     rule: Rule, state: Tensor | None, gradients: Tensor, mean_square: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """What a row moves along, and its new state."""
+    """Return what a row moves along, and its new state."""
     if state is None:
         return gradients, None
     if rule.optimizer == "adam":

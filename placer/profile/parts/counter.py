@@ -71,7 +71,7 @@ class PartitionCounter:
         position: str | None = None,
         memory_bytes: int = 512 << 20,
     ) -> "PartitionCounter":
-        """A counter for a log like `some` samples of it.
+        """Return a counter for a log like `some` samples of it.
 
         Parameters
         ----------
@@ -143,7 +143,7 @@ class PartitionCounter:
     def count(
         self, part: Iterator[pa.RecordBatch] | InMemory, partition: int = 0
     ) -> Iterator[pa.RecordBatch]:
-        """The counts of one part of the log.
+        """Yield the counts of one part of the log.
 
         Parameters
         ----------
@@ -224,7 +224,7 @@ class PartitionCounter:
         source: str = "",
         **options: Any,
     ) -> Profile:
-        """The profile of the log from the counts of its parts, merged before or not.
+        """Return the profile of the log from the counts of its parts, merged before or not.
 
         It equals that of `profile_log` over the whole log, bit by bit. Memory grows with the
         rows that were read, not with the log.
@@ -279,7 +279,7 @@ class PartitionCounter:
         )
 
     def _table(self, name: str, sums: CountSums) -> tuple[IdMapping, RowCounts]:
-        """How a table's ids became rows, and how often each was read."""
+        """Return how a table's ids became rows, and how often each was read."""
         none = np.zeros(0, np.int64)
         empty = Run(none.view(np.uint64), none, none)
         if name in self.mappings:
@@ -297,7 +297,7 @@ class PartitionCounter:
     def _unknown(
         self, name: str, mapping: IdMapping, profile: TableProfile, sums: CountSums
     ) -> UnknownIds | None:
-        """What a vocabulary does not list; None without one."""
+        """Return what a vocabulary does not list; None without one."""
         if not isinstance(mapping, Vocabulary) or profile.counts is None:
             return None
         lookups = int(profile.counts.counts[:1][profile.counts.ids[:1] == 0].sum())

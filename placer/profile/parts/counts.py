@@ -69,7 +69,7 @@ def merge_counts(parts: Iterable[pa.Table | pa.RecordBatch]) -> pa.Table:
 def batches(
     kind: str, name: str, ids: _Int, counts: _Int, first: _Int | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Counts of one kind and name as record batches of bounded size."""
+    """Yield counts of one kind and name as record batches of bounded size."""
     for start in range(0, ids.size, _BATCH_ROWS):
         part = slice(start, start + _BATCH_ROWS)
         size = ids[part].size
@@ -84,7 +84,7 @@ def batches(
 
 
 def window_batches(table: str, locality: Locality) -> Iterator[pa.RecordBatch]:
-    """The windows of a table as record batches."""
+    """Yield the windows of a table as record batches."""
     sizes = np.array([one.samples for one in locality], np.int64)
     for kind, values in zip(
         _WINDOW_KINDS,
@@ -106,7 +106,7 @@ class CountSums:
     keys: dict[str, Run] = field(default_factory=dict)
 
     def locality(self, table: str) -> Locality:
-        """The windows of a table; none where none were looked at."""
+        """Return the windows of a table; none where none were looked at."""
         windows, read, distinct = (self.windows.get((kind, table), {}) for kind in _WINDOW_KINDS)
         return tuple(
             WindowCounts(size, windows[size], read.get(size, 0), distinct.get(size, 0))

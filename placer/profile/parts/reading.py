@@ -43,7 +43,7 @@ class PartReader(ArrowSource):
         super().__init__(source, named=NamedColumns(missing=missing), columns=counted)
 
     def positioned(self, partition: int) -> Iterator[tuple[RawBatch, _Int]]:
-        """Samples in order, and the position of each."""
+        """Yield samples in order, and the position of each."""
         first = partition * _PARTITION_SAMPLES
         with closing(self.open(may_be_empty=True)) as cursor:
             while (batch := cursor.read(_READ_SAMPLES)) is not None:
@@ -53,7 +53,7 @@ class PartReader(ArrowSource):
                 yield batch, self._positions
 
     def raw(self, batch: pa.RecordBatch | pa.Table, place: Place) -> RawBatch:
-        """The samples of a batch, whose positions are kept until the next one is read."""
+        """Return the samples of a batch, whose positions are kept until the next one is read."""
         if self._position is not None:
             name, column = self._held.name, batch.column(self._position)
             if column.null_count or not pa.types.is_integer(column.type):
@@ -73,7 +73,7 @@ class PartReader(ArrowSource):
 class PartitionTables:
     """Counts of all tables over one partition; of those that are `keyed` by key, of others by row.
 
-    When the lists are full, they are passed on, and begin anew: whoever adds parts up adds these
+    When the lists are full, they are passed on, and begin again: whoever adds parts up adds these
     too.
     """
 
@@ -95,7 +95,7 @@ class PartitionTables:
         self._counts[table].add(keys, places)
 
     def overflow(self) -> Iterator[pa.RecordBatch]:
-        """What has to be passed on for the lists to have room again."""
+        """Yield what has to be passed on for the lists to have room again."""
         if self._held_bytes() > self._most_bytes:
             for counts in self._counts.values():
                 counts.merge()
@@ -103,7 +103,7 @@ class PartitionTables:
                 yield from self.rest()
 
     def rest(self) -> Iterator[pa.RecordBatch]:
-        """All that was not passed on."""
+        """Yield all that was not passed on."""
         for name, counts in self._counts.items():
             run = counts.merge()
             yield from batches(

@@ -74,7 +74,7 @@ class StoredTensor:
 
 
 def read_metadata(folder: Path) -> tuple[StoredTensor, ...]:
-    """The tensors that a folder says it has; entries that are no tensors are left out."""
+    """Return the tensors that a folder says it has; entries that are no tensors are left out."""
     path = folder / NAME
     try:
         with open_file(path) as file:
@@ -160,7 +160,7 @@ def _block(
 
 
 def _places(value: Any) -> dict[tuple[str, tuple[int, ...] | None], dict[str, Any]]:
-    """Where each part is, by its tensor's name and its offsets there."""
+    """Return where each part is, by its tensor's name and its offsets there."""
     places: dict[tuple[str, tuple[int, ...] | None], dict[str, Any]] = {}
     pairs = _pairs(value)
     if len(pairs) > MOST_BLOCKS:
@@ -178,7 +178,7 @@ def _places(value: Any) -> dict[tuple[str, tuple[int, ...] | None], dict[str, An
 
 
 def _dtype(name: str, properties: Any) -> str:
-    """What `TensorProperties` pickles: dtype, layout, requires_grad, memory format, pinned."""
+    """Return the pickled `TensorProperties`: dtype, layout, gradient, format, pinned."""
     made = _made(properties, "metadata", "TensorProperties")
     first = made.state[0] if isinstance(made.state, tuple) and made.state else None
     if not isinstance(first, Global) or first.module != "torch" or first.name == "Size":
@@ -187,7 +187,7 @@ def _dtype(name: str, properties: Any) -> str:
 
 
 def _size(value: Any) -> tuple[int, ...]:
-    """A `torch.Size`, of numbers that are not negative and fit into 64 bits."""
+    """Return a `torch.Size`, of numbers that are not negative and fit into 64 bits."""
     if isinstance(value, Made) and value.of == Global("torch", "Size") and not value.has_state:
         numbers = value.arguments[0] if len(value.arguments) == 1 else None
         # A list where older versions of Python wrote one.
@@ -213,7 +213,7 @@ def _made(value: Any, module: str, name: str) -> Made:
 
 
 def _attributes(value: Any, module: str, name: str) -> dict[str, Any]:
-    """The attributes of an instance of one of the classes."""
+    """Return the attributes of an instance of one of the classes."""
     state = _made(value, module, name).state
     fields: dict[str, Any] = {}
     for key, held in _pairs(state):
@@ -224,7 +224,7 @@ def _attributes(value: Any, module: str, name: str) -> dict[str, Any]:
 
 
 def _fields(value: Any, module: str, kind: str, *names: str) -> list[Any]:
-    """Those of the attributes that it must have."""
+    """Return those of the attributes that it must have."""
     fields = _attributes(value, module, kind)
     missing = [name for name in names if name not in fields]
     if missing:
@@ -239,7 +239,7 @@ def _pairs(value: Any) -> Sequence[tuple[Any, Any]]:
 
 
 def _shown(value: Any) -> str:
-    """A value in a message: what is made by others is described, not printed."""
+    """Return a value in a message: what is made by others is described, not printed."""
     if isinstance(value, str):
         return repr(value[:100])
     if isinstance(value, int) and abs(value) >= 1 << 64:

@@ -20,7 +20,7 @@ from placer.torch_files.tensors import read_tensors as read_file
 
 
 def read_tensors(folder: Path, known_files: Collection[str] | None = None) -> dict[str, TensorRows]:
-    """The tensors of a folder by their names, whose rows are read on demand.
+    """Return the tensors of a folder by their names, whose rows are read on demand.
 
     Rows are read block by block as they were saved, and the last block is kept: read a tensor's
     rows in order. Entries that are no tensors are left out. Files other than `known_files`, those

@@ -198,7 +198,7 @@ class _Saving:
         return items, {} if file is None else {path.name: file.finish()}
 
     def _own(self, tensors: Mapping[Name, AnyTensor]) -> dict[Name, TensorRows]:
-        """What the first process writes besides its blocks."""
+        """Return what the first process writes besides its blocks."""
         own = dict(tensors)
         for each in self._named:
             each.tables.synchronize()

@@ -36,13 +36,13 @@ class Round:
 
 
 def blocks_of(tensor: TableTensor) -> Iterator[IdRange]:
-    """A tensor as blocks of ids; none if it has no rows."""
+    """Yield a tensor as blocks of ids; none if it has no rows."""
     for start, stop in row_blocks(tensor.shape[0], block_rows(tensor.row_bytes)):
         yield IdRange(tensor, start, stop)
 
 
 def rounds_of(named: Sequence[NamedTables]) -> list[Round]:
-    """All blocks of all tables, at most one for each process in a round.
+    """Return all blocks of all tables, at most one for each process in a round.
 
     A block goes to a process that holds some of its table, so that a whole table does not travel,
     and each process writes about as many bytes of a table as it holds: a block goes to the one
@@ -123,11 +123,6 @@ def key_states(
     keys : GrowingKeys
     prefix, cut : str
         What a name has in the checkpoint besides, and with what it begins here alone.
-
-    Raises
-    ------
-    CheckpointError
-        Names the first that is missing.
     """
     named = {name: f"{prefix}{name.removeprefix(cut)}" for name in keys.names()}
     for full in named.values():
@@ -137,6 +132,6 @@ def key_states(
 
 
 def _may_lack(tables: IdOrder) -> bool:
-    """Whether other plans of the same tables do not count updates."""
+    """Return whether other plans of the same tables do not count updates."""
     wide = all(table.dtype == "float32" for table in tables.plan.tables)
     return wide and "adam" not in tables.optimizers.values()

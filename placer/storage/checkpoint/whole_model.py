@@ -202,7 +202,7 @@ def _parts_of(model: nn.Module) -> _Parts:
 
 
 def _tables_in(module: nn.Module) -> tuple[Embeddings, Callable[[str], str]] | None:
-    """The tables that a module stands for, and how its state dict calls their weights."""
+    """Return the tables that a module stands for, and how its state dict calls their weights."""
     if isinstance(module, StandIn):
         return module.table.embeddings, lambda _: "weight"
     if isinstance(module, Embeddings):
@@ -211,7 +211,7 @@ def _tables_in(module: nn.Module) -> tuple[Embeddings, Callable[[str], str]] | N
 
 
 def _own_tensors(module: nn.Module, prefix: str) -> Iterator[tuple[str, Tensor]]:
-    """What a module itself adds to a state dict."""
+    """Yield what a module itself adds to a state dict."""
     own: dict[str, object] = {}
     module._save_to_state_dict(own, prefix, keep_vars=True)
     for key, value in own.items():

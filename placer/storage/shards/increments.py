@@ -79,7 +79,7 @@ def write_increment(plan: Plan, before: Checkpoint, after: Checkpoint, path: Str
 
 
 def _changed(old: TensorRows, new: TensorRows) -> "np.ndarray[tuple[int], np.dtype[np.bool]]":
-    """Whether each row has other bytes than before."""
+    """Return whether each row has other bytes than before."""
     parts = [np.empty(0, bool)]
     for start, stop in row_blocks(new.rows, chunk_rows(new.row_bytes)):
         shape = stop - start, new.row_bytes
@@ -91,7 +91,7 @@ def _changed(old: TensorRows, new: TensorRows) -> "np.ndarray[tuple[int], np.dty
 
 
 def _rows_of(whole: TensorRows, numbers: Int) -> TensorRows:
-    """Rows of a tensor of these numbers, which ascend; blocks without one are not read."""
+    """Return rows of a tensor of these numbers, which ascend; blocks without one are not read."""
 
     def read(start: int, stop: int) -> Tensor:
         own = numbers[start:stop]

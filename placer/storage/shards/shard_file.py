@@ -96,7 +96,7 @@ class ShardWriter:
 
 
 def read_rows(path: Path, tensor: StoredTensor, positions: Int) -> Bytes:
-    """Rows of a tensor of a shard's file, in any order: uint8, shape (n, row_bytes)."""
+    """Return rows of a tensor of a shard's file, in any order: uint8, shape (n, row_bytes)."""
     if not positions.size:
         return np.empty((0, tensor.row_bytes), dtype=np.uint8)
     shape = tensor.shape[0], tensor.row_bytes

@@ -79,7 +79,7 @@ class ShardFile:
 
 
 def files_by_table(plan: Plan) -> dict[str, list[tuple[ShardFile, ...]]]:
-    """The files of each shard of a table: one for every device that serves the shard."""
+    """Return the files of each shard of a table: one for every device that serves the shard."""
     by_table: dict[str, list[tuple[ShardFile, ...]]] = {table.name: [] for table in plan.tables}
     for index, shard in enumerate(plan.shards):
         layout = ShardLayout(plan.tables_by_name[shard.table], shard)
@@ -94,7 +94,7 @@ def files_by_table(plan: Plan) -> dict[str, list[tuple[ShardFile, ...]]]:
 
 
 def placement_sha256(plan: Plan) -> str:
-    """SHA-256 over what of a plan decides its files: tables, shards and row orders.
+    """Return SHA-256 over what of a plan decides its files: tables, shards and row orders.
 
     How rows are read, buffers, the machine's bandwidths and the solver's record do not enter.
     """
@@ -141,13 +141,13 @@ class ShardFolder:
         return self.manifest.updates
 
     def order_of(self, table: str) -> Ranks:
-        """The row order of a table."""
+        """Return the row order of a table."""
         if table not in self._orders:
             self._orders[table] = Ranks.in_plan(self.plan, table)
         return self._orders[table]
 
     def rows(self, file: ShardFile, tensor: StoredTensor, positions: Int) -> Bytes:
-        """Rows of a file: uint8, shape (n, row_bytes)."""
+        """Return rows of a file: uint8, shape (n, row_bytes)."""
         self.check(file)
         return read_rows(self.path / file.name, tensor, positions)
 
@@ -164,7 +164,7 @@ class ShardFolder:
 
 
 def open_shards(path: StrPath, *, verify: bool = True) -> ShardFolder:
-    """A folder that `write_shards` or `reshard` made.
+    """Return a folder that `write_shards` or `reshard` made.
 
     Parameters
     ----------
@@ -239,7 +239,7 @@ class NewShards:
         self.linked: set[str] = set()
 
     def target(self, file: ShardFile) -> Path:
-        """Where a file belongs; its own folder is there."""
+        """Return where a file belongs; its own folder is there."""
         path = self.path / file.name
         path.parent.mkdir(exist_ok=True)
         return path

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def ids_at(order: Ranks, shard: Shard, start: int, stop: int) -> Int:
-    """Ids at rows ``start..stop`` of a shard, shape (stop − start,).
+    """Return ids at rows ``start..stop`` of a shard, shape (stop − start,).
 
     >>> ids_at(Ranks.of([7, 3]), Shard("t", (0, 100, 1), (0, 8), ("gpu:0",), "hbm", "device"), 0, 4)
     array([7, 3, 0, 1])

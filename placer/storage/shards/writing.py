@@ -170,7 +170,7 @@ def reshard(
 
 
 def _unchanged(shards: ShardFolder, order: Ranks, layout: ShardLayout) -> ShardFile | None:
-    """The file of an older shard with the same rows in the same order, if there is one."""
+    """Return the file of an older shard with the same rows in the same order, if there is one."""
     table, shard = layout.table.name, layout.shard
     older_order = shards.order_of(table)
     for file, *_ in shards.files[table]:
@@ -212,14 +212,14 @@ def write_tables(
 
 
 def origin_of(checkpoint: Checkpoint) -> dict[str, str]:
-    """What a file says of its checkpoint, where that was read from files."""
+    """Return what a file says of its checkpoint, where that was read from files."""
     if not checkpoint.sha256:
         return {}
     return {"checkpoint": checkpoint.sha256, "step": str(checkpoint.position.step)}
 
 
 def live_keys(checkpoint: Checkpoint, table: str, how: Growing) -> tuple[Int, Int]:
-    """The keys of a table that grows, and their rows."""
+    """Return the keys of a table that grows, and their rows."""
     saved, keys = checkpoint.tensors.get(KEYS, {}), KeyMap(how)
     names = {name: f"{table}.keys.{name}" for name in KeyMap.STATE}
     missing = [name for name in names.values() if name not in saved]
@@ -265,7 +265,7 @@ def _write_shards(
 def tensors_by_table(
     plan: Plan, checkpoint: Checkpoint, with_optimizer: bool = True
 ) -> dict[str, dict[str, TensorRows]]:
-    """A checkpoint's tensors by table and name, checked against a plan's tables."""
+    """Return a checkpoint's tensors by table and name, checked against a plan's tables."""
     weights, states = (checkpoint.tensors.get(name, {}) for name in (WEIGHTS, STATES))
     tensors = {t.name: list(tensors_of(t, t.optimizer)) for t in plan.tables}
     shapes = {f"{table}.weight": weight.shape for table, (weight, *_) in tensors.items()}

@@ -35,12 +35,12 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def is_loaded(function: Callable[..., Any]) -> bool:
-    """Whether this process has a function's code, or needs none."""
+    """Return whether this process has a function's code, or needs none."""
     return bool(getattr(function, "signatures", True))
 
 
 def is_compiled(function: Callable[..., Any]) -> bool:
-    """Whether a function needs no seconds of compiling: this process or the cache has its code.
+    """Return whether a function is compiled already, in this process or on disk.
 
     Code that the cache has of another version of numba or of the module, as from before an
     upgrade, is none.

@@ -1,4 +1,4 @@
-"""Random moves: shards are moved and swapped, tables sharded anew."""
+"""Random moves: shards are moved and swapped, tables sharded again."""
 
 import numpy as np
 
@@ -18,12 +18,12 @@ from solvers.search.annealing.resharding import reshard, unit_on
 from solvers.search.annealing.state import NOBODY, Int, Model, Rules, State
 
 _STEPS_OF_WEIGHTS = 1000
-"""Moves after which phases are weighed anew."""
+"""Moves after which phases are weighed again."""
 
 
 @compiled
 def other_gpu(state: State, rules: Rules, slow: int, swaps: bool, rng: np.random.Generator) -> int:
-    """A GPU other than `slow`: of many, one with little to do, above all if nothing comes back."""
+    """Return a GPU other than `slow`: of many, one with little to do or room to give back."""
     gpus = state.held.size
     chosen = int(rng.random() * (gpus - 1))
     chosen += chosen >= slow
@@ -78,7 +78,7 @@ def exchange(
 
 @compiled
 def slow_gpu(state: State, rules: Rules, rng: np.random.Generator) -> int:
-    """The GPU of most energy, or one of the slow ones where there are many, or any, by turns."""
+    """Return the GPU of most energy, or of many GPUs a slow one, or any, in turns."""
     gpus = state.held.size
     if rng.random() >= 0.5:
         return int(rng.random() * gpus)

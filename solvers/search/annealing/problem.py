@@ -37,7 +37,7 @@ _LIGHT_AT_A_TURN = 3
 """Tables that lose least by being divided, for each of those with most work."""
 
 _REPLICATED_GPUS = 16
-"""On more GPUs than these, rows are not replicated anew: all of them would have to be rated."""
+"""On more GPUs than these, rows are not replicated again: all of them would have to be rated."""
 
 
 class _Option(NamedTuple):
@@ -117,7 +117,7 @@ class AnnealingProblem:
                     self._may_serve[unit] &= allowed
 
     def start(self, assignment: Assignment, power: int = HIGH_POWER) -> tuple[Model, State, float]:
-        """The arrays of an assignment, and its step time in seconds, launches included.
+        """Return the arrays of an assignment, and its step time in seconds, launches included.
 
         Energies are of this power of phases.
         """
@@ -238,7 +238,7 @@ class AnnealingProblem:
         )
 
     def assignment(self, option: Int, gpu_of: Int) -> Assignment | None:
-        """The assignment of a state, filled exactly; None if it does not fit."""
+        """Return the assignment of a state, filled exactly; None if it does not fit."""
         pairs, replicas = [], []
         for unit, number in enumerate(option.tolist()):
             first = self._first_item[number]
@@ -251,7 +251,7 @@ class AnnealingProblem:
 
 
 def _units(start: Assignment) -> tuple[list[list[_Option]], list[int]]:
-    """Tables that stay together, as the one option that they have, and the other tables."""
+    """Return tables that stay together, as the one option that they have, and the other tables."""
     instance = start.instance
     groups: dict[frozenset[int], list[Block]] = {}
     for shards in start.shards:
@@ -265,7 +265,7 @@ def _units(start: Assignment) -> tuple[list[list[_Option]], list[int]]:
 
 
 def _options(start: Assignment, tables: list[int], clock: Clock) -> list[list[_Option]]:
-    """The options of each table, cheap ones first."""
+    """Return the options of each table, cheap ones first."""
     instance, own = start.instance, start.option_of
     many, items = instance.gpus > _REPLICATED_GPUS, 0
     work_s = {t: float(instance.option_costs(t, own[t])[GPU_S, -1]) for t in tables}
@@ -299,7 +299,7 @@ def _options(start: Assignment, tables: list[int], clock: Clock) -> list[list[_O
 
 
 def _promising(instance: Instance, work_s: Mapping[int, float]) -> Iterator[int]:
-    """Tables in the order in which other options of them are worth being computed.
+    """Yield tables in the order in which other options of them are worth being computed.
 
     By turns those with most work, which have to be divided, and those that lose least by being
     divided, as they have few lookups for their work: their shards make GPUs equal.
@@ -322,7 +322,7 @@ def _promising(instance: Instance, work_s: Mapping[int, float]) -> Iterator[int]
 
 
 def _rough_s(instance: Instance, table: int, option: ShardingOption) -> float:
-    """GPU seconds of an option with all rows in HBM: enough for an order."""
+    """Return GPU seconds of an option with all rows in HBM: enough for an order."""
     gpu, replica = instance.kinds[0], instance.replica(table, option)
     shards = instance.shards(table, option)
     work_s = sum(float(instance.priced_costs(shard, gpu)[GPU_S, -1]) for shard in shards)
@@ -336,6 +336,6 @@ def _tables_of(option: _Option) -> list[int]:
 
 
 def _home(item: Block) -> int:
-    """The GPU that alone may serve an item, or -1."""
+    """Return the GPU that alone may serve an item, or -1."""
     homes = [shard.home_gpu for shard in item if shard.home_gpu is not None]
     return homes[0] if homes else NOBODY

@@ -24,13 +24,13 @@ from solvers.search.annealing.state import (
 
 @compiled
 def item_of(model: Model, state: State, unit: int, number: int) -> int:
-    """The item of a unit's shard with that number."""
+    """Return the item of a unit's shard with that number."""
     return int(model.first_item[state.option[unit]] + number)
 
 
 @compiled
 def number_on(gpu_of: Int, unit: int, gpu: int) -> int:
-    """The number of a unit's shard that a GPU serves; -1 if none."""
+    """Return the number of a unit's shard that a GPU serves; -1 if none."""
     for number in range(gpu_of.shape[1]):
         if gpu_of[unit, number] == gpu:
             return number
@@ -45,7 +45,7 @@ def set_change(change: Int, gpu: int, gone: int, come: int, gone_too: int, come_
 
 @compiled
 def changed_arenas(model: Model, state: State, gpu: int) -> int:
-    """How many arenas a GPU has after its change."""
+    """Return how many arenas a GPU has after its change."""
     count_arenas(model, state, gpu, False)
     arenas = int(state.arenas[gpu])
     count_arenas(model, state, gpu, True)
@@ -73,7 +73,7 @@ def count_arenas(model: Model, state: State, gpu: int, back: bool) -> None:
 def cost_at(
     sums: Float, costs: Float, change: Int, gpu: int, kind: int, price: int, row: int
 ) -> float:
-    """A row of a GPU's sums after its change."""
+    """Return a row of a GPU's sums after its change."""
     value = float(sums[gpu, price, row])
     for place in range(4):
         item = change[gpu, place]
@@ -122,7 +122,7 @@ def rate(model: Model, state: State, rules: Rules, gpu: int) -> bool:
 
 @compiled
 def power_of(share: float, power: int) -> float:
-    """A share to one of two powers."""
+    """Return a share to one of two powers."""
     square = share * share
     eighth = square * square * square * square
     return eighth * eighth * eighth if power == HIGH_POWER else eighth
@@ -130,7 +130,7 @@ def power_of(share: float, power: int) -> float:
 
 @compiled
 def energy_of(model: Model, state: State, rules: Rules, phase_s: Float) -> float:
-    """The energy of a GPU with these phases, shape (phases,)."""
+    """Return the energy of a GPU with these phases, shape (phases,)."""
     scale_s, weight_s, energy = model.scale_s, state.weight_s, 0.0
     for phase in range(scale_s.size):
         share = phase_s[phase] / scale_s[phase]
@@ -156,7 +156,7 @@ def drive_s(model: Model, phase_s: Float) -> float:
 
 @compiled
 def weigh_phases(model: Model, state: State, rules: Rules) -> None:
-    """Weigh phases by how few GPUs are as slow as the slowest, and rate all GPUs anew.
+    """Weigh phases by how few GPUs are as slow as the slowest, and rate all GPUs again.
 
     A step waits for the slowest GPU of a phase, however many others are as slow: where many are,
     one of them alone changes little.
@@ -257,7 +257,7 @@ def add(state: State, unit: int, number: int, gpu: int) -> None:
 
 @compiled
 def slowest_s(state: State, phase: int) -> float:
-    """The slowest GPU's seconds in a phase."""
+    """Return the slowest GPU's seconds in a phase."""
     slowest = 0.0
     for gpu in range(state.phase_s.shape[0]):
         slowest = max(slowest, state.phase_s[gpu, phase])
@@ -266,7 +266,7 @@ def slowest_s(state: State, phase: int) -> float:
 
 @compiled
 def step_time_s(model: Model, state: State) -> float:
-    """The longest chain of phases, or the mean time of the one with drives."""
+    """Return the longest chain of phases, or the mean time of the one with drives."""
     longest = 0.0
     for chain in range(model.members.shape[0]):
         seconds = model.fixed_s[chain]
@@ -284,7 +284,7 @@ def step_time_s(model: Model, state: State) -> float:
 
 @compiled
 def may_go(model: Model, state: State, unit: int, item: int, gpu: int, leaving: int) -> bool:
-    """Whether a GPU that unit `leaving` leaves, or -1, may serve an item."""
+    """Return whether a GPU that unit `leaving` leaves, or -1, may serve an item."""
     if not model.may_serve[unit, gpu] or model.home[item] not in (NOBODY, gpu):
         return False
     return bool(unit == leaving or number_on(state.gpu, unit, gpu) < 0)

@@ -1,4 +1,4 @@
-"""A random move that shards a table anew, on GPUs that are done early."""
+"""A random move that shards a table again, on GPUs that are done early."""
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from solvers.search.annealing.state import NOBODY, Float, Int, Model, Rules, Sta
 
 @compiled
 def first_done(done_s: Float, candidates: Int, count: int) -> int:
-    """The first of `count` GPUs that is done first."""
+    """Return the first of `count` GPUs that is done first."""
     found = candidates[0]
     for place in range(1, count):
         if done_s[candidates[place]] < done_s[found]:
@@ -28,7 +28,7 @@ def first_done(done_s: Float, candidates: Int, count: int) -> int:
 
 @compiled
 def first_with_arena(state: State, arena: int, first: int, candidates: Int, count: int) -> int:
-    """The first of `count` GPUs with an arena that is done first; `first` where none has it."""
+    """Return the first of `count` GPUs with an arena that is done first, else `first`."""
     found = NOBODY
     for place in range(count):
         gpu = candidates[place]
@@ -43,7 +43,7 @@ def first_with_arena(state: State, arena: int, first: int, candidates: Int, coun
 def find_candidates(
     model: Model, state: State, rules: Rules, unit: int, option: int, rng: np.random.Generator
 ) -> int:
-    """GPUs to choose from for an option of a unit, into `candidates`; how many they are.
+    """Return GPUs to choose from for an option of a unit, into `candidates`; how many they are.
 
     All of them; of many, those that have the unit now and some others, one of them perhaps twice.
     """
@@ -77,7 +77,7 @@ def choose_gpus(
     option: int,
     rng: np.random.Generator,
 ) -> bool:
-    """A GPU for each shard of an option of a unit, into `chosen`; whether all find one.
+    """Return a GPU for each shard of an option of a unit, into `chosen`; whether all find one.
 
     The same GPUs at times, or those that are done first with a phase, by turns and by chance; and
     where launches are much of a step, those with the shard's arena, which they launch anyway.
@@ -132,7 +132,7 @@ def choose_gpus(
 def unit_back(
     model: Model, state: State, unit: int, there: int, here: int, rng: np.random.Generator
 ) -> int:
-    """A unit whose shard may go from `there` to `here` as shards of `unit` go there; or -1."""
+    """Return a unit whose shard may go from `there` to `here` in exchange; or -1."""
     if here < 0 or there == here or not state.held[there] or number_on(state.gpu, unit, there) >= 0:
         return NOBODY
     back = int(state.on[there, int(rng.random() * state.held[there])])
@@ -219,7 +219,7 @@ def reshard(
 
 @compiled
 def unit_on(model: Model, state: State, gpu: int, rng: np.random.Generator) -> int:
-    """A unit of which a GPU serves a shard, or one that is replicated; -1 if none."""
+    """Return a unit of which a GPU serves a shard, or one that is replicated; -1 if none."""
     replicated = state.replicated_count[0]
     if replicated and rng.random() * state.option.size < replicated:
         return int(state.replicated[int(rng.random() * replicated)])

@@ -32,7 +32,7 @@ STEPS_BETWEEN_LOOKS = 20_000
 """Steps between two looks at the clock."""
 
 _RESHARDED_BELOW, _SWAPPED_BELOW = 0.4, 0.75
-"""Of a random number in [0, 1): below the first a table is sharded anew, below the second two
+"""Of a random number in [0, 1): below the first a table is sharded again, below the second two
 blocks are swapped, and else one is moved."""
 
 _COOLING = 1e-3
@@ -102,14 +102,14 @@ class Run:
         self._steps = 0
 
     def found(self) -> Assignment | None:
-        """The best assignment, filled exactly; None if none was better than the first."""
+        """Return the best assignment, filled exactly; None if none was better than the first."""
         if self._best_s >= self._start_s * (1 - 1e-7):
             return None
         return self._problem.assignment(self._option, self._gpu)
 
 
 def _together(model: Model, step_s: float) -> float:
-    """How often shards of another option go to GPUs with their arena."""
+    """Return how often shards of another option go to GPUs with their arena."""
     launches_s = float((model.launches @ (model.counted_s > 0)).max())
     return _MOST_TOGETHER * min(1.0, launches_s / (_LAUNCHES_SHARE * step_s))
 

@@ -175,7 +175,7 @@ class _Annealing:
         return best
 
     def _speed(self, start: Assignment) -> float:
-        """Steps a second of each run, of as many as there are between two looks at the clock."""
+        """Return steps a second of each run, by those between two looks at the clock."""
         steps = STEPS_BETWEEN_LOOKS // SLOWER
         runs = self._runs(start, steps, [_HEATS[-1]] * len(self._rngs))
         began = time.monotonic()
@@ -183,7 +183,7 @@ class _Annealing:
         return steps / max(1e-9, time.monotonic() - began)
 
     def _runs(self, start: Assignment, steps: int, heats: Sequence[Heat]) -> list[Run]:
-        """A run of each heat; those of one power share its arrays."""
+        """Return a run of each heat; those of one power share its arrays."""
         problem = self._problem
         made = {power: problem.start(start, power) for power in {power for power, _ in heats}}
         return [
@@ -193,7 +193,7 @@ class _Annealing:
 
 
 def _is_expressible(assignment: Assignment) -> bool:
-    """Whether no GPU has two shards of a table, which the moves' arrays have no place for."""
+    """Return whether no GPU has two shards of a table: the moves' arrays hold one."""
     tables = ([shard.table for shard in shards] for shards in assignment.shards)
     return all(len(of_gpu) == len(set(of_gpu)) for of_gpu in tables)
 

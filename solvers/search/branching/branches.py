@@ -71,7 +71,7 @@ class Branches:
         return [found.node for found in self.examined(nodes) if found is not None]
 
     def of(self, node: Node) -> list[Node] | None:
-        """Parts of a node that hold all its plans of interest; None of a last one."""
+        """Return parts of a node that hold all its plans of interest; None of a last one."""
         f = self.formulation
         by_arena = self._by_arena(node)
         if by_arena is not None:
@@ -88,7 +88,7 @@ class Branches:
         return self.kept([node.within(~of_table | (node.options == one)) for one in each])
 
     def _by_arena(self, node: Node) -> list[Node] | None:
-        """A node with an arena on fewer, and on more, GPUs than in its relaxation.
+        """Return a node with an arena on fewer, and on more, GPUs than in its relaxation.
 
         It is the arena whose number of GPUs is farthest from a whole one; None if all are whole, or
         that says little.
@@ -108,7 +108,7 @@ class Branches:
         return [replace(node, arenas={**node.arenas, arena: each}) for each in parts]
 
     def _layouts(self, node: Node, table: int) -> list[Node]:
-        """A node with each layout of a table, and each way to serve its shards."""
+        """Return a node with each layout of a table, and each way to serve its shards."""
         f, most = self.formulation, _PLACEMENTS
         ways: dict[Layout, list[Way]] = {}
         for layout in layouts_of(f, node, table):

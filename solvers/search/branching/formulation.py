@@ -180,7 +180,7 @@ class Formulation:
         self.cheap_options = self._cheap_options(price) if points else np.zeros(0, dtype=bool)
 
     def _cheap_options(self, price: float) -> npt.NDArray[np.bool_]:
-        """Options that cost little more than their table's cheapest, shape (options,)."""
+        """Return options that cost little more than their table's cheapest, shape (options,)."""
         weights = np.append(price, self.instance.objective.weights)
         of_parts = np.minimum.reduceat(weights @ self.points, self.starts) * self.times
         of_shards = np.full(int(self.shard_of.max()) + 1, np.inf)
@@ -204,7 +204,7 @@ class Formulation:
         return bool(np.unique(self.table_of).size == self.instance.tables)
 
     def heaviest_first(self) -> list[int]:
-        """Tables by the time of all their shards, whole, in HBM or out of it."""
+        """Return tables by the time of all their shards, whole, in HBM or out of it."""
         if not self.is_complete:
             return []
         time = np.minimum.reduceat(self.instance.objective.weights @ self.points[1:], self.starts)
@@ -217,7 +217,7 @@ class Formulation:
         return np.argsort(-heavy, kind="stable").tolist()  # type: ignore[no-any-return]
 
     def _merged(self, points: Float, nearly: float) -> Float:
-        """Points of which each stands for neighbours that are nearly the same, for their least.
+        """Return points that each stand for nearly equal neighbours, at the least of their costs.
 
         Parameters
         ----------
@@ -245,7 +245,7 @@ class Formulation:
         return self._arenas.setdefault(arena, len(self._arenas))
 
     def _replica(self, replica: TableShard | None) -> list[Float]:
-        """Bytes and seconds on each kind of GPU."""
+        """Return bytes and seconds on each kind of GPU."""
         instance = self.instance
         if replica is None:
             return [np.zeros(1 + self.phases) for _ in instance.kinds]
@@ -280,7 +280,7 @@ class Formulation:
 
 
 def points_of(instance: Instance) -> int:
-    """Points of all curves, about: slices have no more than the whole table."""
+    """Return points of all curves, about: slices have no more than the whole table."""
     total = 0
     for table in range(instance.tables):
         parts = sum(
@@ -292,7 +292,7 @@ def points_of(instance: Instance) -> int:
 
 
 def least_of_each(costs: Float, starts: Int, sizes: Int) -> tuple[Float, Int]:
-    """The least of the costs of each part, and the first point that has it, shapes (parts,).
+    """Return the least of the costs of each part, and the first point that has it, shapes (parts,).
 
     Parameters
     ----------

@@ -74,12 +74,12 @@ class Node:
     needed: Float = field(compare=False, default_factory=lambda: np.zeros(0))
 
     def within(self, kept: npt.NDArray[np.bool_]) -> "Node":
-        """The node with some of its options only, one level below."""
+        """Return the node with some of its options only, one level below."""
         options, extra = self.options[kept], self.extra[kept]
         return replace(self, depth=self.depth - 1, options=options, extra=extra)
 
     def with_relaxation(self, found: "Relaxed") -> "Node":
-        """The node with its bound, and with what is left of its options."""
+        """Return the node with its bound, and with what is left of its options."""
         return replace(
             self,
             bound=max(self.bound, found.bound),
@@ -143,7 +143,7 @@ class Relaxed:
 
 
 def first_groups(formulation: Formulation) -> tuple[Group, ...]:
-    """All GPUs, by their kind and HBM."""
+    """Return all GPUs, by their kind and HBM."""
     of_kind = sorted(formulation.gpus_of_kind.items())
     return tuple(Group(gpus, kind, hbm, {}) for (kind, hbm), gpus in of_kind)
 
@@ -165,7 +165,7 @@ class Way:
 
 
 def ways_to_serve(groups: Sequence[Group], table: int, layout: Layout) -> Iterator[Way]:
-    """All ways to serve a table's shards with these groups, each shard by another GPU."""
+    """Yield all ways to serve a table's shards with these groups, each shard by another GPU."""
     for counts in _distributions([group.gpus for group in groups], layout.widths):
         parts = []
         for number, group in enumerate(groups):
@@ -183,7 +183,7 @@ def ways_to_serve(groups: Sequence[Group], table: int, layout: Layout) -> Iterat
 def bounds_of_ways(
     formulation: Formulation, relaxation: "Relaxed", table: int, layout: Layout, ways: Sequence[Way]
 ) -> Float:
-    """Bounds of a node with each way to serve a table's shards, shape (ways,).
+    """Return bounds of a node with each way to serve a table's shards, shape (ways,).
 
     They are those of the node's relaxation, at its prices: a group that is divided has the same
     prices as before, so that what other tables cost stays.
@@ -217,7 +217,7 @@ def layouts_of(formulation: Formulation, node: Node, table: int) -> list[Layout]
 def within_layouts(
     formulation: Formulation, node: Node, table: int, layouts: Collection[Layout]
 ) -> Node:
-    """A node in which a table has one of some layouts."""
+    """Return a node in which a table has one of some layouts."""
     f = formulation
     kept = f.table_of[node.options] != table
     for at in np.flatnonzero(~kept).tolist():
@@ -226,7 +226,7 @@ def within_layouts(
 
 
 def divided_layouts(layouts: Iterable[Layout]) -> list[list[Layout]]:
-    """Parts of some layouts: those of whole tables apart, then numbers of shards, then halves.
+    """Return parts of some layouts: those of whole tables, then by shard count, then halves.
 
     >>> whole, halves = Layout(1, ((128, 1),)), Layout(1, ((64, 2),))
     >>> divided_layouts([halves, whole]) == [[whole], [halves]]
@@ -260,7 +260,7 @@ def _distributions(
 
 
 def _shared(room: Sequence[int], shards: int) -> Iterator[list[int]]:
-    """All ways to share out some shards."""
+    """Yield all ways to share out some shards."""
     if not room:
         if not shards:
             yield []

@@ -223,7 +223,7 @@ class GroupProgram:
             rows.add(row + every, self.phase_at + phase, -1.0)
 
     def solve(self, time_limit_s: float) -> Relaxed:
-        """The relaxation, of placements that are as fast as the limit."""
+        """Return the relaxation, of placements that are as fast as the limit."""
         from ortools.linear_solver.python import model_builder_helper as linear
 
         f, groups = self.formulation, self.sizes.size
@@ -285,7 +285,7 @@ class GroupProgram:
     def _bound(
         self, prices: Float, due: Float, low: Float, high: Float, least: Float, most: Float
     ) -> tuple[float, Float, Int, Float]:
-        """The bound at any prices of rows, what options cost beyond their tables' cheapest, points.
+        """Return the bound at any row prices, options' costs beyond the cheapest, and points.
 
         And what a shard of each part costs in each group, shape (parts of the formulation, groups).
 
@@ -321,7 +321,7 @@ class GroupProgram:
         return bound + float(of_table.sum()), costs - of_table[f.table_of[options]], points, every
 
     def _cheapest(self, prices: Float, groups: int) -> tuple[Float, Int]:
-        """What a shard of each part costs at least in each group at prices of rows.
+        """Return what a shard of each part costs at least in each group at prices of rows.
 
         And the points that cost this, or little more.
         """
@@ -359,7 +359,7 @@ class GroupProgram:
         return cheapest, numbers[near]
 
     def _all_points(self) -> tuple[Int, Int, Float]:
-        """All points of the node's parts: each part's first, their numbers, and themselves."""
+        """Return all points of the node's parts: where parts start, numbers, and points."""
         f = self.formulation
         sizes = f.sizes[self.parts]
         starts = np.cumsum(sizes) - sizes
@@ -370,7 +370,7 @@ class GroupProgram:
 def relaxed(
     formulation: Formulation, node: Node, most: float, time_limit_s: float, rounds: int
 ) -> Relaxed:
-    """A node's relaxation, after so many programs at most, each with more points."""
+    """Return a node's relaxation, after so many programs at most, each with more points."""
     best: Relaxed | None = None
     deadline = time.monotonic() + time_limit_s
     for _ in range(rounds):

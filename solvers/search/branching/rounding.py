@@ -11,7 +11,7 @@ from solvers.search.branching.nodes import Node, Relaxed
 def rounded(
     instance: Instance, formulation: Formulation, node: Node, relaxation: Relaxed
 ) -> Assignment | None:
-    """Each table in the option that it mostly takes, its shards in groups that mostly serve them.
+    """Return each table in the option that it mostly takes, shards in their main groups.
 
     Within a group, the GPU that has the fewest shards serves the next one. None if it does not fit,
     or not within the constraints. `instance` is what the assignment is of.
@@ -51,7 +51,7 @@ def rounded(
 
 
 def _gpus_of_groups(formulation: Formulation, node: Node) -> list[list[int]]:
-    """Which GPUs stand for a node's groups."""
+    """Return which GPUs stand for a node's groups."""
     hbm = formulation.instance.hbm_bytes / formulation.unit_bytes
     kinds = np.array(formulation.instance.kind_of_gpu)
     free = {

@@ -47,7 +47,7 @@ class Rows:
         return rows, columns, values.astype(np.float64)
 
     def priced(self, prices: Float, columns: int) -> Float:
-        """What prices of rows make of each column, shape (columns,)."""
+        """Return what prices of rows make of each column, shape (columns,)."""
         rows, at, values = self.entries
         return np.bincount(at, values * prices[rows], columns).astype(np.float64)
 
@@ -55,7 +55,7 @@ class Rows:
 def linear_model(
     rows: Rows, aim: Float, least: Float, most: Float, kept: tuple[Flags, Flags]
 ) -> Any:
-    """OR-Tools' model of some rows and columns of a program that minimises its aim.
+    """Return OR-Tools' model of some rows and columns of a program that minimises its aim.
 
     It takes a matrix at once if it is one of scipy's. Where that is not installed, it gets one
     entry after the other, in a few times as long.

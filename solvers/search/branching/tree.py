@@ -182,7 +182,7 @@ class BranchAndBound:
             known_s = self.best.step_time_s
 
     def _first(self) -> Node | None:
-        """The whole search space with its first relaxation; None if there is no time for it."""
+        """Return the whole search space with its first relaxation; None if time is over."""
         f = self.formulation
         options = np.arange(len(f.options))
         extra = np.where(f.cheap_options, 0.0, np.inf)
@@ -226,7 +226,7 @@ class BranchAndBound:
         return decided >= min(left, self._target(gap))
 
     def _target(self, gap: float) -> float:
-        """Plans that are no faster are not looked for."""
+        """Return the step time from which plans are not looked for, as they are no faster."""
         return self.limit / (1 + gap)
 
     def _examined(self, nodes: Sequence[Node], gap: float) -> Iterator[Examined | None]:
@@ -253,7 +253,7 @@ class BranchAndBound:
         return relaxed(self.formulation, node, most, min(left_s, 3600.0), rounds)
 
     def _relaxed_and_placed(self, node: Node, target: float, rounds: int) -> Relaxed:
-        """A node's relaxation, of which a placement is made, unless another one just is."""
+        """Return a node's relaxation, of which a placement is made, unless another one just is."""
         found = self._relaxed(node, target, rounds)
         if found.is_solved and found.bound < target and self._rounding.acquire(blocking=False):
             try:
@@ -301,7 +301,7 @@ def branch_and_bound(
         The problem with more chains of phases that no step is shorter than; by default that of
         `best`.
     before : BranchAndBound or None
-        An earlier search of the same problem: what it began with is not made anew.
+        An earlier search of the same problem: what it began with is not made again.
 
     Examples
     --------

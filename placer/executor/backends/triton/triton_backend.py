@@ -342,7 +342,7 @@ class TritonBackend(Backend):
         )  # fmt: skip
 
     def _pool_tile(self, rows: TieredRows, width: int) -> tuple[int, int]:
-        """Columns and rows that a warp of the forward pass reads at once."""
+        """Return columns and rows that a warp of the forward pass reads at once."""
         columns = min(_power_of_two(width), POOL_COLUMNS)
         elements = POOL_BYTES // rows.hbm.element_size()
         return columns, _tile_rows(elements, columns)
@@ -363,24 +363,24 @@ class TritonBackend(Backend):
                 kernel[grid](*arguments, enable_fp_fusion=False, **options)
 
     def _current_device(self) -> AbstractContextManager[Any]:
-        """Triton launches on torch's current device, whichever the tensors are on."""
+        """Return Triton launches on torch's current device, whichever the tensors are on."""
         if self._device.type == "cuda":
             return torch.cuda.device(self._device)
         return nullcontext()
 
 
 def _tile_rows(elements: int, columns: int) -> int:
-    """Rows of a tile of so many elements."""
+    """Return rows of a tile of so many elements."""
     return max(1, min(ROWS, elements // columns))
 
 
 def _power_of_two(number: int) -> int:
-    """The least power of two that is at least `number`."""
+    """Return the least power of two that is at least `number`."""
     return 1 << max(0, number - 1).bit_length()
 
 
 def _memories(rows: TieredRows) -> tuple[Tensor, Tensor, int]:
-    """Both matrices and the boundary; where one is empty, the other stands in for it.
+    """Return both matrices and the boundary; where one is empty, the other stands in for it.
 
     Nobody reads what is empty, but no kernel gets a null pointer.
     """
@@ -390,7 +390,7 @@ def _memories(rows: TieredRows) -> tuple[Tensor, Tensor, int]:
 
 
 def _words(matrix: Tensor) -> Tensor:
-    """The rows' bytes as the widest integers that divide a row: shape (rows, words)."""
+    """Return the rows' bytes as the widest integers that divide a row: shape (rows, words)."""
     flat = matrix.reshape(matrix.shape[0], math.prod(matrix.shape[1:]))
     row_bytes = flat.shape[1] * flat.element_size()
     word = next(word for word in WORDS if row_bytes % word.itemsize == 0)

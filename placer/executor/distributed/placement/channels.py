@@ -93,7 +93,7 @@ class Channels:
 def all_channels(
     features: Sequence[FeatureRead], maps: Mapping[str, TableRoutes]
 ) -> tuple[Channel, ...]:
-    """Every channel between any ranks: by table, column slice, target and feature."""
+    """Return every channel between any ranks: by table, column slice, target and feature."""
     channels = []
     readers: dict[str, list[int]] = defaultdict(list)
     for index, feature in enumerate(features):
@@ -109,7 +109,7 @@ def all_channels(
 
 
 def channel_pooling(pooling: Pooling, alone: bool) -> Pooling:
-    """How a holder pools: it sums for means, whose bag may be longer; a maximum needs all rows."""
+    """Return how a holder pools: it sums for means of longer bags; a maximum needs all rows."""
     if pooling in ("sum", "mean"):
         return "sum"
     return "max" if pooling == "max" and alone else "none"
@@ -118,7 +118,7 @@ def channel_pooling(pooling: Pooling, alone: bool) -> Pooling:
 def channels_of(
     rank: int, world: int, targets: Sequence[Target], channels: Sequence[Channel]
 ) -> Channels:
-    """What one of the ranks sends and serves."""
+    """Return what one of the ranks sends and serves."""
     to = [(channel.target.holder_for(rank), channel) for channel in channels]
     sent = tuple(sorted(to, key=lambda pair: pair[0]))
     served = tuple(channel for channel in channels if rank in channel.target.holders)

@@ -102,13 +102,13 @@ class ColumnSlice:
 
 
 def servers_of(plan: Plan) -> tuple[str, ...]:
-    """The hosts without a GPU that serve shards, in the order of the topology."""
+    """Return the hosts without a GPU that serve shards, in the order of the topology."""
     serving = {device for shard in plan.shards for device in shard.devices}
     return tuple(host.id for host in plan.topology.servers if host.id in serving)
 
 
 def ranks_of_devices(topology: Topology, world: int, servers: Sequence[str] = ()) -> dict[str, int]:
-    """The rank of each GPU and host.
+    """Return the rank of each GPU and host.
 
     GPU i of N is rank ``i · world // N``. With fewer ranks than GPUs, neighbouring GPUs share a
     rank. With more, some ranks have no rows and only contribute samples. What a host serves by
@@ -121,11 +121,6 @@ def ranks_of_devices(topology: Topology, world: int, servers: Sequence[str] = ()
         Number of ranks.
     servers : sequence of str
         Hosts that have ranks of their own: the last ones, in this order.
-
-    Raises
-    ------
-    PlanMismatchError
-        If there is no rank.
     """
     world -= len(servers)
     if world < 1:
@@ -141,14 +136,14 @@ def ranks_of_devices(topology: Topology, world: int, servers: Sequence[str] = ()
 
 
 def holders_of(shard: Shard, ranks: Mapping[str, int]) -> tuple[int, ...]:
-    """Ranks that hold a shard, each once, in order; replicas on devices of one rank are one."""
+    """Return the ranks that hold a shard, each once, in order."""
     return tuple(sorted({ranks[device] for device in shard.devices}))
 
 
 def divide(
     plan: Plan, ranks: Mapping[str, int], optimizers: Mapping[str, OptimizerName]
 ) -> dict[str, tuple[ColumnSlice, ...]]:
-    """The column slices of each table, from left to right. A table without rows has none.
+    """Return the column slices of each table, from left to right. A table without rows has none.
 
     Raises
     ------
@@ -228,7 +223,7 @@ def _aligned(
 
 
 def _common_slices(table: Table, held: list[_Held], shards: list[Shard]) -> tuple[RowSlice, ...]:
-    """The coarsest row slices that divide the rows of every column slice."""
+    """Return the coarsest row slices that divide the rows of every column slice."""
     atoms = refined([tuple(part for parts in one.values() for part in parts) for one in held])
     if not all(_ascending(atom, shards) for atom in atoms):
         per_column_slice = [
@@ -254,7 +249,7 @@ def _holders(atom: RowSlice, held: _Held) -> tuple[int, ...]:
 
 
 def _ascending(rows: RowSlice, shards: list[Shard]) -> bool:
-    """Whether memory that is ordered by how rows are read has these rows in their own order.
+    """Return whether memory that is ordered by how rows are read has these rows in their own order.
 
     Only then do two ranks that hold different columns find the same rows in the same order.
     """

@@ -19,7 +19,7 @@ _GPU, _HOST = "gpu:0", "host:0"
 def local_features(
     target: Target, poolings: Mapping[tuple[str, str], Pooling]
 ) -> tuple[Feature, ...]:
-    """The features that read a target, each by a name of its own.
+    """Return the features that read a target, each by a name of its own.
 
     `poolings` are by target's and feature's names.
     """
@@ -54,7 +54,7 @@ HeldShards = Mapping[tuple[str, tuple[int, ...]], Sequence[tuple[int, Shard]]]
 
 
 def shards_by_holders(plan: Plan, ranks: Mapping[str, int]) -> HeldShards:
-    """What each set of ranks holds of each table."""
+    """Return what each set of ranks holds of each table."""
     held: dict[tuple[str, tuple[int, ...]], list[tuple[int, Shard]]] = defaultdict(list)
     for number, shard in enumerate(plan.shards):
         held[shard.table, holders_of(shard, ranks)].append((number, shard))
@@ -69,7 +69,7 @@ def local_plan(
     optimizers: Mapping[str, OptimizerName],
     gpus: Sequence[Gpu],
 ) -> LocalPlan:
-    """The plan by which a process that stands for `gpus` holds `targets`: one GPU and one host.
+    """Return the plan by which a process for `gpus` holds `targets`: one GPU and one host.
 
     Row-wise tables are in the order of their parts. Whole ones keep their row order.
     """
@@ -96,7 +96,7 @@ def local_plan(
 
 
 def _within(shard: Shard, target: Target) -> Iterator[tuple[Shard, RowSlice]]:
-    """The parts of a shard within a target, in the target's rows and columns; and their rows."""
+    """Yield the parts of a shard within a target, in its rows and columns; and their rows."""
     first, last = max(shard.cols[0], target.cols[0]), min(shard.cols[1], target.cols[1])
     if first >= last:
         return
@@ -124,7 +124,7 @@ def _share(rows: int, share: float, most: int, least: int) -> int:
 
 
 def _machine(topology: Topology, gpus: Sequence[Gpu]) -> Topology:
-    """One GPU with the memory of all that the rank stands for, and one host.
+    """Return one GPU with the memory of all that the rank stands for, and one host.
 
     Ranks of a host share its memory; that all of them fit was checked for the whole plan.
     """

@@ -34,7 +34,7 @@ class RankOrder:
 
     @classmethod
     def of(cls, listed: npt.NDArray[np.int64], rows: int, device: torch.device) -> "RankOrder":
-        """The row order of a table that lists these ids, hottest first."""
+        """Return the row order of a table that lists these ids, hottest first."""
         ascending, ranks = torch.sort(torch.from_numpy(listed))
         kind = _kind(rows)
         return cls(ascending.to(device, kind), ranks.to(device, kind))
@@ -81,13 +81,7 @@ class Router:
     def of(
         cls, rows: int, slices: Sequence[tuple[RowSlice, int, int]], device: torch.device
     ) -> "Router":
-        """Route rows by slices, each with its target and the target's row where it begins.
-
-        Raises
-        ------
-        PlanMismatchError
-            If strides are mixed so that their pattern hardly repeats.
-        """
+        """Route rows by slices, each with its target and the target's row where it begins."""
         ends = {0, rows}
         for part, _, _ in slices:
             ends |= {part.start, part.stop}

@@ -24,15 +24,15 @@ class RowSlice:
         return range(self.start, self.stop, self.step)
 
     def trimmed(self) -> "RowSlice":
-        """The same rows, which are not none, ending behind the last; a single row has step 1."""
+        """Return the same non-empty rows, ending right after the last; one row has step 1."""
         return RowSlice(self.start, self.members[-1] + 1, self.step if self.count > 1 else 1)
 
     def first_from(self, low: int) -> int:
-        """The first of start, start + step, … that is at least `low`."""
+        """Return the first of start, start + step, … that is at least `low`."""
         return self.start if self.start >= low else low + (self.start - low) % self.step
 
     def meet(self, other: "RowSlice") -> "RowSlice | None":
-        """Rows that both have; None where there are none."""
+        """Return rows that both have; None where there are none."""
         low, high = max(self.start, other.start), min(self.stop, other.stop)
         common = math.gcd(self.step, other.step)
         if low >= high or (self.start - other.start) % common:
@@ -46,7 +46,7 @@ class RowSlice:
         return common_rows if common_rows.start < high else None
 
     def local(self, rows: "RowSlice") -> "RowSlice":
-        """A slice of this slice's rows, as a slice of their positions in it."""
+        """Return a slice of this slice's rows, as a slice of their positions in it."""
         first = (rows.start - self.start) // self.step
         stride = rows.step // self.step
         if rows.count == 1:
@@ -55,7 +55,7 @@ class RowSlice:
 
 
 def joined(slices: Iterable[RowSlice]) -> tuple[RowSlice, ...]:
-    """The same disjoint rows in fewer slices, by their start: what goes on in step is one.
+    """Return the same disjoint rows in fewer slices, by their start: what goes on in step is one.
 
     Equal rows give equal slices, whatever shards they came from, if they are sliced alike.
     """
@@ -73,7 +73,7 @@ def joined(slices: Iterable[RowSlice]) -> tuple[RowSlice, ...]:
 
 
 def refined(partitions: Iterable[tuple[RowSlice, ...]]) -> tuple[RowSlice, ...]:
-    """The coarsest slices of which each lies in one slice of every partition."""
+    """Return the coarsest slices of which each lies in one slice of every partition."""
     parts: tuple[RowSlice, ...] | None = None
     for partition in partitions:
         if parts is None:

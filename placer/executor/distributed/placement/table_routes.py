@@ -60,7 +60,7 @@ class TableRoutes:
 def table_routes(
     plan: Plan, division: Mapping[str, tuple[ColumnSlice, ...]], device: torch.device
 ) -> dict[str, TableRoutes]:
-    """The map of each table that has rows."""
+    """Return the map of each table that has rows."""
     return {
         name: _table_routes(plan, plan.tables_by_name[name], column_slices, device)
         for name, column_slices in division.items()
@@ -68,7 +68,7 @@ def table_routes(
 
 
 def ids_of(plan: Plan, target: Target, start: int, stop: int) -> Tensor:
-    """Ids of the rows ``start..stop`` of a target, int64."""
+    """Return ids of the rows ``start..stop`` of a target, int64."""
     own = torch.arange(start, stop)
     if target.by_id:
         return own
