@@ -12,7 +12,7 @@ in which all rows of its shards are, and it holds no replicas.
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import numpy.typing as npt
@@ -48,8 +48,7 @@ _SPARE_DRAM = 0.001
 """Share of DRAM that searches leave free where DRAM is short. A plan needs it for rows that did not
 fit in HBM after all."""
 
-_REPLICAS = 16
-"""Sets of replicas whose sums are kept at a time."""
+_REPLICAS = 16  # Sets of replicas whose sums are kept at a time.
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,27 +64,23 @@ class Instance:
     """Curves of a problem under a cost model, computed when first asked for.
 
     GPUs that cost the same share their curves, so that 1,024 equal GPUs are one.
+    `drives` has the shares of rows on drives that sharding options leave open.
 
     Attributes
     ----------
     gpus, tables, servers : int
         Numbers of them; the last GPUs are servers.
-    kinds : list of int
-        One GPU of each kind.
-    kind_of_gpu, host_of_gpu : list of int
+    kinds, kind_of_gpu, host_of_gpu : list of int
+        One GPU of each kind; the kind and the host of each GPU.
     hbm_bytes, dram_bytes, all_hbm_bytes : float64
         Memory of each GPU and host, and of all GPUs but servers. Where drives hold what DRAM has
         no room for, of hosts a little less than `all_dram_bytes`.
     objective : Objective
         Step times of phase times.
-    launches_s : list of float64, shape (phases,)
-        What each arena takes of each GPU.
-    arena_times : ArenaTimes
-        What arenas take besides.
+    launches_s, arena_times : list of float64, shape (phases,), and ArenaTimes
+        What each arena takes of each GPU, and what arenas take besides.
     delay : Delay or None
         Where the schedule has a phase for it beyond the cost model's.
-    drives : DriveRows
-        Shares of rows on drives that sharding options leave open.
 
     Parameters
     ----------
@@ -351,7 +346,7 @@ class Instance:
         return int(np.searchsorted(-self.prices, -price, side="right")) - 1
 
     def replicated(self, replicas: tuple[TableShard, ...]) -> Replicas:
-        """Sums over what every GPU holds: the same ones for the same tuple."""
+        """Return sums over what every GPU holds: the same ones for the same tuple."""
         known = self._replicas.get(id(replicas))
         if known is None:
             known = self._replicas[id(replicas)] = Replicas(self, replicas)
@@ -375,9 +370,8 @@ class Instance:
         """Return the column of `option_costs` for price number `index`, shape (2,)."""
         key = table, option, index % self.prices.size
         if key not in self._option_costs:
-            self._option_costs[key] = self._of_option(
-                table, option, lambda shard, gpu: self.costs_at(shard, gpu, index)
-            )
+            costs_of = partial(self.costs_at, index=index)
+            self._option_costs[key] = self._of_option(table, option, costs_of)
         return self._option_costs[key]
 
     def _of_option(
