@@ -1,11 +1,9 @@
 """The command `placer`: parse, call, print. Results go to stdout, progress and notes to stderr.
 
 Exit codes: 0 done, 1 error, 2 usage, 3 no placement exists, 4 none was found within the limits,
-130 a training run that was interrupted, and saved if it was told to.
-
-A command's options are the parameters of its function, see `placer.knobs`. Packages import their
-names when they are used, so that help needs neither torch nor OR-Tools: nothing that is imported
-here may need them either.
+130 a training run that was interrupted, and saved if it was told to. A command's options are the
+parameters of its function, see `placer.knobs`. Packages import their names when they are used, so
+that help needs neither torch nor OR-Tools: nothing that is imported here may need them either.
 """
 
 from __future__ import annotations
@@ -107,9 +105,7 @@ YAML = OutputPath("file", (".yaml", ".yml"))
 OUTPUT = option("table", "Print the result in this format.", "--format")
 HBM = option(None, "Memory budget of each GPU, such as 8GiB.", heading="Problem")
 PLAN = option(..., "The plan; PLAN does the same.", "--plan", kind=STORED, positional=True)
-PROFILE = option(
-    None, "Profile of the tables; by default the plan names it.", "--profile", kind=STORED
-)
+PROFILE = option(None, "Profile; by default the plan names it.", "--profile", kind=STORED)
 PLAN_FILE = option(None, "File to write the plan to.", "-o --output", kind=FILE)
 PICTURE = option(None, "Write a picture to this file: png, pdf or svg.", kind=IMAGE)
 OTHER_DATA = option(False, "Take a profile of other tables or ids than those of the plan.")
@@ -127,17 +123,13 @@ def profile(
     infer: File = option(None, "Write a schema of the columns.", kind=LOCAL_FILE, metavar="FILE"),
     dims: Texts = option((), "Columns of tables, 64 by default.", "--dim", metavar="[TABLE=]N"),
     dtype: str = option("float32", "Type of the tables' weights.", kind=shared.DTYPES),
-    optimizer: str = option(
-        "rowwise_adagrad", "Optimizer of tables.", kind=shared.TABLE_OPTIMIZERS
-    ),
+    optimizer: str = option("rowwise_adagrad", "Optimizer.", kind=shared.TABLE_OPTIMIZERS),
     sample: float | None = option(None, "Read about this share of the samples.", kind=_SHARE),
     seed: int = option(0, "Seed of the random choice of --sample.", least=0),
     samples: Count = option(None, "Samples in the log, for --log-format counts.", least=1),
     window: Count = option(None, "Samples of a day: show how many ids are in use.", least=1),
     output: Output = OUTPUT,
-    like: File = option(
-        None, "Map columns and ids as this profile does.", kind=STORED, metavar="PROFILE"
-    ),
+    like: File = option(None, "Map ids as this profile does.", kind=STORED, metavar="PROFILE"),
     folder: File = option(None, "Folder to write the profile to.", "-o --output", kind=FOLDER),
 ) -> None:
     """Count how often a training log reads each row of each table.
@@ -373,9 +365,7 @@ def compare(
     options: shared.ProblemOptions = BUNDLE,
     hbm: Text = HBM,
     names: Any = option(_COMPARED, "Solvers to compare.", "--solvers", kind=shared.SOLVER_LIST),
-    models: Any = option(
-        "roofline", "Cost models to use.", "--cost-models", kind=shared.MODEL_LIST
-    ),
+    models: Any = option("roofline", "Cost models.", "--cost-models", kind=shared.MODEL_LIST),
     effort: shared.Effort = BUNDLE,
     price_text: Text = option(None, "Dollars an hour of machines: 8xh100=98,4xt4=2.", "--price"),
     plot: File = PICTURE,
@@ -791,12 +781,8 @@ def simulate(
 def export(
     path: Path = PLAN,
     target: Target = option(..., "Who reads the plan, or how tables are written.", "--to"),
-    checkpoint: File = option(
-        None, "Write the tables of this checkpoint of `placer train`.", kind=LOCAL
-    ),
-    since: File = option(
-        None, "Only what changed since this checkpoint, in --to safetensors.", kind=LOCAL
-    ),
+    checkpoint: File = option(None, "Write the tables of this checkpoint.", kind=LOCAL),
+    since: File = option(None, "Write only changes since this checkpoint.", kind=LOCAL),
     with_optimizer: bool = option(False, "Also the optimizer's state, in --to safetensors."),
     staged_as: StagedAs = option(None, "How TorchRec, which cannot stage, reads staged rows."),
     module: str = option("", "Path of TorchRec's embedding module in the model.", metavar="PATH"),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from fast_and_full import examples
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -48,6 +48,7 @@ def cached_rows(plan) -> dict[str, int]:
     st.lists(st.lists(st.integers(0, 50), min_size=1, max_size=6), min_size=1, max_size=3),
     st.floats(0, 1),
 )
+@example(counts=[[0, 1, 3, 6, 8, 12], [0, 1]], hit_rate=1.0)
 def test_the_cache_is_the_smallest_that_has_the_hit_rate(
     counts: list[list[int]], hit_rate: float
 ) -> None:

@@ -17,7 +17,7 @@ from placer.profile.profile import Profile
 from placer.tables import DTYPE_BYTES, ColdDType, DType
 from placer.topology.topology import Topology
 from placer.training.config import TrainConfig
-from placer.training.distributed import joined_ranks, world_of_launcher
+from placer.training.distributed import joined_ranks
 from placer.training.loop import train
 
 
@@ -104,24 +104,23 @@ def pilot(
     config = config or TrainConfig()
     if seeds < 2 or not 0 <= hot_share <= 1:
         raise PlacerError(f"give 2 seeds or more, not {seeds}, and a share of 0 to 1")
-    world = world_of_launcher()
-    if exchange_dtype != "float32" and world == 1:
-        raise PlacerError(
-            "one process exchanges nothing: try exchange types with several, as in "
-            "torchrun --nproc-per-node 2 --no-python placer pilot ..."
+    with joined_ranks(config) as ranks:
+        if exchange_dtype != "float32" and ranks.world == 1:
+            raise PlacerError(
+                "one process exchanges nothing: try exchange types with several, as in "
+                "torchrun --nproc-per-node 2 --no-python placer pilot ..."
+            )
+        problem = Problem(
+            profile,
+            Topology.parse(f"{ranks.world}xh100"),
+            config.batch_size,
+            widths=tuple(widths),
+            exchange_dtype=exchange_dtype,
         )
-    problem = Problem(
-        profile,
-        Topology.parse(f"{world}xh100"),
-        config.batch_size,
-        widths=tuple(widths),
-        exchange_dtype=exchange_dtype,
-    )
-    asked: list[tuple[ColdDType, DType]] = [("float32", "float32")]
-    asked += [(dtype, "float32") for dtype in dict.fromkeys(widths) if dtype != "float32"]
-    asked += [("float32", exchange_dtype)] if exchange_dtype != "float32" else []
-    plans = [_plan(problem, hot_share, *types) for types in asked]
-    with joined_ranks(config, plans[0]):
+        asked: list[tuple[ColdDType, DType]] = [("float32", "float32")]
+        asked += [(dtype, "float32") for dtype in dict.fromkeys(widths) if dtype != "float32"]
+        asked += [("float32", exchange_dtype)] if exchange_dtype != "float32" else []
+        plans = [_plan(problem, hot_share, *types) for types in asked]
         results: list[list[tuple[float, float]]] = [[] for _ in plans]
         # Seeds outside: what else the machine does meets all candidates.
         for number in range(seeds):
