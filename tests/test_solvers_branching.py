@@ -158,6 +158,7 @@ def test_the_first_relaxation_is_the_same_whatever_options_it_begins_with(
     assert other.bound_s == pytest.approx(usual.bound_s, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_threads_prove_no_more_than_is_true() -> None:
     first, price = begun("random-6@4", Topology.parse("4xh100", hbm="1GiB"))
     root_s = searched(first, price).bound_s

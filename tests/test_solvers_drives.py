@@ -115,6 +115,7 @@ def test_a_plan_with_drives_is_sound_and_reads_back(tmp_path: Path) -> None:
         assert placements_of(instance, plan, name) is not None
 
 
+@pytest.mark.slow
 def test_leaving_out_a_choice_is_never_better() -> None:
     profile = named_workload("random-3@1")
     base = Topology.parse("2xt4", hbm="96MiB", dram="1GiB")

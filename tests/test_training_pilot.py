@@ -92,6 +92,7 @@ def on_ranks(rank: int, world: int) -> list[Candidate]:
     return pilot(profiled(log), log, (), "bfloat16", replace(QUICK, batch_size=16), seeds=2)
 
 
+@pytest.mark.slow
 def test_two_processes_try_the_type_of_their_exchange() -> None:
     one, other = run(2, [("pilot", on_ranks, ())]).of("pilot")
     assert one == other

@@ -358,6 +358,7 @@ def _rank_step(model: Model, batch: Mapping[str, Tensor]) -> Tensor:
     return out.detach() + 0.0
 
 
+@pytest.mark.slow
 def test_ranks_train_as_one_process(tmp_path: Path) -> None:
     mp.start_processes(_work, (str(tmp_path),), WORLD, start_method="forkserver")
     model, applied, _ = _start()

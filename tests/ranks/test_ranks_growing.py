@@ -425,6 +425,7 @@ def test_what_does_not_fit_is_named_on_every_rank(outcomes: Outcomes) -> None:
             assert "have another plan than rank 0, or other growing tables" in other
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "target"),
     mostly_slow([(2, 1), (2, 4), (1, 2), (1, 4), (4, 2), (4, 1)], (2, 1)),

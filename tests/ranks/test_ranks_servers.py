@@ -332,7 +332,13 @@ def jobs_of(trainers: int, servers: int, folder: Path) -> list[Job]:
     ]
 
 
-@pytest.fixture(scope="module", params=SHAPES)
+@pytest.fixture(
+    scope="module",
+    params=[
+        "2 trainers and a server",
+        pytest.param("a trainer and 2 servers", marks=pytest.mark.slow),
+    ],
+)
 def shape(request: pytest.FixtureRequest) -> tuple[int, int]:
     return SHAPES[request.param]
 
