@@ -40,7 +40,7 @@ class ArenaLoad(NamedTuple):
     replicated: bool = False
 
     def joined(self, other: "ArenaLoad") -> "ArenaLoad":
-        """Return both in one arena."""
+        """Return the sum of both, as one arena."""
         return ArenaLoad(
             self.lookups + other.lookups,
             self.cached_rows + other.cached_rows,

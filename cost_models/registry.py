@@ -65,6 +65,6 @@ def model_names() -> str:
 
 
 def is_model_name(name: str) -> bool:
-    """Return whether `cost_model` knows the name; of a file nothing is read."""
+    """Return whether `cost_model` knows the name, without reading a file."""
     kind, _, path = name.partition(":")
     return name in COST_MODELS or (bool(path) and kind in FILE_MODELS)

@@ -55,15 +55,7 @@ def shard_curve(
     hot = load.hot_rows
     # Where the rows of the drive begin, for each number of rows in HBM.
     driven = np.maximum(np.arange(hot.size), np.searchsorted(hot, edge))
-    exchange = exchange_of(
-        problem,
-        shard.table,
-        width,
-        all_lookups,
-        all_unique,
-        all_rows=option.row_slices == 1 and not option.replicated_rows,
-        column_slices=max(1, len(option.column_widths)),
-    )
+    exchange = _exchange(problem, shard, width, all_lookups, all_unique)
     is_slice, by_rank = width < spec.dim, option.row_slices > 1 and not option.blocked
     is_mapped = by_rank or (in_three and profile.counts is not None)
     extras = Extras(
@@ -108,6 +100,22 @@ def shard_curve(
     )
 
 
+def _exchange(
+    problem: Problem, shard: TableShard, width: int, lookups: float, unique: float
+) -> dict[str, float]:
+    """Return what `exchange_of` says of a shard with so many lookups and distinct rows."""
+    option = shard.option
+    return exchange_of(
+        problem,
+        shard.table,
+        width,
+        lookups,
+        unique,
+        all_rows=option.row_slices == 1 and not option.replicated_rows,
+        column_slices=max(1, len(option.column_widths)),
+    )
+
+
 def server_curve(problem: Problem, shard: TableShard, costs: UnitCosts, shares: Float) -> CostCurve:
     """Return cost of a shard on a host without GPUs, whose processors pool all its rows; one point.
 
@@ -122,15 +130,7 @@ def server_curve(problem: Problem, shard: TableShard, costs: UnitCosts, shares: 
     if not shard.is_replica:
         samples = problem.global_batch_size
         lookups, unique = slice_load(profile, rows, samples * spec.lookups_per_sample)
-        exchange = exchange_of(
-            problem,
-            shard.table,
-            width,
-            lookups,
-            unique,
-            all_rows=option.row_slices == 1 and not option.replicated_rows,
-            column_slices=max(1, len(option.column_widths)),
-        )
+        exchange = _exchange(problem, shard, width, lookups, unique)
         sizes = float(spec.weight_bytes_per_row(width)), float(row_bytes), 0.0
         amounts = lookups, unique, output_vectors(spec, samples, lookups)
         seconds = read_matrix(costs, "host", sizes, shares) @ amounts

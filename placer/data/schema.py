@@ -227,5 +227,5 @@ def _key(name: str) -> str:
 
 
 def _toml(value: Any) -> str:
-    """Return a value as TOML has it, whose texts, lists and booleans are those of JSON."""
+    """Return a value as TOML writes it; texts, lists and booleans are as in JSON."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

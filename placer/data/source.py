@@ -54,7 +54,7 @@ class Place:
     lines: npt.NDArray[np.int64] | None = None
 
     def of(self, sample: int) -> str:
-        """Return where one of them is, for a message."""
+        """Return the place of a sample, for a message."""
         place = self.first + sample if self.lines is None else int(self.lines[sample])
         return f"{shown(self.file)}, {self.unit} {place}"
 

@@ -126,7 +126,7 @@ def _row_of(slots, rows, mask, key):
 
 @numba.njit(cache=True, nogil=True)
 def _guess(keys, out, slots, rows, mask):
-    """The row in the first slot of each key that has bits of its hash: its row, nearly always."""
+    """Guess the row of each key from the first slot with its hash bits: nearly always right."""
     for j in range(keys.size):
         _prefetch(slots, _home(keys[j], slots.size))
     for j in range(keys.size):

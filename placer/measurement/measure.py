@@ -36,7 +36,11 @@ from placer.profile.cdf import AccessCdf
 from placer.profile.profile import Profile
 from placer.tables import Feature
 
+Int = npt.NDArray[np.int64]
+
 _TIMEOUT_S = 120.0
+_WARM_UP = 4  # Steps or blocks of them that are not timed.
+_GPU_BLOCK = 8  # Steps that are timed together on a GPU.
 
 
 def measure_plan(
@@ -184,12 +188,6 @@ def _serve(rank: int, setting: Setting, folder: str, pipe: Any) -> None:
             except Exception as error:
                 pipe.send(f"{type(error).__name__}: {error}")
     dist.destroy_process_group()
-
-
-Int = npt.NDArray[np.int64]
-
-_WARM_UP = 4
-_GPU_BLOCK = 8
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,7 +152,7 @@ def hit_rate_report(rates: "HitRates", planned: Mapping[str | None, float]) -> R
 
 
 def keys_section(counts: "Mapping[str, KeyCounts]") -> Section:
-    """List what the keys of each table that grows did."""
+    """List the hits, misses and evictions of each table that grows."""
     names = ("hits", "misses", "waiting", "refused", "admitted", "evicted", "expired", "live")
     return table_of(
         ({"table": table, **attributes(one, "hit_rate", *names)} for table, one in counts.items()),

@@ -69,7 +69,7 @@ class WhatIf:
 
 @dataclass(frozen=True, slots=True)
 class FrontPoint:
-    """A budget of HBM of each GPU, and the step time that it buys; `detail` says why none."""
+    """A budget of HBM per GPU, and its step time; `detail` says why there is no plan."""
 
     hbm_bytes: int
     step_time_s: float | None = None

@@ -216,7 +216,7 @@ def _of_memory(
     report: CostReport,
     like: Instance | None,
 ) -> dict[Resource, float]:
-    """Gains of more memory, with the plan's shards on its GPUs and HBM filled again."""
+    """Return gains of more memory, with the plan's shards on its GPUs and HBM filled again."""
     cold = {shard.table for shard in plan.shards if shard.memory != "hbm" and shard.row_count}
     if not cold:
         return {"hbm": 0.0, "dram": 0.0}

@@ -297,7 +297,8 @@ def _table_section(plan: Plan, cost: CostReport | None) -> Section:
     shards = plan.shards_by_table
 
     def own(name: str) -> Callable[[Table], float | None]:
-        return lambda table: cost and getattr(cost.tables.get(table.name), name, None)  # type: ignore
+        costs = {} if cost is None else cost.tables
+        return lambda table: getattr(costs.get(table.name), name, None)
 
     def in_memory(memory: Memory) -> Callable[[Table], int]:
         return lambda table: _tier_bytes(table, shards[table.name], memory)

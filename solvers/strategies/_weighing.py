@@ -39,7 +39,7 @@ def weights_of_drives(instance: Instance) -> Float:
 
 
 def weighed(search: Search) -> Search:
-    """Return the search with phase chains weighed by what a first placement waits for.
+    """Return the search with the chains weighed that a first placement waits for.
 
     At first the main chain alone counts. If a first placement waits for another one, such as the
     host link, mixtures of the two are tried; if it waits for a host's memory, mixtures with that.

@@ -226,7 +226,7 @@ class BranchAndBound:
         return decided >= min(left, self._target(gap))
 
     def _target(self, gap: float) -> float:
-        """Return the step time from which plans are not looked for, as they are no faster."""
+        """Return the step time that a plan must beat to be of interest."""
         return self.limit / (1 + gap)
 
     def _examined(self, nodes: Sequence[Node], gap: float) -> Iterator[Examined | None]:

@@ -55,7 +55,7 @@ class RowSlice:
 
 
 def joined(slices: Iterable[RowSlice]) -> tuple[RowSlice, ...]:
-    """Return the same disjoint rows in fewer slices, by their start: what goes on in step is one.
+    """Return the same disjoint rows as few slices, ordered by start; slices in sequence are joined.
 
     Equal rows give equal slices, whatever shards they came from, if they are sliced alike.
     """
