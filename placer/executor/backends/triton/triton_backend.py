@@ -24,7 +24,7 @@ from placer.executor.lookups.steps import Resolved
 from placer.executor.memory.arena import TieredRows
 from placer.executor.memory.directory import Moves, Resolution
 from placer.executor.memory.layout import ArenaSpec
-from placer.executor.memory.row_cache import IN_PLACE, RowCache
+from placer.executor.memory.row_cache import IN_PLACE, WRITTEN_BACK, RowCache
 from placer.executor.names import Policy
 from placer.executor.optimizers.rule import Rule
 
@@ -132,6 +132,7 @@ class TritonBackend(Backend):
         self._cache: ModuleType = cache_kernels
         self._runs: ModuleType = run_kernels
         self._multiprocessors = 0
+        self.can_be_captured = device.type == "cuda"
         if device.type == "cuda":
             properties = torch.cuda.get_device_properties(device)
             self._multiprocessors = properties.multi_processor_count
@@ -260,6 +261,18 @@ class TritonBackend(Backend):
         )  # fmt: skip
         return places
 
+    def edges_of_cold_runs(
+        self, spec: ArenaSpec, runs: Runs, ordered: SortedSlots
+    ) -> tuple[Tensor, Tensor]:
+        first, last = runs.count.new_empty(2).unbind()
+        self.run(
+            self._cache.find_edges, (1,),
+            ordered.slots, ordered.run, runs.count, runs.lookups,
+            spec.home, spec.cache_ranges[-1].stop, first, last, self.counts.home,
+            BITS=runs.lookups.bit_length(), num_warps=1,
+        )  # fmt: skip
+        return first, last
+
     def slots_and_counts(
         self, resolved: Resolved, runs: Runs, ordered: SortedSlots
     ) -> tuple[Tensor, Tensor]:
@@ -287,7 +300,7 @@ class TritonBackend(Backend):
         wanted = torch.zeros_like(counts, dtype=torch.uint8)
         rows = (resolved.first, resolved.last)
         row_cache.fade()
-        size = held.slots.numel()
+        size, vacant = held.slots.numel(), row_cache.vacant
         self._walk(
             self._cache.find_rows, most,
             *rows, slots, counts, held.sorted_slots, held.sorted_entries, size,
@@ -300,20 +313,48 @@ class TritonBackend(Backend):
                 theirs.first, theirs.last, theirs.run_places, home + row_cache.entries,
                 row_cache.entries, *rows, slots, wanted, BITS=most.bit_length(),
             )  # fmt: skip
-        order, available = row_cache.evictable(ticket, oldest)
         turns = torch.cumsum(wanted, 0, dtype=torch.int32)
-        number = torch.minimum(turns[-1], available)
+        keys, available = entries.new_empty(size), entries.new_zeros(1)
+        self._pass(
+            self._cache.order_entries, size,
+            held.slots, held.last_used, held.priority, keys, available,
+            row_cache.entries, row_cache.cached_start, vacant, ticket, oldest,
+        )  # fmt: skip
+        order = torch.sort(keys, stable=True).indices
+        leaving = torch.empty_like(held.slots)
+        self._pass(
+            self._cache.leaving_slots, size,
+            order, held.slots, turns, available, leaving, size, most, vacant,
+        )  # fmt: skip
+        by_slot = torch.sort(leaving, stable=True).indices
+        del keys, leaving
         incoming = slots.new_empty(min(most, row_cache.entries))
-        order = row_cache.by_slot(order, number)
         lookups = torch.empty_like(incoming, dtype=torch.int32)
         self._walk(
             self._cache.admit_rows, most,
-            *rows, slots, counts, wanted, turns, available, order, entries, incoming, lookups,
-            held.counters[IN_PLACE:],
+            *rows, slots, counts, wanted, turns, available, order, by_slot, entries,
+            incoming, lookups, held.counters[IN_PLACE:],
         )  # fmt: skip
-        moves = row_cache.admit(incoming, lookups, order, number, ticket)
-        del wanted, turns, order, incoming, lookups
-        row_cache.sort()
+        moves = Moves(
+            entries.new_empty(incoming.numel()),
+            incoming,
+            torch.empty_like(incoming),
+            entries.new_zeros(1),
+        )
+        self._pass(
+            self._cache.fill_entries, incoming.numel(),
+            order, by_slot, turns, available, most,
+            incoming, row_cache.first_priority(incoming, lookups),
+            held.slots, held.last_used, held.priority, held.dirty.view(torch.uint8),
+            moves.entries, moves.outgoing, moves.count, held.counters[WRITTEN_BACK:],
+            incoming.numel(), row_cache.entries, ticket,
+        )  # fmt: skip
+        del wanted, turns, order, by_slot, lookups
+        ordered, order = torch.sort(held.slots)
+        self._pass(
+            self._cache.store_sorted, size,
+            ordered, order, held.sorted_slots, held.sorted_entries, size, vacant,
+        )  # fmt: skip
         return Resolution(entries, moves)
 
     def move_to_entries(
