@@ -14,7 +14,7 @@ from torch import Tensor
 
 Step = Callable[[], None]
 
-WARM_UP_STEPS = 3
+WARM_UP_STEPS = 6
 TIMED_STEPS = 16
 FEWEST_STEPS = 2
 _COPY_ROUNDS = 10

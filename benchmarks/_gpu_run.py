@@ -161,12 +161,12 @@ class Bench:
             gc.unfreeze()
 
     def _run(self) -> None:
-        for batch_size in self.sizes.batch_sizes:
+        for index, batch_size in enumerate(self.sizes.batch_sizes):
             for skew in SKEWS:
-                _Group(self, self.sizes.model(skew), batch_size, self.sizes.batches).run()
-        for skew in SKEWS:
-            largest = max(self.sizes.batch_sizes)
-            _Group(self, self.sizes.model(skew), largest, self.sizes.batches).run_training()
+                group = _Group(self, self.sizes.model(skew), batch_size, self.sizes.batches)
+                group.run()
+                if not index:
+                    group.run_training()
         # The slowest come last, the small batch first.
         for batch_size in sorted(self.sizes.batch_sizes):
             for skew in SKEWS:

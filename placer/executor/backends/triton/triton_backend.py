@@ -69,10 +69,11 @@ SEGMENT_PROGRAMS = 256
 BAGS = 256
 """Bags whose lookups a program numbers: as long as the longest of them takes."""
 
-EXCHANGE_PROGRAMS, EXCHANGE_BYTES, EXCHANGE_WARPS = 32, 4096, 4
+EXCHANGE_PROGRAMS, EXCHANGE_BYTES, EXCHANGE_WARPS = 16, 16384, 8
 """Programs that copy rows over the link, bytes of rows that each has under way each way, and its
-warps. With twice the bytes under way the link is 4% faster, and other kernels take a third longer:
-what the link has not taken yet stands in their way to HBM (measured on an H200)."""
+warps. On two H200 with half the bytes under way the link is 4 and 20% slower; with twice as many
+it is no faster, and other kernels take twice as long: what the link has not taken yet stands in
+their way to HBM. Programs are few because a matrix product wants the multiprocessors whole."""
 
 MAX_WORDS = 2048
 """Words of a row that a program copies at once."""
