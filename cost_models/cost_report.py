@@ -59,19 +59,12 @@ class HostCost:
 
 @dataclass(frozen=True, slots=True)
 class TableCost:
-    """A table's part of a step.
+    """A table's part of a step."""
 
-    Attributes
-    ----------
-    gpu_s : float
-        Seconds of all GPUs together: of its own shards, and its share of what it has in common with
-        other tables. An arena's time is shared alike by the tables that a GPU has in it.
-    hbm_lookup_share : float
-        Share of its lookups that are served from HBM.
-    """
-
+    # Seconds of all GPUs together: of its own shards, and its share of what it has in common with
+    # other tables. An arena's time is shared alike by the tables that a GPU has in it.
     gpu_s: float
-    hbm_lookup_share: float
+    hbm_lookup_share: float  # Share of its lookups that are served from HBM.
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,28 +68,18 @@ Float = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepTimes:
-    """Seconds of one step, by GPU and host of the plan's topology.
+    """Seconds of one step, by GPU and host of the plan's topology."""
 
-    Attributes
-    ----------
-    hbm_s, link_s, communication_s, launch_s : float64, shape (gpus,)
-        By what is waited for, ahead of the step or within it.
-    phase_s : float64, shape (8, gpus)
-        All of these by phase.
-    dram_s, dram_ahead_s : float64, shape (hosts,)
-        Of hosts' memories, all and ahead.
-    schedules : mapping
-        By pipeline.
-    """
-
+    # Shape (gpus,): by what is waited for, ahead of the step or within it.
     hbm_s: Float
     link_s: Float
     communication_s: Float
     launch_s: Float
-    phase_s: Float
+    phase_s: Float  # Shape (8, gpus): all of these by phase.
+    # Shape (hosts,): of hosts' memories, all and ahead.
     dram_s: Float
     dram_ahead_s: Float
-    schedules: Mapping[Pipeline, Schedule]
+    schedules: Mapping[Pipeline, Schedule]  # By pipeline.
 
     @property
     def gpu_s(self) -> Float:
@@ -121,6 +111,9 @@ class StepTimes:
 class StepTimer:
     """Turns counts of an arrangement into seconds.
 
+    Raises PlanMismatchError if processes stand for several GPUs, or a host without GPUs serves a
+    table.
+
     Parameters
     ----------
     arrangement : Arrangement
@@ -129,11 +122,6 @@ class StepTimer:
         Whose constants count.
     profile : Profile, optional
         Of the plan's tables, for constants that depend on accesses.
-
-    Raises
-    ------
-    PlanMismatchError
-        If processes stand for several GPUs, or a host without GPUs serves a table.
     """
 
     def __init__(
@@ -213,20 +201,11 @@ class StepTimer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replayed:
-    """Counts and step times of batches replayed under a plan.
-
-    Attributes
-    ----------
-    totals : Totals
-    records : tuple of StepRecord
-        Of each step, in order.
-    gpu_s : float64, shape (gpus,)
-        Mean seconds of each GPU's work in a step, one after the other.
-    """
+    """Counts and step times of batches replayed under a plan."""
 
     totals: Totals
-    records: tuple[StepRecord, ...]
-    gpu_s: Float
+    records: tuple[StepRecord, ...]  # Of each step, in order.
+    gpu_s: Float  # Shape (gpus,): mean seconds of each GPU's work in a step, one after the other.
 
     @classmethod
     def joined(cls, parts: "Sequence[Replayed]") -> "Replayed":
@@ -248,15 +227,12 @@ def replayed(
 ) -> Replayed:
     """Run batches through a simulator, from where it is, and time each of them.
 
+    Raises DataError if there is no batch, or an id is no row of its table.
+
     Parameters
     ----------
     on_step : callable
         Called after each step with the number of steps done.
-
-    Raises
-    ------
-    DataError
-        If there is no batch, or an id is no row of its table.
     """
     arrangement, ahead = simulator.arrangement, simulator.options.look_ahead
     totals = Totals.zeros(
@@ -322,10 +298,7 @@ def _launch_s(arrangement: Arrangement, costs: Sequence[Sequence[UnitCosts]]) ->
 def step_equation(model: object) -> StepEquation:
     """Return a cost model as one whose constants can be multiplied with counts.
 
-    Raises
-    ------
-    PlacerError
-        If it has none.
+    Raises PlacerError if it has none.
     """
     if not isinstance(model, StepEquation):
         name = getattr(model, "name", type(model).__name__)

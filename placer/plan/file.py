@@ -73,10 +73,7 @@ def _text(document: dict[str, Any]) -> str:
 def seal(path: StrPath) -> None:
     """Give a plan that somebody has edited the hash of what it holds now.
 
-    Raises
-    ------
-    PlanError
-        If it is no plan, whatever its hash.
+    Raises PlanError if it is no plan, whatever its hash.
     """
     source = Path(path)
     document, model = parse(source)
@@ -125,10 +122,8 @@ def _with_row_orders(source: Path, model: schema.PlanModel) -> dict[str, Any]:
 def parse(source: Path) -> tuple[dict[str, Any], schema.PlanModel]:
     """Read and check a plan file's form, without the row order beside it and without its hash.
 
-    Raises
-    ------
-    PlanError
-        If the file is missing, no JSON (cut short), of a newer version, or breaks the schema.
+    Raises PlanError if the file is missing, no JSON (cut short), of a newer version, or breaks the
+    schema.
     """
     try:
         document = read_json(source)

@@ -81,6 +81,8 @@ def open_log_of(
 ) -> "EncodedLog":
     """Return a log, its ids mapped to rows as in the profile that a plan was made from.
 
+    Raises PlanMismatchError if that profile is not there, or has no id mapping.
+
     Parameters
     ----------
     plan, file, profile, other_data
@@ -91,11 +93,6 @@ def open_log_of(
         One of `placer.data.FORMATS`; by default what the files' suffix says.
     options : TextOptions, optional
         Where the files' lines are made otherwise than those of the profile's log.
-
-    Raises
-    ------
-    PlanMismatchError
-        If that profile is not there, or has no id mapping.
     """
     recorded = profile_of(plan, file, profile, other_data=other_data)
     if recorded is None or recorded.encoding is None:

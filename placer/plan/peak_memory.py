@@ -68,20 +68,11 @@ class PhaseMemory:
 
 @dataclass(frozen=True, slots=True)
 class DevicePeak:
-    """A GPU's memory in each phase of a step.
-
-    Attributes
-    ----------
-    device : str
-    capacity_bytes : int
-        Of the card, or what else the step has to fit in.
-    phases : tuple of PhaseMemory
-        In the order of a step.
-    """
+    """A GPU's memory in each phase of a step."""
 
     device: str
-    capacity_bytes: int
-    phases: tuple[PhaseMemory, ...]
+    capacity_bytes: int  # Of the card, or what else the step has to fit in.
+    phases: tuple[PhaseMemory, ...]  # In the order of a step.
 
     @property
     def fullest(self) -> PhaseMemory:
@@ -148,6 +139,8 @@ def peak_memory(
 ) -> tuple[DevicePeak, ...]:
     """Return memory of each GPU in each phase of a training step.
 
+    Raises ProblemError if a table of the plan has no profile.
+
     Parameters
     ----------
     plan : Plan
@@ -159,11 +152,6 @@ def peak_memory(
         fragments; or a CPU plays it, and what PyTorch's allocator gives out is asked.
     capacity_bytes : mapping of GPU to int, optional
         Memory of the cards. By default that of the plan, and what its dense part took of it.
-
-    Raises
-    ------
-    ProblemError
-        If a table of the plan has no profile.
 
     Examples
     --------

@@ -95,15 +95,9 @@ def refuse_growing(plan: Plan, reader: str) -> None:
 def verify(plan: Plan) -> None:
     """Raise if the plan breaks a rule.
 
-    Raises
-    ------
-    CapacityError
-        If a device holds more than it has, and nothing else is wrong.
-    PlanError
-        If any other rule is broken. The message lists the first violations.
+    Raises CapacityError if a device holds more than it has, and nothing else is wrong. Raises
+    PlanError if any other rule is broken. The message lists the first violations.
 
-    Examples
-    --------
     >>> from placer import Plan, Table, Topology
     >>> plan = Plan((Table("C3", 1000, 16),), Topology.parse("1xh100"), shards=())
     >>> verify(plan)  # doctest: +ELLIPSIS

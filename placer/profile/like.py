@@ -30,6 +30,9 @@ def profile_like(
     checkpoints that were made with it go with both. Ids that its vocabularies do not list share row
     0: `TableProfile.unknown` says how many. Tables have the dim, type and optimizer that they had.
 
+    Raises ProfileError if the earlier profile does not know how ids became rows. Raises DataError
+    if the log cannot be read, lacks a column, or has an id beyond its table.
+
     Parameters
     ----------
     earlier : Profile
@@ -37,13 +40,6 @@ def profile_like(
         As `placer.data.open_log` takes them.
     sample, seed, progress
         As `profile_log` takes them.
-
-    Raises
-    ------
-    ProfileError
-        If the earlier profile does not know how ids became rows.
-    DataError
-        If the log cannot be read, lacks a column, or has an id beyond its table.
     """
     if earlier.encoding is None:
         raise ProfileError(

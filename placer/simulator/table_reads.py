@@ -34,13 +34,9 @@ class PartRead:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Distinct:
-    """Distinct rows that some samples read, ascending by rank.
+    """Distinct rows that some samples read, ascending by rank."""
 
-    Attributes
-    ----------
-    ids, ranks, counts : integer arrays, shape (rows,)
-    """
-
+    # Shape (rows,)
     ids: AnyInt
     ranks: AnyInt
     counts: AnyInt

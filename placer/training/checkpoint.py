@@ -102,18 +102,14 @@ def save(
     All ranks must call it: each writes its part of the tables, and the first one all other
     tensors. It becomes visible when all have written theirs, and they return when it is.
 
+    Raises CheckpointError on all ranks, if it cannot be written, as on a full disk; earlier
+    checkpoints are untouched then. Raises BackendError if a rank is lost; there is no checkpoint
+    then, or a complete one.
+
     Returns
     -------
     Path
         The checkpoint's own folder.
-
-    Raises
-    ------
-    CheckpointError
-        On all ranks, if it cannot be written, as on a full disk; earlier checkpoints are
-        untouched then.
-    BackendError
-        If a rank is lost; there is no checkpoint then, or a complete one.
     """
     hidden = HiddenFolder(folder / f"step-{checkpoint.position.step:012d}")
     first = not tables or tables[0].tables.rank == 0
@@ -174,10 +170,8 @@ def latest(folder: Path) -> Path | None:
 
     Incomplete ones are passed over with a warning in the log.
 
-    Raises
-    ------
-    CheckpointError
-        If there are checkpoints but none is complete; says what the newest one lacks.
+    Raises CheckpointError if there are checkpoints but none is complete; says what the newest one
+    lacks.
     """
     problems = []
     for path in reversed(_by_step(folder)):
@@ -196,10 +190,7 @@ def latest(folder: Path) -> Path | None:
 def load(path: Path) -> Checkpoint:
     """Read one checkpoint, or the newest complete one of a folder of them, into memory.
 
-    Raises
-    ------
-    CheckpointError
-        See `open_checkpoint`.
+    Raises CheckpointError: see `open_checkpoint`.
     """
     while True:
         chosen = _chosen(path)
@@ -231,11 +222,8 @@ def open_checkpoint(path: Path, ranks: Ranks = ALONE) -> Checkpoint:
     All ranks must call it. The first one picks the checkpoint and compares every byte with what
     was written; the others look at sizes.
 
-    Raises
-    ------
-    CheckpointError
-        On all ranks, if there is none, a file of it is missing, truncated or altered, or it was
-        written in a newer format; the message names the file.
+    Raises CheckpointError on all ranks, if there is none, a file of it is missing, truncated or
+    altered, or it was written in a newer format; the message names the file.
     """
     first = ranks.rank == 0
     chosen = Path(ranks.broadcast(ranks.together(lambda: str(_chosen(path)) if first else "")))

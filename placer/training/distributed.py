@@ -106,10 +106,7 @@ class Ranks:
     def agree(self, fault: Exception | None = None) -> None:
         """Raise on every rank if one of them has a fault: each its own, or else the first rank's.
 
-        Raises
-        ------
-        PlacerError
-            Of the same kind and with the same words as there.
+        Raises PlacerError of the same kind and with the same words as there.
         """
         if self._comm is None:
             if fault is not None:
@@ -146,10 +143,7 @@ class Ranks:
 
         `stopping` becomes true on all ranks at the same item, after `stops` says so on one.
 
-        Raises
-        ------
-        DataError
-            If ranks read different logs.
+        Raises DataError if ranks read different logs.
         """
         with closing(stream):
             while True:

@@ -24,6 +24,8 @@ class Dlrm(nn.Module):
     bias, as in mixed dimension embeddings (Ginart et al. 2019, arXiv:1909.11810). Without dense
     columns, x is a learned vector: the bottom MLP of nothing is its bias.
 
+    Raises ProblemError if there is no feature, or a width is not positive.
+
     Parameters
     ----------
     feature_dims : mapping of feature name to int
@@ -39,11 +41,6 @@ class Dlrm(nn.Module):
     seed : int
         Of the initial weights: normal with variance 2 / (inputs + outputs), as in the
         reference implementation. The caller's random state is left alone.
-
-    Raises
-    ------
-    ProblemError
-        If there is no feature, or a width is not positive.
     """
 
     def __init__(

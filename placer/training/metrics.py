@@ -12,6 +12,8 @@ def auc(scores: npt.ArrayLike, labels: npt.ArrayLike) -> float | None:
     Exact, from the ranks of the scores (the Mann–Whitney statistic, Hanley & McNeil 1982,
     doi:10.1148/radiology.143.1.7063747), not from thresholds.
 
+    Raises DataError if a score is not a number: it has no rank.
+
     Parameters
     ----------
     scores : float, shape (samples,)
@@ -22,11 +24,6 @@ def auc(scores: npt.ArrayLike, labels: npt.ArrayLike) -> float | None:
     Returns
     -------
     float, or None where the labels are all alike and the AUC has no meaning.
-
-    Raises
-    ------
-    DataError
-        If a score is not a number: it has no rank.
     """
     values = np.asarray(scores)
     clicked = np.asarray(labels) > 0.5

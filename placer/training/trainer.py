@@ -32,6 +32,9 @@ AnyBatch = BagBatch | PreparedBatch | ShardedBatch
 class Trainer:
     """Takes steps and makes predictions with one set of embeddings.
 
+    Raises ProblemError if a feature is not pooled: the model needs one vector for each sample.
+    Raises PlacerError if there is no such device, or no such backend of `torch.compile`.
+
     Parameters
     ----------
     embeddings : Embeddings or UnplacedEmbeddings
@@ -47,13 +50,6 @@ class Trainer:
         each batch, and all have the same MLPs.
     process_group : torch.distributed.ProcessGroup, optional
         That of these ranks; all ranks by default.
-
-    Raises
-    ------
-    ProblemError
-        If a feature is not pooled: the model needs one vector for each sample.
-    PlacerError
-        If there is no such device, or no such backend of `torch.compile`.
     """
 
     def __init__(
@@ -99,6 +95,8 @@ class Trainer:
     ) -> Tensor:
         """Train on a batch; its mean log loss before the update, a scalar.
 
+        Raises BackendError if a rank is lost.
+
         Parameters
         ----------
         lookups : BagBatch, PreparedBatch or ShardedBatch
@@ -108,11 +106,6 @@ class Trainer:
         samples : int, optional
             Of the batch that all ranks have together. What is returned is then this rank's share
             of its mean loss: the ranks' shares add up to it, however the batch is parted.
-
-        Raises
-        ------
-        BackendError
-            If a rank is lost.
         """
         labels = labels.to(self.device, non_blocking=True)
         for optimizer in self._optimizers:

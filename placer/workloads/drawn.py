@@ -160,8 +160,6 @@ def neuroshard_workload(tables: int, seed: int = 0) -> Profile:
 def resized_meta_tables(shapes: Iterable[tuple[int, int]]) -> tuple[TableProfile, ...]:
     """Take tables of `meta_workload` by their number from 0, each with a dim, as t1, t2, ...
 
-    Examples
-    --------
     >>> [(t.name, t.table.rows, t.table.dim) for t in resized_meta_tables([(3, 64), (3, 8)])]
     [('t1', 6138289, 64), ('t2', 6138289, 8)]
     """

@@ -76,6 +76,9 @@ class SplitCollection(nn.Module):
     means divided by the length of the whole bag, rows sorted back into order. Selecting the
     lookups of a part waits for the device.
 
+    Raises PlanMismatchError if a table cannot be split: it is weighted and pooled by mean, or its
+    optimizer has been applied already.
+
     Parameters
     ----------
     collection : EmbeddingBagCollection or EmbeddingCollection
@@ -89,12 +92,6 @@ class SplitCollection(nn.Module):
     ----------
     placed_tables : EmbeddingBagCollection or EmbeddingCollection
         What TorchRec shards.
-
-    Raises
-    ------
-    PlanMismatchError
-        If a table cannot be split: it is weighted and pooled by mean, or its optimizer has been
-        applied already.
     """
 
     def __init__(

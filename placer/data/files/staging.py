@@ -41,8 +41,6 @@ class Staging:
 
     Nothing is sent if the block fails.
 
-    Examples
-    --------
     >>> with Staging() as staging:
     ...     _ = staging.output("memory://bucket/plan.json").write_text("{}")
     >>> with Staging() as staging:

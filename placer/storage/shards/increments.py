@@ -25,6 +25,10 @@ def write_increment(plan: Plan, before: Checkpoint, after: Checkpoint, path: Str
     checkpoints are read once, a bounded number of rows at a time, and the later one's changed rows
     once more.
 
+    Raises CheckpointError if a checkpoint lacks a table of the plan, has it otherwise, or was not
+    read from files. Raises PlacerError if the file cannot be written; what was there before is
+    there still.
+
     Parameters
     ----------
     plan : Plan
@@ -38,13 +42,6 @@ def write_increment(plan: Plan, before: Checkpoint, after: Checkpoint, path: Str
     -------
     int
         Rows that changed, of all tables.
-
-    Raises
-    ------
-    CheckpointError
-        If a checkpoint lacks a table of the plan, has it otherwise, or was not read from files.
-    PlacerError
-        If the file cannot be written; what was there before is there still.
     """
     if not (before.sha256 and after.sha256):
         raise CheckpointError("an increment is between two checkpoints in files; open_checkpoint")

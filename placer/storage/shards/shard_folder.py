@@ -166,20 +166,16 @@ class ShardFolder:
 def open_shards(path: StrPath, *, verify: bool = True) -> ShardFolder:
     """Return a folder that `write_shards` or `reshard` made.
 
+    Raises CheckpointError if it is no such folder, a file is missing or truncated, ``shards.json``
+    or the plan was altered, or it is of a newer format; the message names the file. Raises
+    PlanError if a shard of the plan is malformed.
+
     Parameters
     ----------
     path : str or path
     verify : bool
         Whether every byte of a file is compared with ``shards.json`` before it is used; sizes
         always are.
-
-    Raises
-    ------
-    CheckpointError
-        If it is no such folder, a file is missing or truncated, ``shards.json`` or the plan
-        was altered, or it is of a newer format; the message names the file.
-    PlanError
-        If a shard of the plan is malformed.
     """
     folder = Path(path)
     manifest = read_manifest(
