@@ -109,19 +109,10 @@ class StepTimes:
 
 
 class StepTimer:
-    """Turns counts of an arrangement into seconds.
+    """Turns counts of an arrangement, which has one process for each GPU, into seconds.
 
-    Raises PlanMismatchError if processes stand for several GPUs, or a host without GPUs serves a
-    table.
-
-    Parameters
-    ----------
-    arrangement : Arrangement
-        With one process for each GPU.
-    equation : StepEquation
-        Whose constants count.
-    profile : Profile, optional
-        Of the plan's tables, for constants that depend on accesses.
+    Constants that depend on accesses need the profile of the plan's tables. Raises
+    PlanMismatchError if processes stand for several GPUs, or a host without GPUs serves a table.
     """
 
     def __init__(
@@ -227,12 +218,8 @@ def replayed(
 ) -> Replayed:
     """Run batches through a simulator, from where it is, and time each of them.
 
-    Raises DataError if there is no batch, or an id is no row of its table.
-
-    Parameters
-    ----------
-    on_step : callable
-        Called after each step with the number of steps done.
+    `on_step` is called after each step with the number of steps done. Raises DataError if there is
+    no batch, or an id is no row of its table.
     """
     arrangement, ahead = simulator.arrangement, simulator.options.look_ahead
     totals = Totals.zeros(

@@ -298,18 +298,9 @@ def exchange_of(
 ) -> dict[str, float]:
     """Return fields of `Extras`: vectors and bytes that a GPU returns for a shard or exchanges.
 
-    Parameters
-    ----------
-    lookups, rows : float
-        Lookups of a step in the shard, and distinct rows among them.
-    replicated : tuple of int, optional
-        The slice of ranks that each of `replicas` GPUs holds.
-    returns_bags : bool
-        Whether the pooled output of the group is charged to this shard.
-    all_rows : bool
-        Whether the group has all rows of its columns.
-    column_slices : int
-        How many column slices the table has.
+    A step has `lookups` in the shard, which read so many distinct `rows`; each of `replicas` GPUs
+    holds the slice of ranks `replicated`. `returns_bags` charges the group's pooled output to this
+    shard; `all_rows` says that the group has all rows of its columns.
     """
     profile = problem.profile.tables[table]
     spec, gpus = profile.table, len(problem.topology.gpus)

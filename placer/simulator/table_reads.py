@@ -62,13 +62,7 @@ class _Group:
 
 
 class TableReader:
-    """Counts what batches read of one table.
-
-    Parameters
-    ----------
-    number : int
-        Of the table.
-    """
+    """Counts what batches read of the table with a number."""
 
     def __init__(self, arrangement: Arrangement, number: int) -> None:
         plan = arrangement.plan

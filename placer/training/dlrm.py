@@ -85,17 +85,10 @@ class Dlrm(nn.Module):
         self.top = _mlp([self.dim + pairs.shape[1], *top, 1], generator, active)
 
     def forward(self, dense: Tensor, pooled: Mapping[str, Tensor]) -> Tensor:
-        """Return logits of a batch.
+        """Return logits of a batch, float32, shape (samples,).
 
-        Parameters
-        ----------
-        dense : float32, shape (samples, dense_columns)
-            As the log has it, NaN where missing; see `scale_dense`.
-        pooled : mapping of feature name to Tensor of shape (samples, width)
-
-        Returns
-        -------
-        float32, shape (samples,)
+        `dense` has shape (samples, dense_columns), as in the log, NaN where missing (see
+        `scale_dense`); `pooled` a tensor of shape (samples, width) for each feature.
         """
         if self.dense_columns:
             x = self.bottom(scale_dense(dense))

@@ -276,12 +276,7 @@ def evaluate(
 def check_log(plan: Plan, log: Log, other_data: bool = False) -> None:
     """Check that a log's features read the tables that the plan places.
 
-    Parameters
-    ----------
-    plan : Plan
-    log : Log
-    other_data : bool
-        Whether its ids may become rows in another way than the plan was made for.
+    With `other_data`, ids may become rows in another way than the plan was made for.
     """
     if isinstance(log, EncodedLog) and not other_data:
         check_ids(plan, log.encoding.ids_sha256, "the log's encoding")

@@ -20,12 +20,7 @@ from placer.plan.order import Ranks
 
 
 class IdToRank(nn.Module):
-    """A table's ids as ranks in a row order; only the ids that the order lists are kept.
-
-    Parameters
-    ----------
-    ranks : Ranks
-    """
+    """A table's ids as ranks in a row order; only the ids that the order lists are kept."""
 
     ascending: Tensor
     rank_of_ascending: Tensor

@@ -42,14 +42,9 @@ class Part:
 def parts_of(plan: Plan, table: Table, *, staged_as: Staged | None = None) -> tuple[Part, ...]:
     """Return the tables that TorchRec needs for a table of a plan.
 
-    Raises PlanMismatchError if TorchRec has no such placement; the message names the table and says
-    why.
-
-    Parameters
-    ----------
-    staged_as : {"uva", "cached"}, optional
-        How TorchRec reads rows that the plan stages, which it cannot: in place, or through a
-        cache of the plan's staging rows. By default such plans are refused.
+    Rows that the plan stages, which TorchRec cannot do, are read in place or through a cache of the
+    plan's staging rows, as `staged_as` says. Raises PlanMismatchError, which names the table and
+    says why, if TorchRec has no such placement.
     """
     shards = tuple(_readable(shard, staged_as) for shard in plan.shards_by_table[table.name])
     if not shards:

@@ -102,17 +102,7 @@ def topology_of(topology: Any) -> Topology:
 
     Rank r is ``gpu:r``. TorchRec takes host memory as a cap for each rank; ours is one for each
     host, the sum of its ranks'. Where ranks compute on CPUs, each rank's memory is taken for its
-    GPU's, because it is the only tier that there is.
-
-    Parameters
-    ----------
-    topology : torchrec.distributed.planner.types.Topology
-        Its bandwidths are in bytes per millisecond.
-
-    Returns
-    -------
-    Topology
-        With bandwidths in bytes per second, and no launch time, which TorchRec has not.
+    GPU's, because it is the only tier that there is. Launches take no time, as in TorchRec.
     """
     local = topology.local_world_size
     on_cpu = topology.compute_device == "cpu"
