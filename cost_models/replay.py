@@ -298,7 +298,7 @@ def step_equation(model: object) -> StepEquation:
 
 def _table_numbers(problem: Problem, plan: Plan) -> list[int]:
     """Return the number of each of the plan's tables in the problem's profile."""
-    known = {name: number for number, name in enumerate(problem.profile.table_names)}
+    known = problem.profile.table_numbers
     missing = [table.name for table in plan.tables if table.name not in known]
     if missing:
         raise PlanMismatchError(f"the profile has no table {missing[0]!r} of the plan")

@@ -80,11 +80,6 @@ class ReadCosts(NamedTuple):
     link: Rates = NOTHING
     dram: Rates = NOTHING  # Of the host's memory, which its GPUs share.
 
-    def of(self, weight_bytes: float, row_bytes: float) -> tuple[PerUnit, PerUnit]:
-        """For rows of so many bytes: of the GPU, memory and link, and of the host's memory."""
-        hbm, link, dram = (rates.of(weight_bytes, row_bytes) for rates in self)
-        return hbm + link, dram
-
 
 class UnitCosts(NamedTuple):
     """Seconds of one GPU for each unit of work on one table; none is negative.

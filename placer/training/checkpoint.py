@@ -45,17 +45,6 @@ from placer.storage.run_state import Checkpoint, Position
 from placer.storage.tensor_rows import AnyTensor, TensorRows
 from placer.training.distributed import ALONE, Ranks
 
-__all__ = [
-    "Checkpoint",
-    "Position",
-    "check_settings",
-    "exist",
-    "latest",
-    "load",
-    "open_checkpoint",
-    "save",
-]
-
 FORMAT_VERSION = 2
 MANIFEST = "checkpoint.json"
 _NAME = re.compile(r"step-(\d{12})")

@@ -37,7 +37,6 @@ from placer.training.distributed import ALONE, Ranks
 from placer.training.metric_logs import MetricLog
 from placer.training.reading import Reading, readings
 from placer.training.tables import (
-    key_state,
     load_key_state,
     load_tables,
     named_tables,
@@ -147,7 +146,7 @@ class Run:
             "dense": self.trainer.dense_state(),
             STATES: update_counts(named),
             "random": random_state,
-            KEYS: key_state(self.embeddings),
+            KEYS: self.embeddings.keys.state(),
         }
         saved = Checkpoint(self.position, self._settings, tensors, self._data)
         self.saved = checkpoint.save(Path(self._policy.folder), saved, self._policy.keep, [named])

@@ -47,13 +47,8 @@ def load_tables(embeddings: Embeddings, groups: Mapping[str, Mapping[str, AnyTen
     load_stored("the checkpoint's tables do not fit the plan", [named], stored, counts=counts)
 
 
-def key_state(embeddings: Embeddings) -> dict[str, Tensor]:
-    """Return key maps of tables that grow, as ``<table>.keys.<name>``; all processes call it."""
-    return embeddings.keys.state()
-
-
 def load_key_state(embeddings: Embeddings, state: Mapping[str, Tensor]) -> None:
-    """Go on with what `key_state` gave."""
+    """Go on with key maps, as ``<table>.keys.<name>``; all processes call it."""
     missing = [name for name in embeddings.keys.names() if name not in state]
     if missing:
         raise CheckpointError(f"the checkpoint lacks {missing[0]!r} of a table that grows")

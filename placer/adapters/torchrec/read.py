@@ -83,7 +83,8 @@ def from_sharding_plan(
         own = _shards_of(machine, table, _sharding_in(sharding_plan, model_table.path, name))
         if name in split:
             part, child = split[name]
-            table = _whole_table(part, child)
+            rows = max(one.stop for one in child.parts[part.source])
+            table = replace(part.table, name=part.source, rows=rows)
             own = [_as_ranks(shard, part) for shard in own]
             hot_ids[table.name] = child.ranks[table.name].listed
         tables[table.name] = table
@@ -192,11 +193,6 @@ def _shards_of(machine: Topology, table: Table, sharding: Any) -> list[Shard]:
     if sharding.sharding_type in ("row_wise", "table_row_wise", "grid_shard"):
         sharding_of(machine, table, shards)  # TorchRec would take others, and train them wrong.
     return shards
-
-
-def _whole_table(part: "Part", child: "SplitCollection") -> Table:
-    rows = max(own.stop for own in child.parts[part.source])
-    return replace(part.table, name=part.source, rows=rows)
 
 
 def _as_ranks(shard: Shard, part: "Part") -> Shard:
