@@ -96,10 +96,7 @@ class TorchRec(CostModel):
     def estimates(self, problem: Problem) -> "Estimates":
         """Return TorchRec's estimators for a problem.
 
-        Raises
-        ------
-        BackendError
-            If torchrec is not installed.
+        Raises BackendError if torchrec is not installed.
         """
         if self._estimates is None or self._estimates.problem is not problem:
             try:

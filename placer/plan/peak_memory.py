@@ -139,22 +139,12 @@ def peak_memory(
 ) -> tuple[DevicePeak, ...]:
     """Return memory of each GPU in each phase of a training step.
 
-    Raises ProblemError if a table of the plan has no profile.
+    The profile says how the lookups of a table that is divided by rows are shared. A ``cuda``
+    device has a context, communication buffers and an allocator that fragments; where a CPU plays
+    it, what PyTorch's allocator gives out is asked. `capacity_bytes` are those of the cards: by
+    default of the plan, and what its dense part took of it. Raises ProblemError if a table of the
+    plan has no profile.
 
-    Parameters
-    ----------
-    plan : Plan
-        With the layers that it was made for, if any.
-    profile : Profile
-        Says how the lookups of a table that is divided by rows are shared.
-    device_kind : {"cuda", "cpu"}
-        Whether a GPU is one, with a context, communication buffers and an allocator that
-        fragments; or a CPU plays it, and what PyTorch's allocator gives out is asked.
-    capacity_bytes : mapping of GPU to int, optional
-        Memory of the cards. By default that of the plan, and what its dense part took of it.
-
-    Examples
-    --------
     >>> from placer import Plan, Shard, Topology
     >>> from placer.workloads import named_workload
     >>> profile = named_workload("random-1@7")

@@ -125,10 +125,7 @@ class Profile(Summarized):
 
         `pooling` is by feature, ``*`` being all others; what it does not name stays as it is.
 
-        Raises
-        ------
-        ProfileError
-            If there is no such table or feature.
+        Raises ProfileError if there is no such table or feature.
         """
         features = {feature.name for one in self.tables for feature in one.table.features}
         unknown = [name for name in pooling if name != "*" and name not in features]
@@ -162,11 +159,8 @@ class Profile(Summarized):
         distinct rows were counted, tell them apart. Sampled parts weigh by the samples that they
         stand for.
 
-        Raises
-        ------
-        ProfileError
-            If there is no profile, one has no counts, or they differ in a table, a feature or
-            the way raw ids became rows.
+        Raises ProfileError if there is no profile, one has no counts, or they differ in a table, a
+        feature or the way raw ids became rows.
         """
         profiles = list(profiles)
         if not profiles:
@@ -194,10 +188,7 @@ class Profile(Summarized):
     def load(cls, path: str | os.PathLike[str]) -> "Profile":
         """Read what `save` wrote, on this machine or at a URI such as ``s3://bucket/profile``.
 
-        Raises
-        ------
-        ProfileError
-            If a file is missing, cut short, altered or of a newer version.
+        Raises ProfileError if a file is missing, cut short, altered or of a newer version.
         """
         uri = uri_of(path)
         if uri and isinstance(path, str):

@@ -86,19 +86,14 @@ def save(
     keep: int = 2,
     tables: Sequence[NamedTables] = (),
 ) -> Path:
-    """Write a checkpoint into `folder` and remove all but the newest `keep`.
+    """Write a checkpoint into `folder` and remove all but the newest `keep`; return its own folder.
 
-    All ranks must call it: each writes its part of the tables, and the first one all other
-    tensors. It becomes visible when all have written theirs, and they return when it is.
+    All ranks must call it: each writes its part of the tables, and the first one all other tensors.
+    It becomes visible when all have written theirs, and they return when it is.
 
     Raises CheckpointError on all ranks, if it cannot be written, as on a full disk; earlier
     checkpoints are untouched then. Raises BackendError if a rank is lost; there is no checkpoint
     then, or a complete one.
-
-    Returns
-    -------
-    Path
-        The checkpoint's own folder.
     """
     hidden = HiddenFolder(folder / f"step-{checkpoint.position.step:012d}")
     first = not tables or tables[0].tables.rank == 0

@@ -78,22 +78,16 @@ def compare_training(
     """Train the placed and the unplaced model on the same batches from the same weights.
 
     Both use GELU where `train` uses ReLU by default. At ReLU's kink a rounding of 1e-8 becomes
-    another gradient, and Adagrad takes a step of the full learning rate with it in a row that
-    it sees for the first time: two correct models drift apart by 1e-3 within 50 steps. With a
-    smooth activation, only the placement can cause a difference.
+    another gradient, and Adagrad takes a step of the full learning rate with it in a row that it
+    sees for the first time: two correct models drift apart by 1e-3 within 50 steps. With a smooth
+    activation, only the placement can cause a difference.
 
-    The unplaced model holds whole tables in host memory, as `nn.EmbeddingBag` does with
-    PyTorch's optimizers: the machine must have room for both models.
+    The unplaced model holds whole tables in host memory, as `nn.EmbeddingBag` does with PyTorch's
+    optimizers: the machine must have room for both models. `on_step` is called with the steps taken
+    so far, for a progress bar.
 
     Raises PlanMismatchError if the log does not fit the plan. Raises DataError if no sample has a
     label.
-
-    Parameters
-    ----------
-    plan, log, config
-        As `placer.training.loop.train` takes them.
-    on_step : callable, optional
-        Called with the steps taken so far, for a progress bar.
     """
     config = replace(config or TrainConfig(), activation="gelu")
     check_log(plan, log)

@@ -66,20 +66,9 @@ class AppliedPlan(Summarized):
         """Update the tables in `optimizer.step()` from here on, not in each backward pass.
 
         So gradients accumulate over backward passes as those of parameters do, and
-        `optimizer.zero_grad()` drops them.
-
-        Parameters
-        ----------
-        optimizer : torch.optim.Optimizer
-            Of the dense parameters.
-        follow_lr : bool
-            Whether the tables' learning rate changes in the proportion in which a scheduler
-            changes that of the optimizer's first group.
-
-        Returns
-        -------
-        UpdateHandle
-            Its `remove` leads back to updates in backward.
+        `optimizer.zero_grad()` drops them. With `follow_lr`, the tables' learning rate changes in
+        the proportion in which a scheduler changes that of the optimizer's first group. The
+        `remove` of what is returned leads back to updates in backward.
         """
         tables = list(self.tables.values())
         group = optimizer.param_groups[0]
