@@ -198,7 +198,9 @@ class Profile(Summarized):
                 return cls.load(staging.input(path))
         from placer.profile import file  # not above: pyarrow loads slowly
 
-        return replace(cls(**file.read(path)), folder=uri or _folder_of(path))
+        here = Path(path).resolve()  # Of a profile, or of the JSON in it.
+        folder = here if here.is_dir() else here.parent
+        return replace(cls(**file.read(path)), folder=uri or folder)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write ``profile.json`` and a binary file of counts into the folder `path`, atomically.
@@ -231,12 +233,6 @@ class Profile(Summarized):
         if lookups == 0:
             return float("nan")
         return float(np.sqrt(max(0.0, 1 - self.sampling) * share * (1 - share) / lookups))
-
-
-def _folder_of(path: str | os.PathLike[str]) -> Path:
-    """Return the folder of a profile that is given as such, or as the JSON in it."""
-    resolved = Path(path).resolve()
-    return resolved if resolved.is_dir() else resolved.parent
 
 
 def _merged(tables: Sequence[TableProfile], samples: int) -> TableProfile:

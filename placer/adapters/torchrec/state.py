@@ -29,7 +29,7 @@ def merge_state_dict(state_dict: Mapping[str, Any], module: Any) -> dict[str, "T
     whole = {key: _whole(value) for key, value in state_dict.items()}
     if any(value is None for value in whole.values()):
         return {}
-    split = _split_tables(module)
+    split = split_tables_of(module)
     merged: dict[str, Tensor] = {}
     for key, value in whole.items():
         name, own = _whole_key(key, split)
@@ -86,7 +86,7 @@ def load_optimizer_state_dict(module: Any, state_dict: Mapping[str, Any]) -> Non
     _load(_flat(module.fused_optimizer.state_dict()), _flat(state_dict), module)
 
 
-class _Split(NamedTuple):
+class Split(NamedTuple):
     """A part of a split table, all parts of the table, and the order of its rows."""
 
     part: Part
@@ -94,12 +94,12 @@ class _Split(NamedTuple):
     ranks: Ranks
 
 
-def _split_tables(module: Any) -> dict[str, _Split]:
+def split_tables_of(module: Any) -> dict[str, Split]:
     """Return the tables that a model was split into, by name."""
     from placer.adapters.torchrec.modules import SplitCollection
 
     return {
-        part.name: _Split(part, parts, child.ranks[name])
+        part.name: Split(part, parts, child.ranks[name])
         for child in module.modules()
         if isinstance(child, SplitCollection)
         for name, parts in child.parts.items()
@@ -107,7 +107,7 @@ def _split_tables(module: Any) -> dict[str, _Split]:
     }
 
 
-def _whole_key(key: str, split: Mapping[str, _Split]) -> tuple[str, _Split | None]:
+def _whole_key(key: str, split: Mapping[str, Split]) -> tuple[str, Split | None]:
     """Return a value's key in the model before `split_tables`, and its part of the table."""
     match = _KEY.fullmatch(key)
     if match is None:
@@ -130,7 +130,7 @@ def _values_of(keys: Iterable[str], state: Mapping[str, Any], module: Any) -> di
     """Return values by the split model's keys, from the state before `split_tables`."""
     import torch
 
-    split, values = _split_tables(module), {}
+    split, values = split_tables_of(module), {}
     for key in keys:
         name, own = _whole_key(key, split)
         if name not in state:
@@ -165,7 +165,7 @@ def _ids(part: Part, ranks: Ranks) -> Any:
     return np.concatenate((ranks.listed[part.start : part.stop], ranks.unlisted_ids(unlisted)))
 
 
-def _joined(key: str, own: _Split, state: Mapping[str, Any]) -> "Tensor":
+def _joined(key: str, own: Split, state: Mapping[str, Any]) -> "Tensor":
     """Return a whole table from its parts, one of which has this key."""
     import torch
 
