@@ -180,11 +180,7 @@ def peak_memory(
 
 
 def largest_batch(
-    plan: Plan,
-    profile: Profile,
-    *,
-    device_kind: DeviceKind = "cuda",
-    capacity_bytes: Mapping[str, int] | None = None,
+    plan: Plan, profile: Profile, *, capacity_bytes: Mapping[str, int] | None = None
 ) -> int:
     """Return the most samples a GPU with which a step of this plan fits everywhere; 0 if none does.
 
@@ -193,12 +189,8 @@ def largest_batch(
     """
 
     def fits(samples: int) -> bool:
-        peaks = peak_memory(
-            replace(plan, batch_size=samples),
-            profile,
-            device_kind=device_kind,
-            capacity_bytes=capacity_bytes,
-        )
+        larger = replace(plan, batch_size=samples)
+        peaks = peak_memory(larger, profile, capacity_bytes=capacity_bytes)
         return all(peak.free_bytes >= 0 for peak in peaks)
 
     if not fits(1):
