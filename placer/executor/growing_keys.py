@@ -84,13 +84,7 @@ class GrowingKeys:
         if not self.maps:
             return batch
         ids = batch.ids.cpu().to(torch.int64, copy=True)
-        spans: dict[str, list[slice]] = {name: [] for name in self.maps}
-        for feature, span in zip(features, feature_bounds(batch, features), strict=True):
-            if feature.table in spans:
-                spans[feature.table].append(slice(*span))
-        for name, parts in spans.items():
-            if not parts:
-                continue
+        for name, parts in self.spans(batch, features).items():
             keys = np.concatenate([ids[part].numpy() for part in parts])
             rows = self._read(name, keys, id_order) if training else self.maps[name].find(keys)
             taken = 0
@@ -99,9 +93,20 @@ class GrowingKeys:
                 ids[part] = torch.from_numpy(rows[taken : taken + length])
                 taken += length
         if training:
-            self.open_steps = min(self.open_steps + 1, MOST_OPEN_STEPS)
-            self.ahead += 1
+            self._open_step()
         return replace(batch, ids=ids.to(batch.ids.device))
+
+    def spans(self, batch: BagBatch, features: tuple[FeatureRead, ...]) -> dict[str, list[slice]]:
+        """Return where a batch has the keys of each table that it reads."""
+        spans: dict[str, list[slice]] = {}
+        for feature, span in zip(features, feature_bounds(batch, features), strict=True):
+            if feature.table in self.maps:
+                spans.setdefault(feature.table, []).append(slice(*span))
+        return spans
+
+    def _open_step(self) -> None:
+        self.open_steps = min(self.open_steps + 1, MOST_OPEN_STEPS)
+        self.ahead += 1
 
     def end_step(self) -> None:
         """Close the oldest open step: rows that only it read may be taken back."""

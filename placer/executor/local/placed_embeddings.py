@@ -12,6 +12,7 @@ from torch import Tensor
 
 from placer.errors import DataError, PlanMismatchError
 from placer.executor.backends import make_backend
+from placer.executor.backends.triton.triton_backend import TritonBackend
 from placer.executor.embeddings import Embeddings
 from placer.executor.growing_keys import GrowingKeys
 from placer.executor.local.fused_lookup import FusedLookup, Runtime
@@ -25,6 +26,7 @@ from placer.executor.lookups.batch_reads import (
     feature_reads,
     keep_until_used,
     ready_to_read,
+    tensors_of,
 )
 from placer.executor.lookups.steps import PreparedBatch
 from placer.executor.memory.arena_order import has_records
@@ -157,6 +159,10 @@ class PlacedEmbeddings(Embeddings):
         self._layout = lay_out(plan, self.optimizers, self.device, sliced_elsewhere)
         grows = plan.growing if growing is None else growing
         self.keys = GrowingKeys(grows, plan.tables_by_name, seed)
+        if grows and isinstance(kernels, TritonBackend):
+            from placer.executor.device_keys import DeviceKeys
+
+            self.keys = DeviceKeys(grows, plan.tables_by_name, seed, self.device, kernels.run)
         folder = None if drive is None else Path(drive)
         self._runtime = Runtime(
             tuple(kernels.allocate(spec, folder) for spec in self._layout.arenas),
@@ -252,11 +258,13 @@ class PlacedEmbeddings(Embeddings):
         """
         if self._stream is None:
             return self._prepare(batch, training=True)
-        # Work queued so far has to come first: updates, and writing the batch.
-        self._stream.wait_stream(torch.cuda.current_stream(self.device))
+        # Work queued so far has to come first: updates, and writing the batch if it is there.
+        current = torch.cuda.current_stream(self.device)
+        if any(tensor.is_cuda for tensor in tensors_of(batch)):
+            self._stream.wait_stream(current)
         keep_until_used(batch, self._stream)  # It may be let go of before it is read.
         with torch.cuda.stream(self._stream):
-            prepared = self._prepare(batch, training=True)
+            prepared = self._prepare(batch, training=True, behind=current)
             self._ready.append(recorded())
         # A host that runs further ahead gains nothing, and holds memory for all those batches.
         if len(self._ready) > _MOST_AHEAD:
@@ -350,12 +358,20 @@ class PlacedEmbeddings(Embeddings):
             self._runtime.updates,
         )
 
-    def _prepare(self, batch: BagBatch, training: bool) -> PreparedBatch:
-        """Check a batch and find its rows, on the current stream."""
+    def _prepare(
+        self, batch: BagBatch, training: bool, behind: "torch.cuda.Stream | None" = None
+    ) -> PreparedBatch:
+        """Check a batch and find its rows, on the current stream.
+
+        Its keys, whose maps the host may have to wait for, get rows before the stream waits for
+        the one that it is `behind`.
+        """
         batch, bags = ready_to_read(batch, self.features, self.device)
         runtime = self._runtime
         if runtime.keys.in_batches:
             batch = runtime.keys.rows_of(batch, self.features, training, self.id_order)
+        if behind is not None:
+            torch.cuda.current_stream(self.device).wait_stream(behind)
         reads = arena_reads(bags, self.features, self._layout)
         steps = runtime.backend.prepare(runtime.arenas, batch, self.features, reads, training)
         return PreparedBatch(bags, list(steps))
