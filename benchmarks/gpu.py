@@ -2,6 +2,7 @@
 
     python benchmarks/gpu.py [--scale 0.5] [--time-limit 420] [--output FILE]
     python benchmarks/gpu.py --tiny
+    python benchmarks/gpu.py --growing [--tiny]
     python benchmarks/gpu.py --predict FILE [--topology 1xh100]
 
 The 26 tables of MLPerf DLRM-DCNv2 (dim 128, fp32, row-wise Adagrad, 214 lookups a sample), with
@@ -19,6 +20,7 @@ Bytes per second are held against copies measured in the same run. What does not
 limit is left out, and the table says so.
 
 --predict   says what the roofline cost model predicts for the steps measured in a file
+--growing   times tables that grow beside fixed ones instead
 --tiny      runs everything at tiny shapes in Triton's interpreter, on a machine without a GPU
 
 Exit status: 0; 1 if a kind differs from plain PyTorch or breaks; 2 without a GPU.
@@ -54,6 +56,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--tiny", action="store_true", help="tiny shapes, interpreted on the CPU")
     mode.add_argument("--predict", type=Path, metavar="FILE", help="predict what FILE measured")
+    parser.add_argument("--growing", action="store_true", help="tables that grow, and fixed ones")
     parser.add_argument("--topology", default="1xh100", help="machine of --predict")
     parser.add_argument("--scale", type=float, help="share of the rows of the large tables")
     parser.add_argument("--batch-sizes", default="65536,8192")
@@ -87,6 +90,11 @@ def main() -> int:
     if options.tiny:
         torch.set_num_threads(1)
         print("Triton's interpreter on tiny shapes: times and rates mean nothing here")
+    if options.growing:
+        from _gpu_growing import compare
+
+        compare(device, options.tiny)
+        return 0
     sizes = _sizes(options, device)
     return run(options, sizes, device, started)
 

@@ -429,6 +429,8 @@ class TestWithoutAGpu:
             "admit_rows",
             "move_to_entries",
             "place_lookups",
+            "find",
+            "note_reads",
         }
         of_rows = {"pool", "weight_gradients", "update_runs", "sum_chunks"}
         hot = [report for report in reports if report["kernel"] in of_rows]
