@@ -1,71 +1,54 @@
-"""Steps of tables that grow beside fixed ones on a GPU, for `gpu.py --growing`."""
+"""Tables that grow beside fixed ones: NVIDIA's published setting (`_gpu_published`) with Adam."""
 
 import gc
 from dataclasses import replace
 
 import torch
 from _gpu_contenders import PlacedSteps
-from _gpu_measure import time_steps
-from _gpu_model import Model, draw, gradients, make_plan
+from _gpu_model import draw, gradients, make_plan
+from _gpu_published import SAMPLES, SMALL_READ, SMALL_ROWS, STEPS, TABLES, _seconds, tables
 
 from placer.executor import BagBatch, PlacedEmbeddings
 from placer.growing import Growing
-from placer.profile.cdf import AccessCdf
-from placer.profile.table_profile import TableProfile
-from placer.tables import Feature, Table
 
 SPREAD = 1_000_003 * 1_000_003
 """Ids are multiplied by it, so that keys are any int64."""
 
 
-def compare(device: torch.device, tiny: bool) -> None:
-    """Print the step of 10 tables × 128 with Adam: 1,048,570 lookups by Zipf's law, exponent 1.05.
+def print_steps(device: torch.device, tiny: bool) -> None:
+    """Print milliseconds of a step, waited for and not, and how many times those of fixed tables.
 
-    Tables have a row for each id, or in the last case for all but a twentieth, so that keys that
-    are read seldom take rows from one another. Batches are in HBM, or in pinned host memory.
+    All ids have rows, but in the last line: there a twentieth of the ids, those that are read
+    least, take rows from others. Batches are in HBM, or in pinned host memory.
     """
-    tables, rows, dim, samples = (2, 20, 8, 30) if tiny else (10, 1_000_000, 128, 104_857)
-    law = AccessCdf.zipf(rows, 1.05, 0.0)
-    drawn = draw(_model(law, tables, rows, dim), samples, 4 if tiny else 24, device, seed=0)
-    first = 0.0
-    for name, capacity, on_host, ahead in (
-        ("fixed, batches in HBM", 0, False, False),
-        ("fixed, batches on the host, look-ahead", 0, True, True),
-        ("growing, batches in HBM", rows, False, False),
-        ("growing, batches in HBM, look-ahead", rows, False, True),
-        ("growing, batches on the host, look-ahead", rows, True, True),
-        ("growing, 5% fewer rows, host, look-ahead", rows * 19 // 20, True, True),
-    ):
-        model = _model(law, tables, capacity + 1 if capacity else rows, dim)
+    samples, rows = (6, 40) if tiny else (SAMPLES, SMALL_ROWS)
+    read = TABLES * samples * SMALL_READ / 1_048_570
+    drawn = draw(tables("adam", rows, read, samples), samples, STEPS, device, seed=3).batches
+    print(f"{'tables, batches in':<36}{'alone ms':>10}{'behind ms':>11}{'times':>7}{'misses':>9}")
+    fixed_s, few = 0.0, rows * 19 // 20
+    cases = ((0, 0, 0), (0, 1, 1), (rows, 0, 0), (rows, 0, 1), (rows, 1, 0), (rows, 1, 1))
+    for capacity, on_host, ahead in (*cases, (few, 1, 1)):
+        model = tables("adam", capacity + 1 if capacity else rows, read, samples)
         growing = {table.name: Growing(capacity) for table in model.tables if capacity}
-        placed = PlacedEmbeddings(
-            make_plan(model, "device", 1.0, samples),
-            device=device, backend="triton", seed=None, growing=growing,
-        )  # fmt: skip
-        for own in placed.keys.maps.values():  # All rows have keys, the most frequent ones.
-            own.read(torch.arange(capacity).mul(SPREAD).numpy())
-            getattr(own, "push", int)()
-        batches = [_given(batch, bool(capacity), on_host) for batch in drawn.batches]
-        step = PlacedSteps(placed, tuple(batches), gradients(model, samples, device), ahead)
-        found = time_steps(step, device, 3.0)
-        first = first or found.median_s
+        plan = make_plan(model, "device", 1.0, samples)
+        placed = PlacedEmbeddings(plan, device=device, backend="triton", seed=None, growing=growing)
+        for keys in placed.keys.maps.values():
+            keys.read(torch.arange(capacity).mul(SPREAD).numpy())
+        placed.keys.load_state(placed.keys.state())
+        batches = tuple(_given(batch, SPREAD if capacity else 1, on_host) for batch in drawn)
+        step = PlacedSteps(placed, batches, gradients(model, samples, device), bool(ahead))
+        alone_s, behind_s = (_seconds(step, device, waits) for waits in (True, False))
+        fixed_s = fixed_s or behind_s
         misses = sum(counts.misses for counts in placed.key_counts().values())
-        given = f", {misses - capacity * tables:,} misses" if capacity else ""
-        share = f"{found.median_s / first:.2f} × fixed, longest {max(found.seconds) * 1e3:.2f}"
-        print(f"{name:<42}{found.median_s * 1e3:9.3f} ms  {share}{given}", flush=True)
+        name = f"{'growing' if capacity else 'fixed'}, {'host' if on_host else 'HBM'}"
+        name += ", look-ahead" * ahead + ", a twentieth less" * (capacity == few)
+        new = max(0, misses - TABLES * capacity) / max(1, step.taken)
+        times = f"{alone_s * 1e3:>10.3f}{behind_s * 1e3:>11.3f}{behind_s / fixed_s:>7.2f}"
+        print(f"{name:<36}{times}{new:>9.1f}", flush=True)
         del placed, step
         gc.collect()
 
 
-def _model(law: AccessCdf, tables: int, rows: int, dim: int) -> Model:
-    named = [
-        Table(f"t{i}", rows, dim, "float32", "adam", (Feature(f"t{i}"),)) for i in range(tables)
-    ]
-    if law.rows != rows:
-        law = AccessCdf.zipf(rows, 1.05, 0.0)
-    return Model("zipf-1.05", tuple(TableProfile(table, law) for table in named))
-
-
-def _given(batch: BagBatch, has_keys: bool, on_host: bool) -> BagBatch:
-    batch = replace(batch, ids=batch.ids * SPREAD) if has_keys else batch
+def _given(batch: BagBatch, times: int, on_host: int) -> BagBatch:
+    batch = replace(batch, ids=batch.ids * times)
     return batch.to("cpu").pin_memory() if on_host and batch.ids.is_cuda else batch

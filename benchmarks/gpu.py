@@ -91,9 +91,9 @@ def main() -> int:
         torch.set_num_threads(1)
         print("Triton's interpreter on tiny shapes: times and rates mean nothing here")
     if options.growing:
-        from _gpu_growing import compare
+        from _gpu_growing import print_steps
 
-        compare(device, options.tiny)
+        print_steps(device, options.tiny)
         return 0
     sizes = _sizes(options, device)
     return run(options, sizes, device, started)

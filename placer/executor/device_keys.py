@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import lru_cache, partial
 from itertools import accumulate
 
 import numpy as np
@@ -23,6 +24,9 @@ BLOCK, WARPS = 128, 1
 
 LEAST_ROWS, ROWS_PER_KEY = 1024, 32
 """Rows whose reads the host asks for at a time: at least, and for each key that may need one."""
+
+_SHAPES = 16
+"""So many shapes of batches are remembered."""
 
 _MOST_PASSED = 17
 """Rows that the hand may take and passes for one: those of its window and, if there are none, the
@@ -223,6 +227,7 @@ class DeviceKeys(GrowingKeys):
         super().__init__(growing, tables, seed)
         self._kernels, self._device, self._run = key_kernels, device, run
         self._used: torch.cuda.Event | None = None
+        self._segments = lru_cache(_SHAPES)(partial(SegmentTable.of, device))
         slots, rows = (
             list(accumulate((getattr(how, size) for how in growing.values()), initial=0))
             for size in ("slot_count", "rows")
@@ -234,16 +239,17 @@ class DeviceKeys(GrowingKeys):
             for dtype in (torch.int64, torch.int32, torch.uint8)
         )
         self._places: dict[str, tuple[int, ...]] = {}
-        for number, (name, how) in enumerate(growing.items()):
-            own = slice(rows[number], rows[number + 1])
-            self.maps[name] = DeviceKeyMap(
-                how,
-                self._slots[slots[number] : slots[number + 1]],
-                *(values[own] for values in (self._keys, self._last, self._reads)),
-                self._steps[number],
-            )
-            mask = (1 << how.capacity.bit_length()) - 1
-            self._places[name] = number, slots[number], how.slot_count, own.start, mask
+        with self._in_turn():
+            for number, (name, how) in enumerate(growing.items()):
+                own = slice(rows[number], rows[number + 1])
+                self.maps[name] = DeviceKeyMap(
+                    how,
+                    self._slots[slots[number] : slots[number + 1]],
+                    *(values[own] for values in (self._keys, self._last, self._reads)),
+                    self._steps[number],
+                )
+                mask = (1 << how.capacity.bit_length()) - 1
+                self._places[name] = number, slots[number], how.slot_count, own.start, mask
 
     def rows_of(
         self,
@@ -281,7 +287,7 @@ class DeviceKeys(GrowingKeys):
         for name, parts in spans.items():
             number, *places = self._places[name]
             segments += [(part.start, number, part.stop - part.start, *places, 0) for part in parts]
-        table = SegmentTable.of(self._device, tuple(segments))
+        table = self._segments(tuple(segments))
         grid = -(-table.longest // BLOCK), len(segments)
         rows, misses = ids.to(torch.int64, copy=True), torch.zeros_like(self._steps)
         self._run(
