@@ -1,7 +1,6 @@
 """Key maps of which a device has a copy: it finds keys, and the host gives rows to new ones."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import accumulate
@@ -47,20 +46,23 @@ class DeviceKeyMap(KeyMap):
     """
 
     def __init__(self, growing: Growing, *there: Tensor) -> None:
-        self._there = there
+        self._device_slots, self._keys, self._last, self._reads, self._step = there
         super().__init__(growing)
         self.push()
 
     def push(self) -> None:
         """Copy all to the device."""
-        slots, keys, *_, step = self._there
-        step.fill_(int(self._state[self._kernels.STEP]))
-        slots.copy_(torch.from_numpy(self._slots.view(np.int32)))
+        self._step.fill_(int(self._state[self._kernels.STEP]))
+        self._device_slots.copy_(torch.from_numpy(self._slots.view(np.int32)))
         self._log = np.zeros(1 + self._slots.size // 16, np.int64)
-        self._send(np.arange(keys.numel()))
+        self._send(np.arange(self.growing.rows))
+        numbers = self._numbers
+        self.numbers = None if numbers is None else self._index(numbers.astype(np.int64))
+        _synchronize(self._step.device)
 
     def pull(self) -> None:
         """Copy to the host what the device knows of reads."""
+        _synchronize(self._step.device)
         self._refresh(self._behind(0, self.growing.rows))
 
     def state(self, ahead: int = 0) -> dict[str, Int]:
@@ -71,57 +73,28 @@ class DeviceKeyMap(KeyMap):
         super().load_state(state)
         self.push()
 
-    @property
-    def is_numbered(self) -> bool:
-        """Whether rows of the table have other numbers than those of this map."""
-        return self._numbers is not None
+    def train(self, keys: Tensor, rows: Tensor, open_steps: int, misses: bool) -> tuple[Int, Int]:
+        """Make a step whose keys the device has found in these rows, and give rows to the others.
 
-    def table_rows(self, rows: Tensor) -> Tensor:
-        """Return rows of the table, from those of this map, if it is numbered."""
-        assert self._numbers is not None
-        return self._index(self._numbers.astype(np.int64))[rows]
-
-    def expires(self, lookups: int, open_steps: int) -> Tensor:
-        """Return whether the next step takes back rows that were not read for long: bool."""
-        before, swept = self._expiring(lookups, open_steps)
-        last = self._there[2][self._index(swept)]
-        return ((last >= 0) & (last < before)).any()
-
-    def train(
-        self, keys: Tensor, rows: Tensor, open_steps: int, misses: bool, expires: bool
-    ) -> tuple[Int, Int]:
-        """Make a step whose keys the device has found, and give rows to those that have none.
-
-        The host reads, in their order, these keys and all others whose row it might take back
-        before they are read. For the rest it does not matter when they are.
-
-        Parameters
-        ----------
-        keys, rows : shape (lookups,), on the device
-            What is read, and its row of this map; 0, where it has none, is overwritten.
-        open_steps : int
-            See `KeyMap.read`.
-        misses, expires : bool
-            Whether there are keys without a row, and what `expires` gave.
-
-        Returns
-        -------
-        reused, new_keys
-            See `StepRows`.
+        They have row 0, which is overwritten. The host reads, in their order, these keys and all
+        whose row it might take back before they are read: for the rest it does not matter when
+        they are. Returns `reused` and `new_keys` of `StepRows`.
         """
-        state, kernels, lookups = self._state, self._kernels, keys.numel()
+        state, kernels, lookups, ttl = self._state, self._kernels, keys.numel(), self.growing.ttl
         sent = [np.zeros(0, np.int64)]
-        if self.growing.ttl:
-            before, swept = self._expiring(lookups, open_steps)
-            if expires:
+        if ttl:
+            before = int(state[kernels.STEP]) + 1 - max(ttl, open_steps)
+            swept = self._behind(int(state[kernels.SWEEP]), lookups + 1024)
+            last = self._last[self._index(swept)]
+            if ((last >= 0) & (last < before)).any():
                 self._refresh(swept)
-                step = self._rows["step"][swept]
-                sent.append(swept[(step >= 0) & (step < before)])
-            elif swept.size:
-                state[kernels.SWEEP] = swept[-1]
-        open_since = self._begin_step(lookups, open_steps, self.growing.ttl if expires else 0)
+                old = self._rows["step"][swept]
+                sent.append(swept[(old >= 0) & (old < before)])
+            else:
+                state[kernels.SWEEP], ttl = swept[-1] if swept.size else 0, 0
+        open_since = self._begin_step(lookups, open_steps, ttl)
         state[kernels.HITS] += lookups
-        if not (misses or expires):
+        if not (misses or ttl):
             return sent[0], sent[0]
         waiting = self._lookups_of(np.append(sent[-1], 0), rows)
         hand, passed, limit, reused = int(state[kernels.HAND]), 0, -1, sent[:1]
@@ -137,8 +110,8 @@ class DeviceKeyMap(KeyMap):
             if not waiting.size:
                 break
             # The hand comes to rows of whose reads the device alone knows all.
-            size = max(LEAST_ROWS, ROWS_PER_KEY * waiting.size, passed)
-            chunk = self._behind(hand, size, passed)
+            more = max(LEAST_ROWS, ROWS_PER_KEY * waiting.size, passed)
+            chunk = self._behind(hand, more, passed)
             self._refresh(chunk)
             sent.append(chunk)
             step = self._rows["step"][chunk]
@@ -160,14 +133,8 @@ class DeviceKeyMap(KeyMap):
         used = int(self._state[self._kernels.USED])
         return (hand + np.arange(passed, min(used, passed + most))) % max(1, used) + 1
 
-    def _expiring(self, lookups: int, open_steps: int) -> tuple[int, Int]:
-        """Return since when a row that the next step looks at must have been read, and these."""
-        step = int(self._state[self._kernels.STEP]) + 1
-        swept = self._behind(int(self._state[self._kernels.SWEEP]), lookups + 1024)
-        return step - max(self.growing.ttl, open_steps), swept
-
     def _index(self, values: Int) -> Tensor:
-        return torch.from_numpy(values).to(self._there[0].device)
+        return torch.from_numpy(values).to(self._step.device)
 
     def _among(self, rows: Tensor) -> Tensor:
         """Return of each row of the map whether it is among these: bool, shape (rows,)."""
@@ -180,9 +147,8 @@ class DeviceKeyMap(KeyMap):
 
     def _refresh(self, rows: Int) -> None:
         """Get the reads of rows from the device, but for those that this step has read already."""
-        *_, last, reads, _ = self._there
         index = self._index(rows)
-        came = on_host(torch.stack((last[index], reads[index].int()))).numpy()
+        came = on_host(torch.stack((self._last[index], self._reads[index].int()))).numpy()
         step = self._rows["step"][rows]
         is_old = (step >= 0) & (step < self._state[self._kernels.STEP])
         for name, values in zip(("step", "reads"), came, strict=True):
@@ -190,16 +156,20 @@ class DeviceKeyMap(KeyMap):
 
     def _send(self, rows: Int) -> None:
         """Send what the host knows of rows, and all slots that have changed."""
-        slots, keys, last, reads, _ = self._there
         index, records = self._index(rows), self._rows[rows]
-        for there, name in ((keys, "key"), (last, "step"), (reads, "reads")):
+        names = ((self._keys, "key"), (self._last, "step"), (self._reads, "reads"))
+        for there, name in names:
             there[index] = self._index(records[name].copy()).to(there.dtype)
         changed = self._log[1 : 1 + self._log[0]]
         if changed.size < self._log[0]:
-            slots.copy_(torch.from_numpy(self._slots.view(np.int32)))
-        else:
-            slots[self._index(changed)] = self._index(self._slots[changed].view(np.int32))
+            changed = np.arange(self._slots.size)
+        self._device_slots[self._index(changed)] = self._index(self._slots[changed].view(np.int32))
         self._log[0] = 0
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 class DeviceKeys(GrowingKeys):
@@ -232,24 +202,24 @@ class DeviceKeys(GrowingKeys):
             list(accumulate((getattr(how, size) for how in growing.values()), initial=0))
             for size in ("slot_count", "rows")
         )
-        self._steps = torch.zeros(len(growing), dtype=torch.int32, device=device)
-        self._slots = torch.zeros(slots[-1], dtype=torch.int32, device=device)
-        self._keys, self._last, self._reads = (
-            torch.zeros(rows[-1], dtype=dtype, device=device)
-            for dtype in (torch.int64, torch.int32, torch.uint8)
+        self._steps, self._slots, self._keys, self._last, self._reads = (
+            torch.zeros(size, dtype=dtype, device=device)
+            for size, dtype in (
+                (len(growing), torch.int32),
+                (slots[-1], torch.int32),
+                (rows[-1], torch.int64),
+                (rows[-1], torch.int32),
+                (rows[-1], torch.uint8),
+            )
         )
         self._places: dict[str, tuple[int, ...]] = {}
-        with self._in_turn():
-            for number, (name, how) in enumerate(growing.items()):
-                own = slice(rows[number], rows[number + 1])
-                self.maps[name] = DeviceKeyMap(
-                    how,
-                    self._slots[slots[number] : slots[number + 1]],
-                    *(values[own] for values in (self._keys, self._last, self._reads)),
-                    self._steps[number],
-                )
-                mask = (1 << how.capacity.bit_length()) - 1
-                self._places[name] = number, slots[number], how.slot_count, own.start, mask
+        for number, (name, how) in enumerate(growing.items()):
+            first_slot, own = slots[number], slice(rows[number], rows[number + 1])
+            of_rows = (values[own] for values in (self._keys, self._last, self._reads))
+            own_slots = self._slots[first_slot : slots[number + 1]]
+            self.maps[name] = DeviceKeyMap(how, own_slots, *of_rows, self._steps[number])
+            mask = (1 << how.capacity.bit_length()) - 1
+            self._places[name] = number, first_slot, how.slot_count, own.start, mask
 
     def rows_of(
         self,
@@ -258,44 +228,40 @@ class DeviceKeys(GrowingKeys):
         training: bool,
         id_order: Callable[[], IdOrder],
     ) -> BagBatch:
-        maps = {name: own for name, own in self.maps.items() if isinstance(own, DeviceKeyMap)}
         spans = self.spans(batch, features)
-        if not spans or len(maps) < len(self.maps):  # Who serves has maps of its own.
+        held = {name: self.maps[name] for name in spans}
+        maps = {name: own for name, own in held.items() if isinstance(own, DeviceKeyMap)}
+        if not maps or len(maps) < len(held):  # Who serves has maps of its own.
             return super().rows_of(batch, features, training, id_order)
-        with self._in_turn():
-            if training and any(own.known_steps for own in maps.values()):
-                for own in maps.values():
-                    own.pull()
-                batch = super().rows_of(batch, features, training, id_order)
-                for own in maps.values():
-                    own.push()
-                return batch
-            ids = batch.ids.to(self._device, non_blocking=True)
-            rows = self._found(ids, spans, maps, training, id_order)
-        return replace(batch, ids=rows.to(batch.ids.device))
-
-    def _found(
-        self,
-        ids: Tensor,
-        spans: Mapping[str, Sequence[slice]],
-        maps: Mapping[str, DeviceKeyMap],
-        training: bool,
-        id_order: Callable[[], IdOrder],
-    ) -> Tensor:
-        """Return ids with rows in the place of keys; they are on the device."""
-        segments = []
-        for name, parts in spans.items():
-            number, *places = self._places[name]
-            segments += [(part.start, number, part.stop - part.start, *places, 0) for part in parts]
-        table = self._segments(tuple(segments))
-        grid = -(-table.longest // BLOCK), len(segments)
+        if training and any(own.known_steps for own in maps.values()):
+            for own in maps.values():
+                own.pull()
+            batch = super().rows_of(batch, features, training, id_order)
+            for own in maps.values():
+                own.push()
+            return batch
+        if self._used is not None:  # Perhaps on another stream.
+            torch.cuda.current_stream(self._device).wait_event(self._used)
+        ids = batch.ids.to(self._device, non_blocking=True)
         rows, misses = ids.to(torch.int64, copy=True), torch.zeros_like(self._steps)
+        table = self._segments(
+            tuple(
+                (span.start, number, span.stop - span.start, *places, 0)
+                for span, (number, *places) in ((spans[name], self._places[name]) for name in spans)
+            )
+        )
+        grid = -(-table.longest // BLOCK), len(spans)
         self._run(
             self._kernels.find, grid,
             ids, table.table, self._slots, self._keys, rows, misses, BLOCK=BLOCK, num_warps=WARPS,
         )  # fmt: skip
         if training:
-            begun = self._train(ids, rows, misses, spans, maps)
+            known, begun = on_host(misses).tolist(), {}
+            for name, span in spans.items():
+                missing = known[self._places[name][0]] > 0
+                open_steps = max(1, self.open_steps)
+                begun[name] = maps[name].train(ids[span], rows[span], open_steps, missing)
+            self._steps += 1
             self._run(
                 self._kernels.note_reads, grid,
                 rows, table.table, self._steps, self._last, self._reads,
@@ -305,61 +271,9 @@ class DeviceKeys(GrowingKeys):
                 if reused.size:
                     self._begin_again(name, torch.from_numpy(reused), keys, id_order())
             self._open_step()
-        for name, parts in spans.items():
-            for part in parts if maps[name].is_numbered else ():
-                rows[part] = maps[name].table_rows(rows[part])
-        return rows
-
-    def _train(
-        self,
-        ids: Tensor,
-        rows: Tensor,
-        misses: Tensor,
-        spans: Mapping[str, Sequence[slice]],
-        maps: Mapping[str, DeviceKeyMap],
-    ) -> dict[str, tuple[Int, Int]]:
-        """Make the step of each map, once the host knows which of them needs it."""
-        open_steps, begun = max(1, self.open_steps), {}
-        expiring = {
-            name: maps[name].expires(sum(part.stop - part.start for part in parts), open_steps)
-            for name, parts in spans.items()
-            if maps[name].growing.ttl
-        }
-        flags = (flag.int().view(1) for flag in expiring.values())
-        known = on_host(torch.cat((misses, *flags))).tolist()
-        expires = dict(zip(expiring, known[len(misses) :], strict=True))
-        for name, parts in spans.items():
-            number = self._places[name][0]
-            keys, own = (
-                values[parts[0]] if len(parts) == 1 else torch.cat([values[part] for part in parts])
-                for values in (ids, rows)
-            )
-            asked = known[number] > 0, bool(expires.get(name))
-            begun[name] = maps[name].train(keys, own, open_steps, *asked)
-            if any(asked) and len(parts) > 1:
-                sizes = [part.stop - part.start for part in parts]
-                for part, values in zip(parts, torch.split(own, sizes), strict=True):
-                    rows[part] = values
-        if len(begun) == len(self._steps):
-            self._steps += 1
-        else:
-            for name in begun:
-                self._steps[self._places[name][0]] += 1
-        return begun
-
-    @contextmanager
-    def _in_turn(self) -> Iterator[None]:
-        """Work on the maps behind what other streams do with them."""
-        if self._used is not None:
-            torch.cuda.current_stream(self._device).wait_event(self._used)
-        yield
+        for name, span in spans.items():
+            if (numbers := maps[name].numbers) is not None:
+                rows[span] = numbers[rows[span]]
         if self._device.type == "cuda":
             self._used = recorded()
-
-    def state(self) -> dict[str, Tensor]:
-        with self._in_turn():
-            return super().state()
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        with self._in_turn():
-            super().load_state(state)
+        return replace(batch, ids=rows.to(batch.ids.device))
