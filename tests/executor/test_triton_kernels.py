@@ -429,6 +429,9 @@ class TestWithoutAGpu:
             "admit_rows",
             "move_to_entries",
             "place_lookups",
+            "mark_runs",
+            "start_runs",
+            "find_long_runs",
             "find",
             "note_reads",
         }
