@@ -2,7 +2,8 @@
 
     python benchmarks/gpu.py [--scale 0.5] [--time-limit 420] [--output FILE]
     python benchmarks/gpu.py --published
-    python benchmarks/gpu.py --tiny [--published]
+    python benchmarks/gpu.py --growing
+    python benchmarks/gpu.py --tiny [--published | --growing]
     python benchmarks/gpu.py --predict FILE [--topology 1xh100]
 
 The 26 tables of MLPerf DLRM-DCNv2 (dim 128, fp32, row-wise Adagrad, 214 lookups a sample), with
@@ -21,6 +22,7 @@ limit is left out, and the table says so.
 
 --published times NVIDIA's published setting, beside the figures of its report
 --predict   says what the roofline cost model predicts for the steps measured in a file
+--growing   times tables that grow beside fixed ones instead
 --tiny      runs everything at tiny shapes in Triton's interpreter, on a machine without a GPU
 
 Exit status: 0; 1 if a kind differs from plain PyTorch or breaks; 2 without a GPU.
@@ -56,6 +58,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--predict", type=Path, metavar="FILE", help="predict what FILE measured")
     mode.add_argument("--published", action="store_true", help="NVIDIA's setting of ten tables")
+    mode.add_argument("--growing", action="store_true", help="tables that grow, and fixed ones")
     parser.add_argument("--tiny", action="store_true", help="tiny shapes, interpreted on the CPU")
     parser.add_argument("--topology", default="1xh100", help="machine of --predict")
     parser.add_argument("--scale", type=float, help="share of the rows of the large tables")
@@ -92,6 +95,11 @@ def main() -> int:
         print("Triton's interpreter on tiny shapes: times and rates mean nothing here")
     if options.published:
         return run_published(options, device)
+    if options.growing:
+        from _gpu_growing import print_steps
+
+        print_steps(device, options.tiny)
+        return 0
     sizes = _sizes(options, device)
     return run(options, sizes, device, started)
 

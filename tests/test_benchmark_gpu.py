@@ -111,6 +111,15 @@ def test_what_does_not_fit_the_time_is_a_row_that_says_so(tmp_path: Path) -> Non
     assert "not measured" in result.stdout
 
 
+@pytest.mark.slow
+def test_tables_that_grow_are_timed_beside_fixed_ones() -> None:
+    result = run_benchmark("--growing", "--tiny")
+    assert result.returncode == 0, result.stdout + result.stderr
+    lines = result.stdout.splitlines()[2:]
+    assert [line.split(",")[0] for line in lines] == ["fixed"] * 2 + ["growing"] * 5
+    assert [float(line.split()[-1]) > 0 for line in lines] == [False] * 6 + [True]
+
+
 def test_measured_steps_are_held_against_the_cost_model() -> None:
     measured = BENCHMARKS / "results" / "gpu-nvidia-h100-80gb-hbm3.json"
     result = run_benchmark("--predict", str(measured), "--topology", "1xh100")

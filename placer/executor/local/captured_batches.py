@@ -56,13 +56,9 @@ class CapturedBatches:
         self._captured: dict[Shape, CapturedBatch] = {}
         self._last: Shape | None = None
         self._seen = 0
-        self._can = (
-            runtime.backend.can_be_captured
-            and not runtime.keys.maps
-            and all(
-                arena.spec.home == arena.spec.rows and not arena.spec.key.splits_rows
-                for arena in runtime.arenas
-            )
+        self._can = runtime.backend.can_be_captured and all(
+            arena.spec.home == arena.spec.rows and not arena.spec.key.splits_rows
+            for arena in runtime.arenas
         )
 
     def holds(self, batch: BagBatch, bags: Bags) -> bool:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from placer.errors import DataError, PlanMismatchError
 from placer.executor.backends import make_backend
+from placer.executor.backends.triton.triton_backend import TritonBackend
 from placer.executor.embeddings import Embeddings
 from placer.executor.growing_keys import GrowingKeys
 from placer.executor.local.captured_batches import CapturedBatches
@@ -28,6 +29,7 @@ from placer.executor.lookups.batch_reads import (
     feature_reads,
     keep_until_used,
     ready_to_read,
+    tensors_of,
 )
 from placer.executor.lookups.steps import PreparedBatch
 from placer.executor.memory.arena_order import has_records
@@ -160,6 +162,10 @@ class PlacedEmbeddings(Embeddings):
         self._layout = lay_out(plan, self.optimizers, self.device, sliced_elsewhere)
         grows = plan.growing if growing is None else growing
         self.keys = GrowingKeys(grows, plan.tables_by_name, seed)
+        if grows and isinstance(kernels, TritonBackend):
+            from placer.executor.device_keys import DeviceKeys
+
+            self.keys = DeviceKeys(grows, plan.tables_by_name, seed, self.device, kernels.run)
         folder = None if drive is None else Path(drive)
         self._runtime = Runtime(
             tuple(kernels.allocate(spec, folder) for spec in self._layout.arenas),
@@ -263,7 +269,7 @@ class PlacedEmbeddings(Embeddings):
         # Rows move once the updates queued so far are done; where they are is known before. So a
         # batch on the host is found beside the step that is trained now.
         backend.follow(training)
-        if batch.ids.is_cuda or backend.is_written:
+        if backend.is_written or any(tensor.is_cuda for tensor in tensors_of(batch)):
             self._stream.wait_stream(training)
             backend.is_written = False
         keep_until_used(batch, self._stream)  # It may be let go of before it is read.
@@ -357,6 +363,9 @@ class PlacedEmbeddings(Embeddings):
 
     def id_order(self) -> LocalIdOrder:
         self._runtime.backend.is_written = True
+        return self._id_order()
+
+    def _id_order(self) -> LocalIdOrder:
         return LocalIdOrder(
             self.plan,
             self.optimizers,
@@ -374,8 +383,9 @@ class PlacedEmbeddings(Embeddings):
         batch, bags = ready_to_read(batch, self.features, self.device)
         runtime = self._runtime
         if runtime.keys.in_batches:
-            batch = runtime.keys.rows_of(batch, self.features, training, self.id_order)
-        if ahead and bags.kept is None and self._captured.holds(batch, bags):
+            batch = runtime.keys.rows_of(batch, self.features, training, self._id_order)
+        is_whole = bags.kept is None and not runtime.keys.maps
+        if ahead and is_whole and self._captured.holds(batch, bags):
             return PreparedBatch(bags, [], unfound=batch)
         steps = None
         if training and not ahead:
