@@ -52,8 +52,8 @@ def tiny_problem(seed: int) -> Problem:
             for name, whole in zip(names, whole_only, strict=True)
         ]
         batch_size = int(10 ** rng.uniform(0, 6))
-        constraints = _constraints(rng, names, whole_only, topology)
         try:
+            constraints = _constraints(rng, names, whole_only, topology)
             problem = replace(
                 problem_of(*tables, topology=topology, batch_size=batch_size),
                 pipeline=rng.choice(PIPELINES),

@@ -8,6 +8,7 @@ nothing unless time is short, and nothing else needs to be looked at.
 
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import product
 
 import numpy as np
 import numpy.typing as npt
@@ -168,13 +169,20 @@ class OptionPricer:
         )
 
     def _free(self, shard: TableShard) -> Float:
-        """Return least time + price × bytes without the cost of splits and the limit of one GPU."""
+        """Return least time + price × bytes of a shard, and of any shards that it is divided into.
+
+        Without what dividing adds, the cost of splits and the limit of one GPU.
+        """
         priced_s = []
-        for gpu in self.instance.kinds:
-            curve = self.instance.free_curve(shard, gpu)
+        for one, gpu in product({shard, shard.stand_in()}, self.instance.kinds):
+            curve = self.instance.free_curve(one, gpu)
             hbm_s = self.prices[:, None] * curve.hbm_bytes
             cold_s = cold_costs(curve, self.dram_prices)
-            priced_s.append((curve.gpu_s + hbm_s + cold_s).min(axis=1))
+            points_s = curve.gpu_s + hbm_s + cold_s
+            priced_s.append(points_s.min(axis=1))
+            if one.is_stand_in:  # Any rows may be in HBM: those that pay.
+                saved_s = np.diff(points_s).clip(max=0.0).sum(axis=1)
+                priced_s.append(points_s[:, 0] + saved_s)
         lowest: Float = np.min(priced_s, axis=0)
         return lowest
 
