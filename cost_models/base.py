@@ -138,9 +138,8 @@ class TableShard(NamedTuple):
     def stand_in(self) -> "TableShard":
         """Return the shard whose curve stands in bounds for all ways to divide this one.
 
-        It is the shard itself, unless the host pools cold rows. Of those, the curve of a stand-in
-        is a sum over its rows: however many are in HBM, the host sends its vectors, and lookups
-        of rows in HBM pay nothing for the others. No plan has a stand-in.
+        It is the shard itself, unless the host pools cold rows: then its curve is a sum over rows.
+        The host sends vectors even of none, and lookups of rows in HBM pay nothing for others.
         """
         return self._replace(column_slice=_STAND_IN) if self.option.cold == "host" else self
 

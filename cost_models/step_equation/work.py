@@ -284,10 +284,7 @@ def drive_row_s(topology: Topology, gpu: str, row_bytes: float) -> float:
 
 
 def drive_rows_per_s(topology: Topology, gpu: str) -> float:
-    """Return rows of one block that a GPU reads from its host's drive, and writes; 0 without one.
-
-    See `drive_row_s`.
-    """
+    """Return small rows that a GPU reads from its host's drive, and writes; 0 without one."""
     has_drive = topology.hosts_by_id[topology.gpus_by_id[gpu].host].drive is not None
     return 1 / drive_row_s(topology, gpu, 1.0) if has_drive else 0.0
 

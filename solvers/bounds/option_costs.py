@@ -181,8 +181,7 @@ class OptionPricer:
             points_s = curve.gpu_s + hbm_s + cold_s
             priced_s.append(points_s.min(axis=1))
             if one.is_stand_in:  # Any rows may be in HBM: those that pay.
-                saved_s = np.diff(points_s).clip(max=0.0).sum(axis=1)
-                priced_s.append(points_s[:, 0] + saved_s)
+                priced_s.append(points_s[:, 0] + np.diff(points_s).clip(max=0.0).sum(axis=1))
         lowest: Float = np.min(priced_s, axis=0)
         return lowest
 
