@@ -7,7 +7,7 @@ but what happens here, and results are bit-equal between them.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from placer.executor.backends.torch_kernels import (
 from placer.executor.local.hit_rates import LookupCounts
 from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.lookups.batch_reads import ArenaReads, FeatureRead, keep_until_used
-from placer.executor.lookups.row_runs import Runs, SortedSlots, find_runs
+from placer.executor.lookups.row_runs import Runs, SortedSlots
 from placer.executor.lookups.steps import ArenaStep, Moved, Resolved, Ticket, Window
 from placer.executor.memory.arena import Arena, allocate
 from placer.executor.memory.directory import Moves
@@ -120,6 +120,11 @@ class Backend(TorchKernels):
     ----------
     name : str
     in_one_memory : bool
+    can_be_captured : bool
+        Whether steps over rows in HBM wait for nothing, so that they can be CUDA graphs.
+    is_written : bool
+        Whether rows may have been read or written by others than prepared steps, so that a batch
+        that is found on another stream waits for them.
     counts : LookupCounts
         Nothing is counted where all rows are in one memory.
     """
@@ -129,6 +134,8 @@ class Backend(TorchKernels):
     ) -> None:
         self.name = "torch" if host is None else "tiered"
         self.in_one_memory = host is None
+        self.can_be_captured = False
+        self.is_written = True
         self.counts = LookupCounts(device)
         self._host = HostPooling(host or self)
         self._device, self._policy = device, policy
@@ -146,6 +153,11 @@ class Backend(TorchKernels):
         """Return zeroed memory for an arena; `drive` is the folder of rows on a drive."""
         return allocate(spec, self._device, None if self.in_one_memory else self._policy, drive)
 
+    def follow(self, stream: torch.cuda.Stream) -> None:
+        """Let rows move only once what is queued on a stream is done."""
+        if self._stream is not None:
+            self._stream.wait_stream(stream)
+
     def prepare(
         self,
         arenas: Sequence[Arena],
@@ -153,8 +165,11 @@ class Backend(TorchKernels):
         features: Sequence[FeatureRead],
         reads: Sequence[ArenaReads],
         training: bool,
+        fault: Tensor | None = None,
     ) -> tuple[ArenaStep, ...]:
         """Find a batch's rows; `training` says that a backward pass may follow.
+
+        `fault` is lowered to the place of the first bad id; with it, the caller has it watched.
 
         Raises
         ------
@@ -162,14 +177,14 @@ class Backend(TorchKernels):
             If an id is no row of its table. A device is not waited for: a later call
             raises for its faults.
         """
-        self._faults.poll()
+        found = self.new_fault() if fault is None else fault
         with phase("map"):
-            fault = self._faults.new()
             slots = [
-                self._slots(batch.ids, arena.spec, read, fault)
+                self._slots(batch.ids, arena.spec, read, found)
                 for arena, read in zip(arenas, reads, strict=True)
             ]
-            self._faults.watch(fault, batch, features)
+            if fault is None:
+                self.watch(found, batch, features)
         if self.in_one_memory:
             return tuple(map(ArenaStep, reads, slots))
         ticket = self._window.open()
@@ -178,6 +193,15 @@ class Backend(TorchKernels):
             self._located(index, arena, read, slots, ticket, training)
             for index, (arena, read) in enumerate(zip(arenas, reads, strict=True))
         )
+
+    def new_fault(self) -> Tensor:
+        """Return int64, shape (1,), above all places of a batch."""
+        return self._faults.new()
+
+    def watch(self, fault: Tensor, batch: BagBatch, features: Sequence[FeatureRead]) -> None:
+        """Raise for a batch's bad ids, if it had any: now on a CPU, at a later batch on a GPU."""
+        self._faults.poll()
+        self._faults.watch(fault, batch, features)
 
     def forward(self, arena: Arena, step: ArenaStep, weights: Tensor | None) -> Tensor:
         """Sum of each bag's rows, each times its weight: float32, shape (bags, width)."""
@@ -190,12 +214,16 @@ class Backend(TorchKernels):
             self._host.forward(arena, step.host, weights, out)
         return out
 
-    def join(self, arena: Arena, step: ArenaStep, gradients: Sequence[Tensor]) -> Tensor:
-        """Return gradients of an arena's bags from its segments': float32, (bags, width)."""
-        joined = torch.empty((step.reads.bags, arena.spec.key.width), device=self._device)
-        for segment, gradient in zip(step.reads.segments, gradients, strict=True):
-            joined[slice(*segment.bags)] = gradient
-        return joined
+    def join(self, arena: Arena, gradients: Sequence[Tensor]) -> Tensor:
+        """Return gradients of an arena's bags from its segments': float32, (bags, width).
+
+        No copy is made of those that lie one after the other, as those of rows that were joined do.
+        """
+        whole = _in_one_piece(gradients)
+        if whole is not None:
+            return whole
+        # One kernel; a copy for each segment takes four times as long.
+        return torch.cat([torch.empty((0, arena.spec.key.width), device=self._device), *gradients])
 
     def update(
         self,
@@ -214,11 +242,15 @@ class Backend(TorchKernels):
             runs, ordered = self._sort(step.places)
             places = ordered.slots.index_select(0, runs.firsts)
         scales = None if weights is None else weights.detach().index_select(0, runs.order)
-        sources = step.reads.sources().index_select(0, runs.order)
+        sources = self.sorted_bags(step.reads, runs) if step.sources is None else step.sources
         row_reads = RowReads(runs, places, sources, scales, gradients)
         self.update_rows(arena.weights, arena.state, row_reads, rule)
         if step.host is not None:
             self._host.update(arena, step.host, gradients, weights, rule)
+
+    def sorted_bags(self, reads: ArenaReads, runs: Runs) -> Tensor:
+        """Return the bag of each lookup in the order of the runs, int32."""
+        return self.bags_of_lookups(reads).index_select(0, runs.order)
 
     def sliced_update(self, column_slices: Sequence[SliceReads]) -> SlicedUpdate:
         """Row-wise Adagrad of one table whose rows are spread over several column slices.
@@ -249,10 +281,18 @@ class Backend(TorchKernels):
     def weight_gradients(self, arena: Arena, step: ArenaStep, gradients: Tensor) -> Tensor:
         """Gradient of each lookup's weight, its row · its bag's gradient: shape (lookups,)."""
         out = torch.empty(step.reads.lookups, device=self._device)
-        self.dot_rows(arena.weights, step.places, step.reads.sources(), gradients, out)
+        self.dot_rows(arena.weights, step.places, self.bags_of_lookups(step.reads), gradients, out)
         if step.host is not None:
             self._host.weight_gradients(arena, step.host, gradients, out)
         return out
+
+    def open_step(self) -> Ticket:
+        """Return the ticket of a step whose rows have been found without `prepare`."""
+        return self._window.open()
+
+    def is_open(self, ticket: Ticket | None) -> bool:
+        """Return whether a step's backward pass may still come."""
+        return self._window.is_open(ticket)
 
     def finish(self, steps: Sequence[ArenaStep]) -> None:
         """The rows of a step have been updated, or will not be."""
@@ -271,7 +311,9 @@ class Backend(TorchKernels):
                         segment.lookups[0],
                         segment.lookups[1] - segment.lookups[0],
                         segment.columns.rows,
-                        *astuple(segment.columns.follows),
+                        segment.columns.follows.near,
+                        segment.columns.follows.edge,
+                        segment.columns.follows.far,
                         segment.columns.map_start,
                     )
                     for segment in reads.segments
@@ -282,7 +324,7 @@ class Backend(TorchKernels):
 
     def _sort(self, slots: Tensor) -> tuple[Runs, SortedSlots]:
         with phase("sort"):
-            return find_runs(slots)
+            return self.find_runs(slots)
 
     def _located(
         self,
@@ -312,7 +354,7 @@ class Backend(TorchKernels):
             return ArenaStep(reads, places, kept, ticket, runs, run_places, host, moved)
         if training and not spec.key.splits_rows:
             runs, ordered = self._sort(slots)
-            run_places = places_of(spec, 0, ordered.slots.index_select(0, runs.firsts))
+            run_places = self.places_of_runs(spec, 0, runs, ordered)
             del ordered
         return ArenaStep(reads, places_of(spec, 0, slots), kept, ticket, runs, run_places, host)
 
@@ -361,16 +403,28 @@ class Backend(TorchKernels):
         self, spec: ArenaSpec, row_cache: RowCache, runs: Runs, ordered: SortedSlots
     ) -> Resolved:
         """Return which runs are of staged and cached rows, with places outside the row cache."""
-        stop, last_lookup = spec.cache_ranges[-1].stop, runs.lookups - 1
+        first, last = self.edges_of_cold_runs(spec, runs, ordered)
+        run_places = self.places_of_runs(spec, row_cache.entries, runs, ordered)
+        most = min(runs.lookups, spec.cache_ranges[-1].stop - spec.home)
+        return Resolved(run_places, first, last, most)
+
+    def edges_of_cold_runs(
+        self, spec: ArenaSpec, runs: Runs, ordered: SortedSlots
+    ) -> tuple[Tensor, Tensor]:
+        """Return the first run of staged and cached rows and the run behind the last, int32, 0-d.
+
+        Lookups of the arena's rows in HBM, which come before them, are counted.
+        """
         edges = self._edges.get(spec)  # On the device already.
         if edges is None:
-            edges = self._edges[spec] = torch.tensor([spec.home, stop], device=self._device)
+            bounds = [0, spec.home, spec.cache_ranges[-1].stop]
+            edges = self._edges[spec] = torch.tensor(bounds, device=self._device)
         # Runs are in the order of slots, so those of staged and cached rows are neighbours.
         edges = torch.searchsorted(ordered.slots, edges.to(ordered.slots.dtype))
-        run_of_edge = ordered.run.index_select(0, edges.clamp(max=last_lookup))
-        first, last = torch.where(edges <= last_lookup, run_of_edge, runs.count).unbind()
-        run_places = self.places_of_runs(spec, row_cache.entries, runs, ordered)
-        return Resolved(run_places, first, last, min(runs.lookups, stop - spec.home))
+        self.counts.home += edges[1] - edges[0]
+        run_of_edge = ordered.run.index_select(0, edges[1:].clamp(max=runs.lookups - 1))
+        first, last = torch.where(edges[1:] < runs.lookups, run_of_edge, runs.count).unbind()
+        return first, last
 
     def _move(self, arena: Arena, moves: Moves) -> Moved:
         """Start to move rows; when they have moved."""
@@ -392,3 +446,18 @@ class Backend(TorchKernels):
         with torch.cuda.stream(self._stream):
             move()
             return recorded()
+
+
+def _in_one_piece(parts: Sequence[Tensor]) -> Tensor | None:
+    """Return matrices that follow one another in memory as one, without a copy; else None."""
+    if not parts or not all(part.is_contiguous() for part in parts):
+        return None
+    end = parts[0].data_ptr()
+    for part in parts:
+        if part.data_ptr() != end or part.dtype != parts[0].dtype:
+            return None
+        end += part.nbytes
+    if end > parts[0].untyped_storage().data_ptr() + parts[0].untyped_storage().nbytes():
+        return None  # Neighbours by chance.
+    rows = sum(part.shape[0] for part in parts)
+    return parts[0].as_strided((rows, parts[0].shape[1]), (parts[0].shape[1], 1))

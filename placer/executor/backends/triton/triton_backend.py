@@ -18,12 +18,13 @@ from torch import Tensor
 from placer.errors import BackendError
 from placer.executor.backends.backend import Backend
 from placer.executor.backends.torch_kernels import RowReads, SegmentTable
+from placer.executor.lookups.batch_reads import ArenaReads
 from placer.executor.lookups.row_runs import CHUNK, Runs, SortedSlots
 from placer.executor.lookups.steps import Resolved
 from placer.executor.memory.arena import TieredRows
 from placer.executor.memory.directory import Moves, Resolution
 from placer.executor.memory.layout import ArenaSpec
-from placer.executor.memory.row_cache import IN_PLACE, RowCache
+from placer.executor.memory.row_cache import IN_PLACE, WRITTEN_BACK, RowCache
 from placer.executor.names import Policy
 from placer.executor.optimizers.rule import Rule
 
@@ -62,9 +63,17 @@ SCAN = 32
 BLOCK, BLOCK_WARPS = 1024, 4
 """Ids that a program translates, or rows among which it finds staged and cached ones; its warps."""
 
-EXCHANGE_PROGRAMS, EXCHANGE_BYTES = 32, 16384
-"""Programs that copy rows over the link, and bytes of rows that each has under way each way: more
-than a PCIe 5 link's 55 GB/s times 2 µs of latency, and the other multiprocessors are left alone."""
+SEGMENT_PROGRAMS = 256
+"""Programs that share the lookups of a segment: a short one has work for few."""
+
+BAGS = 256
+"""Bags whose lookups a program numbers: as long as the longest of them takes."""
+
+EXCHANGE_PROGRAMS, EXCHANGE_BYTES, EXCHANGE_WARPS = 16, 16384, 8
+"""Programs that copy rows over the link, bytes of rows that each has under way each way, and its
+warps. On two H200 with half the bytes under way the link is 4 and 20% slower; with twice as many
+it is no faster, and other kernels take twice as long: what the link has not taken yet stands in
+their way to HBM. Programs are few because a matrix product wants the multiprocessors whole."""
 
 MAX_WORDS = 2048
 """Words of a row that a program copies at once."""
@@ -108,6 +117,7 @@ class TritonBackend(Backend):
             cache_kernels,
             lookup_kernels,
             move_kernels,
+            run_kernels,
             update_kernels,
         )
 
@@ -121,7 +131,9 @@ class TritonBackend(Backend):
         self._update: ModuleType = update_kernels
         self._exchange: ModuleType = move_kernels
         self._cache: ModuleType = cache_kernels
+        self._runs: ModuleType = run_kernels
         self._multiprocessors = 0
+        self.can_be_captured = device.type == "cuda"
         if device.type == "cuda":
             properties = torch.cuda.get_device_properties(device)
             self._multiprocessors = properties.multi_processor_count
@@ -129,7 +141,7 @@ class TritonBackend(Backend):
     def translate(
         self, ids: Tensor, segments: SegmentTable, slot_map: Tensor, out: Tensor, fault: Tensor
     ) -> None:
-        grid = (-(-segments.longest // BLOCK), segments.table.shape[0])
+        grid = (min(-(-segments.longest // BLOCK), SEGMENT_PROGRAMS), segments.table.shape[0])
         self.run(
             self._lookup.translate, grid,
             ids, segments.table, slot_map, out, fault, BLOCK=BLOCK, num_warps=BLOCK_WARPS,
@@ -190,6 +202,35 @@ class TritonBackend(Backend):
             reads, matrices, rule.optimizer, stochastic, mean_squares, None, constants
         )
 
+    def find_runs(self, slots: Tensor) -> tuple[Runs, SortedSlots]:
+        lookups = slots.numel()
+        if not lookups:
+            return super().find_runs(slots)
+        ordered, positions = torch.sort(slots, stable=True)
+        order, run = (torch.empty_like(slots, dtype=torch.int32) for _ in range(2))
+        self._pass(self._runs.mark_runs, lookups, ordered, positions, order, run, lookups)
+        del positions
+        run.cumsum_(0)
+        starts, count = run.new_empty(lookups + 1), run.new_empty(1)
+        covering = run.new_empty(-(-lookups // CHUNK))
+        long_runs, blocks = torch.empty_like(covering), covering.numel()
+        self._pass(
+            self._runs.start_runs, lookups, run, starts, count, covering, lookups, CHUNK=CHUNK
+        )
+        self._pass(
+            self._runs.find_long_runs, blocks, starts, covering, long_runs, blocks, CHUNK=CHUNK
+        )
+        return Runs(order, starts, count, covering, long_runs), SortedSlots(ordered, run)
+
+    def bags_of_lookups(self, reads: ArenaReads) -> Tensor:
+        out = torch.empty(reads.lookups, dtype=torch.int32, device=self._device)
+        tiles = (-(-reads.bags // BAGS),)
+        self.run(
+            self._runs.bags_of_lookups, tiles, reads.offsets, out, reads.bags,
+            BLOCK=BAGS, num_warps=BLOCK_WARPS,
+        )  # fmt: skip
+        return out
+
     def exchange(self, matrices: Sequence[TieredRows], moves: Moves) -> None:
         parts = [(_words(rows.hbm), _words(rows.dram)) for rows in matrices]
         if not moves.entries.numel() or not parts[0][1].numel():
@@ -208,7 +249,7 @@ class TritonBackend(Backend):
             hbm, dram, state_hbm, state_dram, matrices[0].home,
             moves.entries, moves.incoming, moves.outgoing, moves.count,
             WORDS=words, BLOCK=columns, STATE_WORDS=state_words, STATE_BLOCK=state_columns,
-            BLOCKS=blocks, ROWS=tile, num_warps=8,
+            BLOCKS=blocks, ROWS=tile, num_warps=EXCHANGE_WARPS,
         )  # fmt: skip
 
     def places_of_runs(
@@ -220,6 +261,18 @@ class TritonBackend(Backend):
             ordered.slots, runs.starts, runs.count, spec.home, spec.host_start, entries, places,
         )  # fmt: skip
         return places
+
+    def edges_of_cold_runs(
+        self, spec: ArenaSpec, runs: Runs, ordered: SortedSlots
+    ) -> tuple[Tensor, Tensor]:
+        first, last = runs.count.new_empty(2).unbind()
+        self.run(
+            self._cache.find_edges, (1,),
+            ordered.slots, ordered.run, runs.count, runs.lookups,
+            spec.home, spec.cache_ranges[-1].stop, first, last, self.counts.home,
+            BITS=runs.lookups.bit_length(), num_warps=1,
+        )  # fmt: skip
+        return first, last
 
     def slots_and_counts(
         self, resolved: Resolved, runs: Runs, ordered: SortedSlots
@@ -248,7 +301,7 @@ class TritonBackend(Backend):
         wanted = torch.zeros_like(counts, dtype=torch.uint8)
         rows = (resolved.first, resolved.last)
         row_cache.fade()
-        size = held.slots.numel()
+        size, vacant = held.slots.numel(), row_cache.vacant
         self._walk(
             self._cache.find_rows, most,
             *rows, slots, counts, held.sorted_slots, held.sorted_entries, size,
@@ -261,19 +314,48 @@ class TritonBackend(Backend):
                 theirs.first, theirs.last, theirs.run_places, home + row_cache.entries,
                 row_cache.entries, *rows, slots, wanted, BITS=most.bit_length(),
             )  # fmt: skip
-        order, available = row_cache.evictable(ticket, oldest)
         turns = torch.cumsum(wanted, 0, dtype=torch.int32)
+        keys, available = entries.new_empty(size), entries.new_zeros(1)
+        self._pass(
+            self._cache.order_entries, size,
+            held.slots, held.last_used, held.priority, keys, available,
+            row_cache.entries, row_cache.cached_start, vacant, ticket, oldest,
+        )  # fmt: skip
+        order = torch.sort(keys, stable=True).indices
+        leaving = torch.empty_like(held.slots)
+        self._pass(
+            self._cache.leaving_slots, size,
+            order, held.slots, turns, available, leaving, size, most, vacant,
+        )  # fmt: skip
+        by_slot = torch.sort(leaving, stable=True).indices
+        del keys, leaving
         incoming = slots.new_empty(min(most, row_cache.entries))
         lookups = torch.empty_like(incoming, dtype=torch.int32)
         self._walk(
             self._cache.admit_rows, most,
-            *rows, slots, counts, wanted, turns, available, order, entries, incoming, lookups,
-            held.counters[IN_PLACE:],
+            *rows, slots, counts, wanted, turns, available, order, by_slot, entries,
+            incoming, lookups, held.counters[IN_PLACE:],
         )  # fmt: skip
-        number = torch.minimum(turns[-1], available)
-        moves = row_cache.admit(incoming, lookups, order, number, ticket)
-        del wanted, turns, order, incoming, lookups
-        row_cache.sort()
+        moves = Moves(
+            entries.new_empty(incoming.numel()),
+            incoming,
+            torch.empty_like(incoming),
+            entries.new_zeros(1),
+        )
+        self._pass(
+            self._cache.fill_entries, incoming.numel(),
+            order, by_slot, turns, available, most,
+            incoming, row_cache.first_priority(incoming, lookups),
+            held.slots, held.last_used, held.priority, held.dirty.view(torch.uint8),
+            moves.entries, moves.outgoing, moves.count, held.counters[WRITTEN_BACK:],
+            incoming.numel(), row_cache.entries, ticket,
+        )  # fmt: skip
+        del wanted, turns, order, by_slot, lookups
+        ordered, order = torch.sort(held.slots)
+        self._pass(
+            self._cache.store_sorted, size,
+            ordered, order, held.sorted_slots, held.sorted_entries, size, vacant,
+        )  # fmt: skip
         return Resolution(entries, moves)
 
     def move_to_entries(
@@ -287,12 +369,16 @@ class TritonBackend(Backend):
 
     def places_of_lookups(self, runs: Runs, run_of: Tensor, run_places: Tensor) -> Tensor:
         places = torch.empty_like(run_places)
-        self.run(
-            self._cache.place_lookups, (-(-runs.lookups // BLOCK),),
+        self._pass(
+            self._cache.place_lookups, runs.lookups,
             runs.order, run_of, run_places, places, runs.lookups,
-            BLOCK=BLOCK, num_warps=BLOCK_WARPS,
         )  # fmt: skip
         return places
+
+    def _pass(self, kernel: object, size: int, *arguments: object, **options: object) -> None:
+        """Launch over `size` elements, which the host knows: one program for each block."""
+        grid = (-(-size // BLOCK),)
+        self.run(kernel, grid, *arguments, **options, BLOCK=BLOCK, num_warps=BLOCK_WARPS)
 
     def _walk(self, kernel: object, size: int, *arguments: object, **options: object) -> None:
         """Launch over at most `size` elements, which a fixed number of programs shares."""
@@ -363,8 +449,8 @@ class TritonBackend(Backend):
                 kernel[grid](*arguments, enable_fp_fusion=False, **options)
 
     def _current_device(self) -> AbstractContextManager[Any]:
-        """Return Triton launches on torch's current device, whichever the tensors are on."""
-        if self._device.type == "cuda":
+        """Let Triton launch on the tensors' device: it takes torch's current one."""
+        if self._device.type == "cuda" and torch.cuda.current_device() != self._device.index:
             return torch.cuda.device(self._device)
         return nullcontext()
 
