@@ -1,8 +1,8 @@
 """The default solver: construct a plan, then anneal it and prove a bound by turns.
 
 One assignment goes from stage to stage, until it is within the gap of the bound or time is up.
-Whenever it is stopped, it returns the best plan so far. Where all shards of a table must have one share
-of their rows in HBM, candidates of all tables are searched instead (`solvers.search.candidates`).
+Whenever it is stopped, it returns the best plan so far. Where all shards of a table must have one
+share of their rows in HBM, candidates are searched instead (`solvers.search.candidates`).
 """
 
 from dataclasses import dataclass
