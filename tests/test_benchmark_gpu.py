@@ -112,6 +112,7 @@ def test_what_does_not_fit_the_time_is_a_row_that_says_so(tmp_path: Path) -> Non
     assert "not measured" in result.stdout
 
 
+@pytest.mark.slow
 def test_measured_steps_are_held_against_the_cost_model() -> None:
     measured = BENCHMARKS / "results" / "gpu-nvidia-h100-80gb-hbm3.json"
     result = run_benchmark("--predict", str(measured), "--topology", "1xh100")
@@ -127,6 +128,7 @@ def test_measured_steps_are_held_against_the_cost_model() -> None:
         assert ratio == pytest.approx(predicted / found, abs=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_without_a_gpu_it_says_so() -> None:
     result = run_benchmark()

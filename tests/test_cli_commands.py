@@ -142,16 +142,6 @@ def test_a_plan_finds_its_profile_from_its_own_folder(
     assert result.stderr == ""
 
 
-@pytest.mark.parametrize("solver", ["greedy-size", "greedy-lookup", "ilp"])
-def test_plans_of_a_seed_are_equal(workbench: Workbench, tmp_path: Path, solver: str) -> None:
-    for name in ("a", "b"):
-        result = invoke("plan", *workbench.problem(), "--hbm", "1MiB", "--solver", solver,
-                        "--time-limit", "5", "-o", tmp_path / f"{name}.json")  # fmt: skip
-        assert result.exit_code == 0, result.output
-    one, two = (placer.Plan.load(tmp_path / f"{name}.json") for name in "ab")
-    assert one.shards == two.shards
-
-
 def test_compare(workbench: Workbench, tmp_path: Path) -> None:
     result = succeed("compare", *workbench.problem(), "--hbm", "100KiB,1MiB",
                      "--solvers", "greedy-size, greedy-cost", "--format", "csv",
@@ -247,14 +237,6 @@ def test_verify(workbench: Workbench) -> None:
     as_json = succeed("verify", workbench.plan, "--format", "json").stdout
     assert json.loads(as_json) == {"sound": True, "violations": []}
     assert succeed("verify", workbench.plan, "--format", "csv").stdout == "rule,where,message\n"
-
-
-def test_workloads() -> None:
-    names = [row["name"] for row in rows_of(succeed("workloads", "--format", "csv").stdout)]
-    assert {"mlperf-dcnv2", "criteo-kaggle", "meta-t856"} <= set(names)
-    tables = json.loads(succeed("workloads", "criteo-kaggle", "--format", "json").stdout)
-    assert len(tables["tables"]) == 26
-    assert "mlperf-dcnv2" in succeed("workloads").stdout
 
 
 def test_topology(tmp_path: Path) -> None:

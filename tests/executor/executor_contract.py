@@ -331,8 +331,8 @@ class BackendContract:
         gradient *= neighbour / 8 / LR
         ids = torch.arange(table.rows)
         batch = BagBatch(ids, torch.arange(table.rows + 1), table.rows)
-        steps, moved = 24, {}
-        for rounding in ("nearest", "stochastic"):
+        moved = {}
+        for rounding, steps in (("nearest", 4), ("stochastic", 24)):
             model = self.placed(plan, weights={"t": start}, rounding=rounding)
             for _ in range(steps):
                 model(batch)["f"].backward(gradient)

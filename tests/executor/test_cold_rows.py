@@ -17,7 +17,7 @@ from executor_cases import (
     shard,
     two_features,
 )
-from fast_and_full import combinations, examples
+from fast_and_full import combinations, examples, mostly_slow
 from hypothesis import given
 from hypothesis import strategies as st
 from plan_cases import with_drives
@@ -113,8 +113,7 @@ def test_narrow_rows_train_like_wide_ones(dtype: ColdDType) -> None:
     assert float(drift.mean()) < tolerance / 8
 
 
-@pytest.mark.parametrize("dtype", NARROW)
-@pytest.mark.parametrize("backend", ["numba", "torch", "auto"])
+@combinations("backend, dtype", ["numba", "torch", "auto"], NARROW)
 def test_other_backends_take_tiers_where_rows_are_records(backend: str, dtype: ColdDType) -> None:
     plan = cold_plan(two_features(), dtype=dtype)
     model = placed(plan, backend=backend)
@@ -221,7 +220,7 @@ def test_rows_on_a_drive_are_equal_to_the_bit(
         equal(trained(plan, ahead=ahead, drive=tmp_path), expected)
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", mostly_slow(OPTIMIZERS, "rowwise_adagrad", "adam"))
 def test_runs_go_on_between_drive_and_memory(tmp_path: Path, optimizer: str) -> None:
     table = two_features(optimizer)
     plans = [cold_plan(table), cold_plan(table, "cached", 7, memory="ssd"), plan_of([table])]

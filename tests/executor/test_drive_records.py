@@ -303,6 +303,7 @@ print(int(first.read(torch.arange(700)).sum()))
 """
 
 
+@pytest.mark.slow
 def test_a_full_disk(tmp_path: Path) -> None:
     """On a disk of 1 MiB of its own; what was reserved before goes on."""
     mount = f"mount -t tmpfs -o size=1m none {tmp_path}"
@@ -335,6 +336,7 @@ def test_places_that_cannot_be(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["pipe", "records"]
 
 
+@pytest.mark.slow
 def test_a_killed_process_leaves_nothing_in_a_folder(tmp_path: Path) -> None:
     script = f"""
 import os, signal, torch

@@ -7,4 +7,4 @@ from executor_contract import BackendContract
 class TestTriton(BackendContract):
     backend = "triton"
     device = DEVICE
-    thread_samples = 12  # The interpreter has one thread.
+    thread_samples = 4  # The interpreter has one thread.

@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from cli_cases import Workbench, invoke
+from fast_and_full import mostly_slow
 from hypothesis import given
 from hypothesis import strategies as st
 from plan_cases import machine
@@ -92,7 +93,7 @@ def test_a_growing_table_enters_with_its_capacity() -> None:
     assert Problem(profile, machine(1), 64, growing={}).sha256 == fixed.sha256
 
 
-@pytest.mark.parametrize("solver", ["greedy-cost", "auto"])
+@pytest.mark.parametrize("solver", mostly_slow(["greedy-cost", "auto"], "greedy-cost"))
 def test_plans_leave_room_for_key_maps_and_do_not_split(solver: str) -> None:
     profile, how = named_workload("random-6@3"), Growing(20_000)
     name = max(profile, key=lambda one: one.table.lookups_per_sample).name
