@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from executor_cases import EPS, LR, machine, plan_of, random_batch, shard
+from fast_and_full import some
 from ranks_cases import (
     batches_of,
     close,
@@ -33,6 +34,8 @@ from placer.storage.checkpoint import load_model, save_model
 from placer.tables import OPTIMIZERS
 
 STEPS = 4
+TRAINED = some(OPTIMIZERS, "sgd", "adam")
+RESUMED = some(("rowwise_adagrad", "adam"), "rowwise_adagrad")
 SHAPES = {"2 trainers and a server": (2, 1), "a trainer and 2 servers": (1, 2)}
 BATCHES = 4
 
@@ -316,7 +319,7 @@ def jobs_of(trainers: int, servers: int, folder: Path) -> list[Job]:
         topology=machine(trainers, servers=servers),
     )
     return [
-        *((name, alike, (trainers, plan(name))) for name in OPTIMIZERS),
+        *((name, alike, (trainers, plan(name))) for name in TRAINED),
         job("ahead", 2, ahead_or_not, plan("rowwise_adagrad")),
         job("weights", 1, weighted, plan("adagrad")),
         job("settings", 1, other_settings, plan("sgd")),
@@ -324,7 +327,7 @@ def jobs_of(trainers: int, servers: int, folder: Path) -> list[Job]:
         job("growing", 2, growing, strided),
         *(
             (f"{name} resumes", resumes, (trainers, every_placement(name), folder / name))
-            for name in ("rowwise_adagrad", "adam")
+            for name in RESUMED
         ),
         ("refused", refused, (plan("sgd"), trainers)),
         ("lacks", lacks, (plan("sgd"),)),
@@ -348,12 +351,12 @@ def outcomes(shape: tuple[int, int], tmp_path_factory: pytest.TempPathFactory) -
     return run(sum(shape), jobs_of(*shape, tmp_path_factory.mktemp("saved")))
 
 
-@pytest.mark.parametrize("what", [*OPTIMIZERS, "ahead", "weights", "settings", "growing"])
+@pytest.mark.parametrize("what", [*TRAINED, "ahead", "weights", "settings", "growing"])
 def test_tables_on_servers_train_as_in_one_process(what: str, outcomes: Outcomes) -> None:
     outcomes.of(what)
 
 
-@pytest.mark.parametrize("optimizer", ["rowwise_adagrad", "adam"])
+@pytest.mark.parametrize("optimizer", RESUMED)
 def test_plans_with_servers_and_without_load_each_others_checkpoints(
     optimizer: str, outcomes: Outcomes
 ) -> None:
