@@ -22,13 +22,6 @@ def rows_of(text: str) -> list[dict[str, str]]:
     return rows
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_has_words_and_an_example(command: str) -> None:
-    for flag in ("--help", "-h"):
-        text = succeed(command, flag).stdout
-        assert re.search(rf"^  placer {command} ?", text, re.MULTILINE)
-
-
 def test_the_program_names_its_commands_and_version() -> None:
     text = succeed("--help").stdout
     assert all(re.search(rf"^  {command} ", text, re.MULTILINE) for command in COMMANDS)
@@ -42,14 +35,6 @@ def test_profile(workbench: Workbench, tmp_path: Path) -> None:
     loaded = placer.Profile.load(tmp_path / "p")
     assert loaded.samples == 1500
     assert {profile.table.dim for profile in loaded} == {4}
-
-
-def test_a_profile_of_parquet_is_that_of_the_text(workbench: Workbench, tmp_path: Path) -> None:
-    result = succeed("profile", workbench.parquet, "--format", "csv", "-o", tmp_path / "p")
-    rows = rows_of(result.stdout)
-    assert [row["table"] for row in rows] == [f"C{number}" for number in range(1, 27)]
-    by_text = placer.Profile.load(workbench.profile)
-    assert [int(row["rows"]) for row in rows] == [profile.table.rows for profile in by_text]
 
 
 def test_columns_of_parquet_can_be_chosen(workbench: Workbench, tmp_path: Path) -> None:
@@ -177,21 +162,6 @@ def test_show_json_is_what_plan_printed(workbench: Workbench, tmp_path: Path) ->
         k: v for k, v in found.items() if k != "limit"
     }
     assert shown.stderr == ""
-
-
-def test_csv_of_a_plan_has_its_tables_too(workbench: Workbench) -> None:
-    rows = rows_of(succeed("show", workbench.plan, "--format", "csv").stdout)
-    document = json.loads(succeed("show", workbench.plan, "--format", "json").stdout)
-    for name in ("memory", "time", "phases", "tables"):
-        assert sum(row["section"] == name for row in rows) == len(document[name]) > 0
-
-
-def test_show_a_profile(workbench: Workbench) -> None:
-    by_folder = succeed("show", workbench.profile, "--format", "csv").stdout
-    assert (
-        by_folder == succeed("show", workbench.profile / "profile.json", "--format", "csv").stdout
-    )
-    assert len(rows_of(by_folder)) == 26
 
 
 def test_show_without_its_profile_tells_what_is_missing(
