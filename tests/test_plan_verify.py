@@ -9,7 +9,7 @@ import pytest
 from fast_and_full import examples
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from plan_cases import in_dram, in_hbm, machine, plan_of, plans
+from plan_cases import in_dram, in_hbm, machine, plan_of, plans, sized
 
 from placer import Plan, Shard, Table
 from placer.errors import CapacityError, PlanError
@@ -152,21 +152,7 @@ def test_one_byte_too_many_is_found(plan: Plan, data: st.DataObject) -> None:
     use = data.draw(st.sampled_from(uses))
 
     def with_memory(memory_bytes: int) -> Plan:
-        topology = plan.topology
-        return replace(
-            plan,
-            topology=replace(
-                topology,
-                gpus=tuple(
-                    replace(g, memory_bytes=memory_bytes) if g.id == use.device else g
-                    for g in topology.gpus
-                ),
-                hosts=tuple(
-                    replace(h, memory_bytes=memory_bytes) if h.id == use.device else h
-                    for h in topology.hosts
-                ),
-            ),
-        )
+        return replace(plan, topology=sized(plan.topology, {use.device: memory_bytes}))
 
     verify(with_memory(use.total_bytes))
     with pytest.raises(CapacityError, match=rf"{use.device} would hold .*: 1 bytes too many"):
