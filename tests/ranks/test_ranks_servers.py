@@ -19,13 +19,14 @@ from ranks_cases import (
     table_with,
     train_step,
     trains_alike,
+    weighted_bags,
 )
 from ranks_launcher import Job, Outcomes, run
 from torch import Tensor
 
 from placer.adapters.pytorch.shared_tables import SharedTables
 from placer.errors import DataError, PlanMismatchError
-from placer.executor import PlacedEmbeddings, UnplacedEmbeddings, look_ahead, make_embeddings
+from placer.executor import PlacedEmbeddings, look_ahead, make_embeddings
 from placer.executor.distributed import serve_tables
 from placer.growing import Growing
 from placer.plan.plan import Plan
@@ -116,40 +117,6 @@ def ahead_or_not(rank: int, world: int, plan: Plan) -> None:
         assert torch.equal(value, found[1][name]), name
     for name, value in PlacedEmbeddings(plan, seed=3).state_dict().items():
         assert torch.equal(start[name], value), name
-
-
-def weighted(rank: int, world: int, plan: Plan) -> None:
-    """Weights scale rows under every pooling, and get their gradients from servers."""
-    model = sharded(plan)
-    weights = {name.removesuffix(".weight"): value for name, value in model.state_dict().items()}
-    reference = UnplacedEmbeddings(plan.tables, weights=weights)
-    trainers = reference.optimizers(lr=LR, eps=EPS)
-    features = sum(len(table.features) for table in plan.tables)
-    for step in range(3):
-        batches = batches_of(plan.tables, world, step, weighted=True)
-        whole = joined(batches, features)
-        for batch in (*batches, whole):
-            batch.weights.requires_grad_()
-        _, gradients = train_step(model, rank, batches, step)
-        outputs = reference(whole)
-        for trainer in trainers:
-            trainer.zero_grad()
-        torch.autograd.backward(
-            list(outputs.values()), [gradients[name] / world for name in outputs]
-        )
-        for trainer in trainers:
-            trainer.step()
-        size, before = whole.batch_size, sum(batch.batch_size for batch in batches[:rank])
-        expected = []
-        for index in range(features):
-            first = index * size + before
-            start, stop = whole.offsets[[first, first + batches[rank].batch_size]].tolist()
-            expected.append(whole.weights.grad[start:stop] * world)
-        close(batches[rank].weights.grad, torch.cat(expected), f"step {step}: gradient of weights")
-    found = model.state_dict()
-    for name, weight in reference.table_weights().items():
-        close(found[f"{name}.weight"], weight, f"weights of {name!r}")
-    model.close()
 
 
 def other_settings(rank: int, world: int, plan: Plan) -> None:
@@ -321,7 +288,7 @@ def jobs_of(trainers: int, servers: int, folder: Path) -> list[Job]:
     return [
         *((name, alike, (trainers, plan(name))) for name in TRAINED),
         job("ahead", 2, ahead_or_not, plan("rowwise_adagrad")),
-        job("weights", 1, weighted, plan("adagrad")),
+        job("weights", 1, weighted_bags, plan("adagrad")),
         job("settings", 1, other_settings, plan("sgd")),
         job("bad batch", 1, bad_batch, plan("adam")),
         job("growing", 2, growing, strided),

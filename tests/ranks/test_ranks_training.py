@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 import torch
-from executor_cases import BETA1, EPS, LR, machine, plan_of, random_batch, shard
+from executor_cases import EPS, LR, machine, plan_of, random_batch, shard
 from fast_and_full import fewer, mostly_slow, some
 from plan_cases import with_drives
 from ranks_cases import (
@@ -19,6 +19,7 @@ from ranks_cases import (
     table_with,
     train_step,
     trains_alike,
+    weighted_bags,
 )
 from ranks_launcher import Job, Outcomes, run
 
@@ -26,7 +27,6 @@ from placer.errors import BackendError, DataError, PlanMismatchError
 from placer.executor import (
     BagBatch,
     PlacedEmbeddings,
-    UnplacedEmbeddings,
     look_ahead,
     make_embeddings,
 )
@@ -38,41 +38,6 @@ from placer.tables import OPTIMIZERS, Feature, Table
 STEPS = fewer(10, 5)
 TRAINED = some(OPTIMIZERS, "rowwise_adagrad", "adam")
 WITH_STATE = some(("rowwise_adagrad", "adam"), "rowwise_adagrad")
-
-
-def weighted_bags(rank: int, world: int, plan: Plan) -> None:
-    """Weights scale rows under every pooling, and get the gradients of their own rank's loss."""
-    model = sharded(plan)
-    tables = plan.tables
-    start = model.state_dict()
-    weights = {table.name: start[f"{table.name}.weight"] for table in tables}
-    reference = UnplacedEmbeddings(tables, weights=weights)
-    trainers = reference.optimizers(lr=LR, eps=EPS, betas=(BETA1, 0.999))
-    features = [feature for table in tables for feature in table.features]
-    for step in range(3):
-        batches = batches_of(tables, world, step, weighted=True)
-        whole = joined(batches, len(features))
-        for batch in (*batches, whole):
-            assert batch.weights is not None
-            batch.weights.requires_grad_()
-        _, gradients = train_step(model, rank, batches, step)
-        found = reference(whole)
-        for trainer in trainers:
-            trainer.zero_grad()
-        torch.autograd.backward(list(found.values()), [gradients[name] / world for name in found])
-        for trainer in trainers:
-            trainer.step()
-        expected = []
-        size = whole.batch_size
-        before = sum(batch.batch_size for batch in batches[:rank])
-        for index in range(len(features)):
-            first = index * size + before
-            start, stop = whole.offsets[[first, first + batches[rank].batch_size]].tolist()
-            expected.append(whole.weights.grad[start:stop] * world)
-        close(batches[rank].weights.grad, torch.cat(expected), f"step {step}: gradient of weights")
-    state = model.state_dict()
-    for name, weight in reference.table_weights().items():
-        close(state[f"{name}.weight"], weight, f"weights of {name!r}")
 
 
 def repeats(rank: int, world: int, plan: Plan) -> None:
