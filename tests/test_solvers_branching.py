@@ -145,7 +145,7 @@ def test_without_an_arena_that_a_table_needs_there_is_no_plan() -> None:
         assert min(bound_without({arena}) for arena in arenas) < search.limit
 
 
-@pytest.mark.parametrize("share", [0.0, 1e9])
+@pytest.mark.parametrize("share", mostly_slow([0.0, 1e9], 0.0))
 def test_the_first_relaxation_is_the_same_whatever_options_it_begins_with(
     share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,7 +200,7 @@ def test_branch_and_bound_knows_kinds_of_gpus_apart() -> None:
     assert pooled_s * 1.02 < searched(first, price).bound_s <= first.step_time_s
 
 
-@pytest.mark.parametrize("most_points", [0, 10_000])
+@pytest.mark.parametrize("most_points", mostly_slow([0, 10_000], 10_000))
 def test_points_that_are_nearly_the_same_become_one(most_points: int) -> None:
     first, price = begun("random-6@4", Topology.parse("4xh100", hbm="1GiB"), 1024)
     fine, coarse = (

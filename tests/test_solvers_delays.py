@@ -122,6 +122,7 @@ def test_bounds_count_delays() -> None:
     assert all(search.best.instance is plain for search in found)
 
 
+@pytest.mark.slow
 def test_the_solver_counts_them() -> None:
     problem = hosts_apart(12)
     result = solve(problem, "auto", time_limit_s=600, max_steps=50)

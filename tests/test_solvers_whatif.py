@@ -30,7 +30,7 @@ HBM = 1 << 29
 
 @pytest.fixture(scope="module")
 def problem() -> Problem:
-    return Problem(named_workload("random-12@4"), Topology.parse("4xa100-40", hbm=HBM), 512)
+    return Problem(named_workload("random-6@4"), Topology.parse("2xa100-40", hbm=HBM), 512)
 
 
 @pytest.fixture(scope="module")

@@ -51,6 +51,7 @@ def test_a_compiler_that_there_is_not_is_named() -> None:
         train(PLAN, LOG, replace(QUICK, compile="gcc"))
 
 
+@pytest.mark.slow
 def test_bfloat16_learns_what_float32_learns() -> None:
     log = small_log(3200)
     config = replace(QUICK, epochs=3)
