@@ -30,7 +30,8 @@ class KeptBlocks:
         # Two times `DEPTH` slots for blocks that do not stay; and of the others two times as many
         # may be in use while again `DEPTH` are sought.
         slots = 2 * DEPTH + max(3 * DEPTH, most)
-        memory = mmap.mmap(-1, slots * block_bytes)
+        # Not shared with a process that this one forks, which knows nothing of later blocks.
+        memory = mmap.mmap(-1, slots * block_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.content: Array = np.frombuffer(memory, np.uint8).reshape(slots, block_bytes)
         self._in_use = np.zeros(slots, np.bool_)
         self._block_in = np.full(slots, -1, np.int64)
