@@ -198,16 +198,10 @@ def _row_order_violations(plan: Plan, table: Table) -> Iterator[Violation]:
 
 
 def _growing_violations(plan: Plan) -> Iterator[Violation]:
-    servers = {host.id for host in plan.topology.servers}
     for name, how in sorted(plan.growing.items()):
         table = plan.tables_by_name.get(name)
-        shards = plan.shards_by_table.get(name, ())
-        serving = {device for shard in shards for device in shard.devices}
         if table is None:
             message = f"table {name!r} grows but is not listed among the plan's tables"
-            yield Violation("growing", name, message)
-        elif without_gpus := sorted(serving & servers):
-            message = f"table {name!r} grows: GPUs serve it, not {without_gpus[0]}, without GPUs"
             yield Violation("growing", name, message)
         elif table.rows != how.rows:
             message = (

@@ -29,6 +29,7 @@ from placer.executor.distributed import serve_tables
 from placer.growing import Growing
 from placer.plan.plan import Plan
 from placer.plan.shard import Shard
+from placer.plan.verify import verify
 from placer.storage.checkpoint import load_model, save_model
 from placer.tables import OPTIMIZERS
 
@@ -251,6 +252,35 @@ def growing(rank: int, world: int, plan: Plan) -> None:
     assert rows.isfinite().all()
 
 
+def growing_alike(rank: int, world: int, trainers: int, served: Plan, plain: Plan) -> None:
+    """Tables of a plan that grow, trained with servers and without: the same bits, keys included.
+
+    Gradients do not depend on outputs, of which servers only add up other partial sums.
+    """
+    verify(served)
+    group = dist.new_group(list(range(trainers)))
+    if rank >= trainers:
+        return serve_tables(served, backend="torch")
+    found = []
+    for plan, process_group in ((served, None), (plain, group)):
+        # Also a single rank shares tables here, so that its keys are mapped alike.
+        model = sharded(plan, process_group=process_group, backend="torch")
+        for step in range(STEPS):
+            batches = [
+                replace(batch, ids=batch.ids * 7919 + 10**12 * (step // 2))
+                for batch in batches_of(plan.tables, trainers, step)
+            ]
+            train_step(model, rank, batches, step)
+        counts = model.key_counts()
+        assert all(count.evicted > 0 for count in counts.values())
+        found.append((counts, {**state(model), **model.state_dict()}))
+        model.close()
+    (served_counts, with_servers), (plain_counts, without) = found
+    assert served_counts == plain_counts
+    equal(with_servers, without)
+    assert any(name.endswith(".keys.rows") for name in with_servers)
+
+
 def bad_batch(rank: int, world: int, plan: Plan) -> str:
     """An error of one trainer is one of all, and they go on; servers say nothing."""
     model = sharded(plan)
@@ -315,6 +345,23 @@ def jobs_of(trainers: int, servers: int, folder: Path) -> list[Job]:
         ],
         topology=machine(trainers, servers=servers),
     )
+    growing_plans = []
+    first, last = "gpu:0", f"gpu:{trainers - 1}"
+    for homes in ([*devices[trainers:]] * 2, (last, first)):
+        cold, other = homes[:2]
+        on_host = {"memory": "dram", "lookup": "host"}
+        names = "rowwise_adagrad", "adam"
+        tables = [table_with(name, ("sum", "none"), name=name, rows=12) for name in names]
+        made = plan_of(
+            tables,
+            [
+                shard(tables[0], (0, 12, 2)),
+                shard(tables[0], (1, 12, 2), on=cold, **on_host),
+                shard(tables[1], on=other, **on_host),
+            ],
+            topology=machine(trainers, servers=servers),
+        )
+        growing_plans.append(replace(made, growing=dict.fromkeys(names, Growing(11))))
     return [
         *((name, alike, (trainers, plan(name))) for name in OPTIMIZERS),
         job("ahead", 2, ahead_or_not, plan("rowwise_adagrad")),
@@ -322,6 +369,7 @@ def jobs_of(trainers: int, servers: int, folder: Path) -> list[Job]:
         job("settings", 1, other_settings, plan("sgd")),
         job("bad batch", 1, bad_batch, plan("adam")),
         job("growing", 2, growing, strided),
+        ("growing alike", growing_alike, (trainers, *growing_plans)),
         *(
             (f"{name} resumes", resumes, (trainers, every_placement(name), folder / name))
             for name in ("rowwise_adagrad", "adam")
@@ -348,7 +396,9 @@ def outcomes(shape: tuple[int, int], tmp_path_factory: pytest.TempPathFactory) -
     return run(sum(shape), jobs_of(*shape, tmp_path_factory.mktemp("saved")))
 
 
-@pytest.mark.parametrize("what", [*OPTIMIZERS, "ahead", "weights", "settings", "growing"])
+@pytest.mark.parametrize(
+    "what", [*OPTIMIZERS, "ahead", "weights", "settings", "growing", "growing alike"]
+)
 def test_tables_on_servers_train_as_in_one_process(what: str, outcomes: Outcomes) -> None:
     outcomes.of(what)
 
