@@ -22,7 +22,6 @@ from ranks_cases import (
 from ranks_launcher import Job, Outcomes, run
 from torch import Tensor
 
-from placer.adapters.pytorch.shared_tables import SharedTables
 from placer.errors import DataError, PlanMismatchError
 from placer.executor import PlacedEmbeddings, UnplacedEmbeddings, look_ahead, make_embeddings
 from placer.executor.distributed import serve_tables
@@ -305,17 +304,19 @@ def refused(rank: int, world: int, plan: Plan, trainers: int) -> str:
     return str(error.value)
 
 
-def lacks(rank: int, world: int, plan: Plan) -> list[str]:
+def lacks(rank: int, world: int, trainers: int, plan: Plan) -> list[str]:
     """What servers do not do, told before anyone waits."""
-    group, said = dist.new_group(list(range(world))), []
-    for ask in (
-        lambda: make_embeddings(plan, process_group=group),
-        lambda: SharedTables(plan, torch.device("cpu"), {}),
-    ):
-        with pytest.raises(PlanMismatchError) as error:
-            ask()
-        said.append(str(error.value))
-    return said
+    group = dist.new_group(list(range(world)))
+    with pytest.raises(PlanMismatchError) as error:
+        make_embeddings(plan, process_group=group)
+    if rank >= trainers:
+        serve_tables(plan)
+        return [str(error.value)]
+    first = sharded(plan)
+    with pytest.raises(PlanMismatchError) as second:
+        sharded(plan)
+    first.close()
+    return [str(error.value), str(second.value)]
 
 
 def jobs_of(trainers: int, servers: int, folder: Path) -> list[Job]:
@@ -375,7 +376,7 @@ def jobs_of(trainers: int, servers: int, folder: Path) -> list[Job]:
             for name in ("rowwise_adagrad", "adam")
         ),
         ("refused", refused, (plan("sgd"), trainers)),
-        ("lacks", lacks, (plan("sgd"),)),
+        ("lacks", lacks, (trainers, plan("sgd"))),
         ("too few", refused, (too_many, trainers)),
     ]
 
@@ -433,10 +434,11 @@ def test_ranks_that_do_what_others_are_for_are_refused(
             assert words.startswith(f"rank {rank} is host:{rank - trainers + 1}, which has no GPU")
 
 
-def test_what_servers_lack_is_refused(outcomes: Outcomes) -> None:
-    for group, apply_plan in outcomes.of("lacks"):
+def test_what_servers_lack_is_refused(shape: tuple[int, int], outcomes: Outcomes) -> None:
+    for rank, (group, *second) in enumerate(outcomes.of("lacks")):
         assert group.endswith("without a GPU, serve tables to all ranks; leave process_group out")
-        assert apply_plan.startswith("apply_plan trains tables one by one, which host:1")
+        assert len(second) == (rank < shape[0])
+        assert all("serve the tables of one model, on one device" in words for words in second)
 
 
 def test_too_few_processes_are_told_how_to_start(
