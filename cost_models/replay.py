@@ -69,28 +69,18 @@ Float = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepTimes:
-    """Seconds of one step, by who serves (GPUs, then servers), and by host.
+    """Seconds of one step, by who serves (GPUs, then servers), and by host."""
 
-    Attributes
-    ----------
-    hbm_s, link_s, communication_s, launch_s : float64, shape (serving,)
-        By what is waited for, ahead of the step or within it.
-    phase_s : float64, shape (8, serving)
-        All of these by phase.
-    dram_s, dram_ahead_s : float64, shape (hosts,)
-        Of hosts' memories, all and ahead.
-    schedules : mapping
-        By pipeline.
-    """
-
+    # Shape (serving,): by what is waited for, ahead of the step or within it.
     hbm_s: Float
     link_s: Float
     communication_s: Float
     launch_s: Float
-    phase_s: Float
+    phase_s: Float  # Shape (8, serving): all of these by phase.
+    # Shape (hosts,): of hosts' memories, all and ahead.
     dram_s: Float
     dram_ahead_s: Float
-    schedules: Mapping[Pipeline, Schedule]
+    schedules: Mapping[Pipeline, Schedule]  # By pipeline.
 
     @property
     def gpu_s(self) -> Float:
@@ -120,21 +110,10 @@ class StepTimes:
 
 
 class StepTimer:
-    """Turns counts of an arrangement into seconds.
+    """Turns counts of an arrangement, with a process for each GPU and server, into seconds.
 
-    Parameters
-    ----------
-    arrangement : Arrangement
-        With one process for each GPU and each server.
-    equation : StepEquation
-        Whose constants count.
-    profile : Profile, optional
-        Of the plan's tables, for constants that depend on accesses.
-
-    Raises
-    ------
-    PlanMismatchError
-        If processes stand for several GPUs.
+    Constants that depend on accesses need the profile of the plan's tables. Raises
+    PlanMismatchError if processes stand for several GPUs.
     """
 
     def __init__(
@@ -220,19 +199,11 @@ class StepTimer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replayed:
-    """Counts and step times of batches replayed under a plan.
-
-    Attributes
-    ----------
-    totals : Totals
-    records : tuple of StepRecord
-        Of each step, in order.
-    gpu_s : float64, shape (serving,)
-        Mean seconds of each GPU's and server's work in a step, one after the other.
-    """
+    """Counts and step times of batches replayed under a plan."""
 
     totals: Totals
-    records: tuple[StepRecord, ...]
+    records: tuple[StepRecord, ...]  # Of each step, in order.
+    # Shape (serving,): mean seconds of each GPU's and server's work, one after the other.
     gpu_s: Float
 
     @classmethod
@@ -255,15 +226,8 @@ def replayed(
 ) -> Replayed:
     """Run batches through a simulator, from where it is, and time each of them.
 
-    Parameters
-    ----------
-    on_step : callable
-        Called after each step with the number of steps done.
-
-    Raises
-    ------
-    DataError
-        If there is no batch, or an id is no row of its table.
+    `on_step` is called after each step with the number of steps done. Raises DataError if there is
+    no batch, or an id is no row of its table.
     """
     arrangement, ahead = simulator.arrangement, simulator.options.look_ahead
     totals = Totals.zeros(
@@ -327,10 +291,7 @@ def _launch_s(arrangement: Arrangement, costs: Sequence[Sequence[UnitCosts]]) ->
 def step_equation(model: object) -> StepEquation:
     """Return a cost model as one whose constants can be multiplied with counts.
 
-    Raises
-    ------
-    PlacerError
-        If it has none.
+    Raises PlacerError if it has none.
     """
     if not isinstance(model, StepEquation):
         name = getattr(model, "name", type(model).__name__)
@@ -343,7 +304,7 @@ def step_equation(model: object) -> StepEquation:
 
 def _table_numbers(problem: Problem, plan: Plan) -> list[int]:
     """Return the number of each of the plan's tables in the problem's profile."""
-    known = {name: number for number, name in enumerate(problem.profile.table_names)}
+    known = problem.profile.table_numbers
     missing = [table.name for table in plan.tables if table.name not in known]
     if missing:
         raise PlanMismatchError(f"the profile has no table {missing[0]!r} of the plan")

@@ -88,13 +88,7 @@ def served(arrangement: Arrangement, counts: PartCounts) -> Served:
 def device_totals(
     arrangement: Arrangement, totals: Totals, cache_entries: Int
 ) -> tuple[DeviceTotals, ...]:
-    """Return all that may serve, GPUs first, and then hosts with GPUs, in the topology's order.
-
-    Parameters
-    ----------
-    cache_entries : int64, shape (row caches,)
-        See `placer.simulator.replay.Simulator.cache_entries`.
-    """
+    """Return all that may serve, GPUs first, and then hosts with GPUs, in the topology's order."""
     plan, counts = arrangement.plan, totals.parts
     by_device: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for at, part in enumerate(arrangement.parts):
