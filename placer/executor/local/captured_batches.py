@@ -24,7 +24,7 @@ SEEN = 3
 MOST_LOOKUPS = 1 << 22
 """For larger batches a GPU takes longer than the host does to start their kernels."""
 
-MOST_SHAPES = 4
+MOST_SHAPES = 2
 """A captured shape keeps some 30 bytes a lookup that others give back after their step."""
 
 Shape = tuple[int, torch.dtype, tuple[tuple[int, int], ...]]
