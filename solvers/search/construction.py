@@ -237,6 +237,8 @@ class _Loads:
         self.mean_s = np.maximum(1e-12, self.phase_s.mean(axis=0) + whole_s / instance.gpus)
         self.weights = np.maximum(instance.objective.weights, _LEAST_WEIGHT)
         self.pairs: list[tuple[TableShard, int]] = []
+        # Where DRAM has a price, prices decide between GPUs and servers.
+        self.served = instance.servers if instance.dram_price else 0
 
     def put(self, block: Block) -> bool:
         """Assign a block to the GPU that is then the least full, if any has room for it."""
@@ -251,6 +253,10 @@ class _Loads:
             allowed &= cost[:, DRAM_BYTES] <= self.dram[self.hosts]
         for shard in block:
             allowed[self.holders.get(shard.table, [])] = False
+        if self.balanced == "phases" and self.served and allowed.any():
+            worth_s = cost[:, GPU_S] + self.price * cost[:, BYTES]
+            worth_s[-self.served :] = self.instance.server_share * cost[-self.served :, GPU_S]
+            allowed &= worth_s <= worth_s[allowed].min()
         for arena in sorted(self.instance.arenas(block) & self.homes.keys()):
             if (allowed & self.homes[arena]).any():
                 allowed &= self.homes[arena]

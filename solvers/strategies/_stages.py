@@ -101,9 +101,14 @@ def _packed(search: Search) -> Iterator[Assignment | None]:
     instance, bound = search.instance, search.lagrangian
     price = bound.price_s_per_byte
     seen: set[tuple[ShardingOption, ...]] = set()
-    fits = False
-    for target in TARGETS:
-        options = options_for(instance, bound, target * bound.step_time_s)
+    fits, best_s = False, np.inf
+    for target in (*TARGETS, np.inf):
+        target_s = target * bound.step_time_s
+        if target == np.inf:  # Drives may be far slower than all of them together.
+            if not instance.lacks_dram or best_s <= max(TARGETS) * bound.step_time_s:
+                return
+            target_s = best_s
+        options = options_for(instance, bound, target_s)
         if options is None or tuple(options) in seen:
             continue
         is_first = not seen
@@ -111,6 +116,7 @@ def _packed(search: Search) -> Iterator[Assignment | None]:
         known = search.first if is_first and target == TARGETS[0] else None
         assignment = packed(instance, options, price) if known is None else known.copy()
         fits |= assignment is not None
+        best_s = min(best_s, np.inf if assignment is None else assignment.step_time_s)
         yield assignment
         if is_first and instance.gpus > 1:
             for share in LONGEST_SHARES:
@@ -134,7 +140,7 @@ def anneal(search: Search, share: float) -> Assignment | None:
 
     if search.best is None:
         return None
-    if search.instance.needs_servers:
+    if search.instance.needs_servers and not search.instance.dram_price:
         # Annealing does not count DRAM here, where GPUs' hosts are mostly full.
         moved = search.best.copy()
         improve(moved, search.clock.part(share))
