@@ -76,10 +76,10 @@ def construct(search: Search, share: float = 1.0, *, resharded: bool = True) -> 
     if not made:
         fitting = search.first_fit()
         made = [] if fitting is None else [fitting]
-    made.sort(key=lambda one: one.step_time_s)
+    made.sort(key=lambda one: (one.step_time_s, _all_chains_s(one)))
     if not made or made[0].step_time_s <= enough_s:
         return made[0] if made else None
-    best = min(made, key=lambda one: one.key_s).copy()
+    best = min(made, key=lambda one: (one.key_s, _all_chains_s(one))).copy()
     if resharded:
         improve(best, clock)
     return min(best, made[0], key=lambda one: one.step_time_s)
@@ -93,7 +93,17 @@ def _constructed(search: Search, clock: Clock) -> list[Assignment]:
             made.append(assignment)
         if clock.spent and made:
             break
-    return sorted(made, key=lambda assignment: assignment.key_s)[:_IMPROVED]
+    return sorted(made, key=lambda one: (one.key_s, _all_chains_s(one)))[:_IMPROVED]
+
+
+def _all_chains_s(assignment: Assignment) -> float:
+    """Return seconds of all chains: of plans that wait for servers alone, drives may differ.
+
+    Without servers, 0: the first of equally fast ones is the best.
+    """
+    instance = assignment.instance
+    chains_s = instance.objective.schedule.chain_times_s(assignment.phase_s.T)
+    return float(chains_s.sum()) if instance.servers else 0.0
 
 
 def _packed(search: Search) -> Iterator[Assignment | None]:

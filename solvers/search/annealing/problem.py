@@ -309,7 +309,7 @@ def _promising(instance: Instance, work_s: Mapping[int, float]) -> Iterator[int]
 
     By turns those with most work, which have to be divided, and those that lose least by being
     divided, as they have few lookups for their work: their shards make GPUs equal. Where memories
-    are what servers are for, the largest ones instead of those with most work.
+    are what servers are for, the largest ones first.
 
     Parameters
     ----------
@@ -317,9 +317,10 @@ def _promising(instance: Instance, work_s: Mapping[int, float]) -> Iterator[int]
         Seconds of each table.
     """
     profiles = instance.problem.profile.tables
-    heavy = sorted(work_s, key=lambda table: (-work_s[table], table))
     if instance.servers and instance.dram_price:
-        heavy.sort(key=lambda table: -profiles[table].table.total_bytes)
+        yield from sorted(work_s, key=lambda table: -profiles[table].table.total_bytes)
+        return
+    heavy = sorted(work_s, key=lambda table: (-work_s[table], table))
     least_s = _WORTH_CUTTING * math.fsum(work_s.values()) / max(1, len(work_s))
     light = sorted(
         (table for table in work_s if work_s[table] > least_s),
