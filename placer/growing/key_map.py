@@ -171,6 +171,7 @@ class KeyMap:
         self._rows = np.zeros(self._own.rows, self._kernels.RECORD)
         self._state = np.zeros(self._kernels.PLACES, np.int64)
         self._sketch = np.zeros(self._sketch_shape(self.parts), np.uint8)
+        self._log = np.zeros(1, np.int64)  # Has no room for what nobody asks.
 
     def _sketch_shape(self, parts: int) -> tuple[int, int]:
         """Return the shape of the sketch of each of so many maps."""
@@ -198,26 +199,33 @@ class KeyMap:
         if self.known_steps:
             self.known_steps -= 1
             return StepRows(self._find_again(keys), keys[:0], keys[:0])
-        growing, kernels = self._own, self._kernels
-        rows, reused = np.empty(keys.size, np.int64), np.empty(keys.size, np.int64)
-        count = kernels.read(
-            np.ascontiguousarray(keys),
-            rows,
-            reused,
-            self._slots,
-            self._rows,
-            self._state,
-            self._sketch,
-            growing.capacity,
-            growing.admission,
-            growing.eviction == "lfu",
-            growing.ttl,
-            _FORGET_READS * growing.capacity,
-            self._state[kernels.STEP] + 1 - open_steps,
-        )
-        reused = reused[:count]
+        open_since = self._begin_step(keys.size, open_steps, self._own.ttl)
+        rows, reused, _ = self._read(np.ascontiguousarray(keys), open_since)
         new_keys = self._rows["key"][reused]
         return StepRows(self._numbered(rows), self._numbered(reused), new_keys)
+
+    def _begin_step(self, lookups: int, open_steps: int, ttl: int) -> int:
+        """Begin a step, and return the first one whose rows keep their keys."""
+        open_since = int(self._state[self._kernels.STEP]) + 1 - open_steps
+        maps = self._slots, self._rows, self._state, self._sketch, self._log
+        forget_reads = _FORGET_READS * self._own.capacity
+        self._kernels.begin_step(
+            lookups, *maps, self._own.admission, ttl, forget_reads, open_since
+        )  # fmt: skip
+        return open_since
+
+    def _read(
+        self, keys: Int, open_since: int, hand: int = 0, limit: int = _MOST_CAPACITY
+    ) -> tuple[Int, Int, int]:
+        """Read keys up to one that needs a row beyond the limit: rows, those reused, how many."""
+        growing, rows, reused = self._own, np.empty_like(keys), np.empty_like(keys)
+        maps = self._slots, self._rows, self._state, self._sketch, self._log
+        is_lfu = growing.eviction == "lfu"
+        count, done = self._kernels.read(
+            keys, rows, reused, *maps,
+            growing.capacity, growing.admission, is_lfu, open_since, hand, limit,
+        )  # fmt: skip
+        return rows[:done], reused[:count], done
 
     def find(self, keys: Int) -> Int:
         """Find the row of each key, 0 where it has none; nothing is counted."""
@@ -254,7 +262,7 @@ class KeyMap:
 
     def assign(self, keys: Int, rows: Int) -> None:
         """Give each key its row, once `check` allows it, whoever had that before; row 0 is none."""
-        self._kernels.assign(keys, rows, self._slots, self._rows, self._state)
+        self._kernels.assign(keys, rows, self._slots, self._rows, self._state, self._log)
 
     def check(self, keys: Int, rows: Int) -> None:
         """Raise CheckpointError if a key or a row is listed twice, or there is no such row."""
@@ -359,7 +367,7 @@ class KeyMap:
             self._sketch[:] = flat.reshape(self._sketch.shape)
         else:
             self._go_on(counts, own.size)
-        kernels.fill_slots(self._slots, self._rows, own.size)
+        kernels.fill_slots(self._slots, self._rows, own.size, self._log)
 
     def _go_on(self, counts: Int, used: int) -> None:
         """Set the counters of a map that has rows of several, and chain its free rows."""

@@ -34,13 +34,9 @@ class PartRead:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Distinct:
-    """Distinct rows that some samples read, ascending by rank.
+    """Distinct rows that some samples read, ascending by rank."""
 
-    Attributes
-    ----------
-    ids, ranks, counts : integer arrays, shape (rows,)
-    """
-
+    # Shape (rows,)
     ids: AnyInt
     ranks: AnyInt
     counts: AnyInt
@@ -66,13 +62,7 @@ class _Group:
 
 
 class TableReader:
-    """Counts what batches read of one table.
-
-    Parameters
-    ----------
-    number : int
-        Of the table.
-    """
+    """Counts what batches read of the table with a number."""
 
     def __init__(self, arrangement: Arrangement, number: int) -> None:
         plan = arrangement.plan
@@ -96,11 +86,10 @@ class TableReader:
 
         Raises DataError if an id is no row of the table.
         """
-        world = self._arrangement.processes
-        ends = [samples * process // world for process in range(world + 1)]
+        ends = self._arrangement.ends(samples)
         starts = np.array(
             [ends if one.offsets is None else one.offsets[ends] for one in bags], dtype=np.int64
-        ).reshape(len(bags), world + 1)
+        ).reshape(len(bags), len(ends))
         for one, feature in zip(bags, self.table.features, strict=True):
             self._check(one.ids, feature.name)
         reads: list[PartRead] = []

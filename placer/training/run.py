@@ -37,7 +37,6 @@ from placer.training.distributed import ALONE, Ranks
 from placer.training.metric_logs import MetricLog
 from placer.training.reading import Reading, readings
 from placer.training.tables import (
-    key_state,
     load_key_state,
     load_tables,
     named_tables,
@@ -49,30 +48,16 @@ from placer.training.trainer import AnyBatch, Trainer
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What the progress callback gets.
+    """What the progress callback gets."""
 
-    Attributes
-    ----------
-    step, epoch : int
-        Steps taken, and complete passes over the log, earlier runs included.
-    samples : int
-        Samples that this run trained on.
-    loss : float
-        Mean log loss since the last report.
-    samples_per_s : float
-        Of this run so far, reading included.
-    epochs : int
-        Passes of the whole run.
-    last_step : int or None
-        At which the run ends, if all samples have labels; None while the log's length is not known.
-    """
-
+    # Steps taken, and complete passes over the log, earlier runs included.
     step: int
     epoch: int
-    samples: int
-    loss: float
-    samples_per_s: float
-    epochs: int = 1
+    samples: int  # Samples that this run trained on.
+    loss: float  # Mean log loss since the last report.
+    samples_per_s: float  # Of this run so far, reading included.
+    epochs: int = 1  # Passes of the whole run.
+    # At which the run ends, if all samples have labels; None while the log's length is not known.
     last_step: int | None = None
 
     def __str__(self) -> str:
@@ -161,7 +146,7 @@ class Run:
             "dense": self.trainer.dense_state(),
             STATES: update_counts(named),
             "random": random_state,
-            KEYS: key_state(self.embeddings),
+            KEYS: self.embeddings.keys.state(),
         }
         saved = Checkpoint(self.position, self._settings, tensors, self._data)
         self.saved = checkpoint.save(Path(self._policy.folder), saved, self._policy.keep, [named])
@@ -170,10 +155,8 @@ class Run:
     def restore(self, path: Path) -> None:
         """Go on from a checkpoint of this model, made under this plan or another.
 
-        Raises
-        ------
-        CheckpointError
-            If it is damaged, of another model or was trained with other settings.
+        Raises CheckpointError if it is damaged, of another model or was trained with other
+        settings.
         """
         saved = checkpoint.open_checkpoint(path, self._ranks)
         self._ranks.together(lambda: self._load(saved))

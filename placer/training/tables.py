@@ -34,11 +34,8 @@ def update_counts(named: NamedTables) -> dict[str, AnyTensor]:
 def load_tables(embeddings: Embeddings, groups: Mapping[str, Mapping[str, AnyTensor]]) -> None:
     """Overwrite weights and optimizer state; each process reads the rows that it holds.
 
-    Raises
-    ------
-    CheckpointError
-        If a tensor is missing, of no table, of another shape or of another type; nothing is
-        changed then.
+    Raises CheckpointError if a tensor is missing, of no table, of another shape or of another type;
+    nothing is changed then.
     """
     named = named_tables(embeddings)
     stored = {
@@ -50,13 +47,8 @@ def load_tables(embeddings: Embeddings, groups: Mapping[str, Mapping[str, AnyTen
     load_stored("the checkpoint's tables do not fit the plan", [named], stored, counts=counts)
 
 
-def key_state(embeddings: Embeddings) -> dict[str, Tensor]:
-    """Return key maps of tables that grow, as ``<table>.keys.<name>``; all processes call it."""
-    return embeddings.keys.state()
-
-
 def load_key_state(embeddings: Embeddings, state: Mapping[str, Tensor]) -> None:
-    """Go on with what `key_state` gave."""
+    """Go on with key maps, as ``<table>.keys.<name>``; all processes call it."""
     missing = [name for name in embeddings.keys.names() if name not in state]
     if missing:
         raise CheckpointError(f"the checkpoint lacks {missing[0]!r} of a table that grows")

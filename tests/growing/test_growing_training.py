@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from cli_cases import invoke
+from fast_and_full import combinations
 from growing_cases import CONFIG, HOW, click_samples, growing_log, growing_plan
 from safetensors.torch import load_file
 
@@ -39,8 +40,7 @@ def _assert_same_run(one: Path, other: Path) -> None:
             assert torch.equal(tensor, second.tensors[group][name]), (group, name)
 
 
-@pytest.mark.parametrize("placement", ["hbm", "cached"])
-@pytest.mark.parametrize("stop_after", [5, 18, 25])
+@combinations("placement, stop_after", ["hbm", "cached"], [5, 18, 25])
 def test_a_resumed_run_is_bit_equal(placement: str, stop_after: int, tmp_path: Path) -> None:
     log = growing_log()
     plan = growing_plan(log, placement)
@@ -215,6 +215,7 @@ main()
 """
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_bit_equal(planned: Path, tmp_path: Path) -> None:
     def training(name: str, *more: str) -> list[str]:
         return _training(planned, "--checkpoints", str(tmp_path / name), "--every", "5", *more)

@@ -5,20 +5,12 @@ from weakref import WeakSet
 from placer.adapters.pytorch.calls import Call
 from placer.executor import BagBatch, Embeddings
 
-_SEED = 0
-"""Of the weights with which rows begin that have had another key, as in `PlacedEmbeddings`."""
-
 
 class OpenCalls:
     """The training calls of one table, each a step of its key map.
 
     A call is open until its rows are updated, or until nobody can ask for their gradient any more:
-    so long its rows keep their keys.
-
-    Parameters
-    ----------
-    collected : list of Call
-        Calls that have a gradient and wait for the update.
+    so long its rows keep their keys. Those that `collected` holds wait for the update.
     """
 
     def __init__(self, collected: list[Call]) -> None:
@@ -47,8 +39,3 @@ class OpenCalls:
         call.batch = keys.rows_of(call.batch, embeddings.features, call.trains, embeddings.id_order)
         if call.trains:
             self.add(call)
-
-
-def read_by_rows(embeddings: Embeddings) -> None:
-    """Let a call find the rows of its keys once, however often these rows are read and updated."""
-    embeddings.keys.in_batches, embeddings.keys.seed = False, _SEED
