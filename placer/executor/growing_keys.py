@@ -13,7 +13,8 @@ from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.lookups.batch_reads import FeatureRead, feature_bounds
 from placer.executor.memory.initial_weights import weights_of_keys
 from placer.growing.key_counts import KeyCounts
-from placer.growing.key_map import Growing, Int, KeyMap
+from placer.growing.key_map import KeyMap
+from placer.growing.options import Growing, Int
 from placer.tables import Table
 
 MOST_OPEN_STEPS = 64
@@ -114,7 +115,7 @@ class GrowingKeys:
     def drop_ahead(self) -> None:
         """Give up the steps that are ahead: their batches are to come again."""
         for keys in self.maps.values():
-            keys.known_steps += self.ahead
+            keys.give_up(self.ahead)
         self.open_steps = max(0, self.open_steps - self.ahead)
         self.ahead = 0
 

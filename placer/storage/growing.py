@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -15,15 +16,18 @@ from placer.errors import PlanMismatchError
 from placer.executor.id_order import TableTensor, tensors_of
 from placer.executor.memory.initial_weights import initial_weights
 from placer.executor.tensor_names import UPDATES
+from placer.growing.key_map import KeyMap, Resized
 from placer.plan.order import Int
 from placer.plan.plan import Plan
-from placer.plan.verify import refuse_growing
 from placer.storage.run_state import (
+    KEYS,
     STATES,
     WEIGHTS,
     Checkpoint,
+    growing_settings,
     table_settings,
 )
+from placer.storage.shards.writing import keys_of
 from placer.storage.tensor_rows import AnyTensor, TensorRows
 from placer.tables import Table
 
@@ -42,11 +46,36 @@ class Grown:
     dropped_rows: int
 
 
+def resized_keys(checkpoint: Checkpoint, old: Plan, new: Plan) -> dict[str, Resized]:
+    """Return the key maps of the newer plan's tables that grow, with the checkpoint's keys.
+
+    Raises
+    ------
+    PlanMismatchError
+        If a table grows in one of the plans alone.
+    CheckpointError
+        If the checkpoint lacks the keys of a table, or has those of another capacity.
+    """
+    resized = {}
+    for name in new.tables_by_name.keys() & {*old.growing, *new.growing}:
+        if name not in old.tables_by_name:
+            resized[name] = KeyMap(new.growing[name]).resized(new.growing[name])
+        elif name in old.growing and name in new.growing:
+            resized[name] = keys_of(checkpoint, name, old.growing[name]).resized(new.growing[name])
+        else:
+            raise PlanMismatchError(
+                f"table {name!r} grows in one of the plans and has fixed rows in the other; let it "
+                "grow in both, or in none"
+            )
+    return resized
+
+
 def earlier_rows(
     old: Plan,
     new: Plan,
     encodings: tuple[Encoding | None, Encoding | None] = (None, None),
     keep: Mapping[str, Int] | None = None,
+    keys: Mapping[str, Resized] = MappingProxyType({}),
 ) -> dict[str, Int]:
     """For each row of the newer tables the row that it was, −1 for a new one.
 
@@ -59,9 +88,10 @@ def earlier_rows(
         Those of the plans' profiles, where they are known.
     keep : mapping of table name to int64 array, optional
         The earlier ids of a table that become rows 0, 1, … of the newer one.
+    keys : mapping of table name to Resized
+        Of tables that grow; see `resized_keys`.
     """
     rows: dict[str, Int] = {}
-    refuse_growing(old, "the newer plan")
     unknown = sorted(set(keep or {}) - set(old.tables_by_name))
     if unknown:
         raise PlanMismatchError(f"no table {unknown[0]!r} in the older plan, of which to keep ids")
@@ -78,9 +108,12 @@ def earlier_rows(
                     "the newer one; rows can be more or fewer, and nothing else"
                 )
         kept = (keep or {}).get(table.name)
-        rows[table.name] = (
-            _by_id(was, table, encodings) if kept is None else _kept(was, table, kept)
-        )
+        if table.name in keys:
+            rows[table.name] = keys[table.name].earlier
+        elif kept is None:
+            rows[table.name] = _by_id(was, table, encodings)
+        else:
+            rows[table.name] = _kept(was, table, kept)
     return rows
 
 
@@ -119,7 +152,13 @@ def _kept(was: Table, table: Table, ids: Int) -> Int:
     return np.concatenate((ids, np.full(table.rows - ids.size, _NEW)))
 
 
-def grown(checkpoint: Checkpoint, old: Plan, new: Plan, rows: Mapping[str, Int]) -> Checkpoint:
+def grown(
+    checkpoint: Checkpoint,
+    old: Plan,
+    new: Plan,
+    rows: Mapping[str, Int],
+    keys: Mapping[str, Resized] = MappingProxyType({}),
+) -> Checkpoint:
     """Return a checkpoint with the newer plan's tables; nothing is read before it is written.
 
     New rows are drawn as those of a new table are, with the run's seed; their optimizer state is
@@ -129,6 +168,8 @@ def grown(checkpoint: Checkpoint, old: Plan, new: Plan, rows: Mapping[str, Int])
     ----------
     rows : mapping of table name to int64 array
         See `earlier_rows`.
+    keys : mapping of table name to Resized
+        See `resized_keys`.
     """
     weights, states = dict[str, AnyTensor](), dict[str, AnyTensor]()
     seed = int(checkpoint.settings.get("seed", 0))
@@ -151,19 +192,31 @@ def grown(checkpoint: Checkpoint, old: Plan, new: Plan, rows: Mapping[str, Int])
     if "tables" in settings:
         settings["tables"] = table_settings(new.tables)
     data = dict(checkpoint.data)
-    if new.provenance.ids_sha256 and "ids_sha256" in data:
-        data["ids_sha256"] = dict(new.provenance.ids_sha256)
-    tensors = {**checkpoint.tensors, WEIGHTS: weights, STATES: states}
+    if "ids_sha256" in data:
+        # Keys are themselves, whatever the rows.
+        kept = {name: ids for name, ids in data["ids_sha256"].items() if name not in keys}
+        data["ids_sha256"] = dict(new.provenance.ids_sha256) or kept
+    if new.growing:
+        settings["growing"] = growing_settings(new.growing)
+    maps = {
+        f"{name}.keys.{what}": torch.from_numpy(values)
+        for name, own in keys.items()
+        for what, values in own.keys.state().items()
+    }
+    tensors = {**checkpoint.tensors, WEIGHTS: weights, STATES: states, KEYS: maps}
     return replace(checkpoint, settings=settings, tensors=tensors, data=data)
 
 
-def counts(old: Plan, rows: Mapping[str, Int]) -> list[Grown]:
+def counts(
+    old: Plan, rows: Mapping[str, Int], keys: Mapping[str, Resized] = MappingProxyType({})
+) -> list[Grown]:
     """Return how many rows of each table stay, are new, and are left out."""
     sizes = {name: table.rows for name, table in old.tables_by_name.items()}
     result = []
     for name, earlier in rows.items():
         kept = int(np.count_nonzero(earlier >= 0))
-        result.append(Grown(name, kept, earlier.size - kept, sizes.get(name, 0) - kept))
+        dropped = keys[name].dropped if name in keys else sizes.get(name, 0) - kept
+        result.append(Grown(name, kept, earlier.size - kept, dropped))
     return result
 
 

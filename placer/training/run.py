@@ -193,8 +193,11 @@ class Run:
             torch.cuda.set_rng_state(random_state["cuda"])
         self.position = saved.position
         # A pass that had come to its end is not gone on with in another log.
-        if saved.position.samples == 0 and _content(saved.data) != _content(self._data):
-            self.position = Position(saved.position.step)
+        if _content(saved.data) != _content(self._data):
+            for keys in self.embeddings.keys.maps.values():
+                keys.forget()
+            if saved.position.samples == 0:
+                self.position = Position(saved.position.step)
         self._saved_position = saved.position
 
     def _pass(self, interrupt: Interrupt, on_progress: OnProgress, tracer: Tracer) -> bool:
@@ -245,11 +248,7 @@ class Run:
             return agreed(read())
         # A log is read in chunks of many batches: while one trains, the thread reads the next.
         depth = max(2, READ_SAMPLES // config.batch_size)
-        stream = agreed(in_background(read, depth))
-        if self.embeddings.plan.growing:
-            # A checkpoint has the keys of the steps that were taken: none may be mapped ahead.
-            return stream
-        return look_ahead(stream, self.embeddings)
+        return look_ahead(agreed(in_background(read, depth)), self.embeddings)
 
     def _timed(
         self, stream: Generator[tuple[BagBatch | None, Reading]]

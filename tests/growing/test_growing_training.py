@@ -41,11 +41,14 @@ def _assert_same_run(one: Path, other: Path) -> None:
 
 @pytest.mark.parametrize("placement", ["hbm", "cached"])
 @pytest.mark.parametrize("stop_after", [5, 18, 25])
-def test_a_resumed_run_is_bit_equal(placement: str, stop_after: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("looks_ahead", [False, True])
+def test_a_resumed_run_is_bit_equal(
+    placement: str, stop_after: int, looks_ahead: bool, tmp_path: Path
+) -> None:
     log = growing_log()
     plan = growing_plan(log, placement)
     policy = CheckpointPolicy(tmp_path / "whole", keep=1)
-    whole = train(plan, log, CONFIG, checkpoints=policy)
+    whole = train(plan, log, replace(CONFIG, look_ahead=False), checkpoints=policy)
     assert whole.keys["item"].evicted
     assert whole.keys["item"].expired
     policy = CheckpointPolicy(tmp_path / "parts", keep=1)
@@ -54,10 +57,12 @@ def test_a_resumed_run_is_bit_equal(placement: str, stop_after: int, tmp_path: P
         if getattr(progress, "step") == stop_after:  # noqa: B009
             signal.raise_signal(signal.SIGINT)
 
-    first = train(plan, log, CONFIG, checkpoints=policy, on_progress=interrupt)
+    config = replace(CONFIG, look_ahead=looks_ahead)
+    first = train(plan, log, config, checkpoints=policy, on_progress=interrupt)
     assert first.steps == stop_after
     other = growing_plan(log, "dram")  # Under another plan, too.
-    rest = train(other, log, CONFIG, checkpoints=policy, resume=tmp_path / "parts")
+    config = replace(CONFIG, look_ahead=not looks_ahead)
+    rest = train(other, log, config, checkpoints=policy, resume=tmp_path / "parts")
     assert first.losses + rest.losses == whole.losses
     assert rest.keys == whole.keys
     assert (rest.auc, rest.log_loss) == (whole.auc, whole.log_loss)
