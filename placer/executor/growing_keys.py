@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from placer.errors import PlanMismatchError
+from placer.errors import CheckpointError, PlanMismatchError
 from placer.executor.id_order import IdOrder, tensors_of
 from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.lookups.batch_reads import FeatureRead, feature_bounds
@@ -160,7 +160,10 @@ class GrowingKeys:
         return [f"{table}.keys.{name}" for table in self.maps for name in KeyMap.STATE]
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Go on with what `state` gave."""
+        """Go on with what `state` gave; raise CheckpointError if it is not of these tables."""
+        missing = [name for name in self.names() if name not in state]
+        if missing:
+            raise CheckpointError(f"the checkpoint lacks {missing[0]!r} of a table that grows")
         for table, keys in self.maps.items():
             keys.load_state({name: state[f"{table}.keys.{name}"].numpy() for name in KeyMap.STATE})
         self.open_steps = self.ahead = 0

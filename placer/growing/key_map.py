@@ -9,11 +9,11 @@ import numpy as np
 from placer.errors import BackendError, CheckpointError, PlanMismatchError
 from placer.growing.key_counts import KeyCounts
 from placer.growing.options import SKETCH_CELLS, SKETCH_ROWS, Growing, Int
-from placer.growing.saved_state import fits, lookups_before, sketch_blocks, sketch_of
+from placer.growing.saved_state import fits, sketch_of
 
 _READS = 256
-"""Steps that read a row are counted below it. How many lookups of a step that comes again came
-before its key got the row is counted in the bits above."""
+"""Steps that read a row are counted below it; in the bits above, lookups that come again and found
+no row, as their key got it behind them."""
 _FORGET_READS = 10
 """Reads of keys without a row are halved after ten times as many lookups as there are rows, as in
 TinyLFU (Einziger, Friedman and Manes 2017, doi:10.1145/3149371)."""
@@ -28,10 +28,7 @@ class StepRows(NamedTuple):
 
 
 class Resized(NamedTuple):
-    """A map with another capacity, the earlier row of each row (−1: none), and how many keys went.
-
-    Rows without an earlier one are as those of a new table.
-    """
+    """A map with another capacity; the earlier row of each row, or −1; and how many keys went."""
 
     keys: "KeyMap"
     earlier: Int
@@ -114,10 +111,10 @@ class KeyMap:
         self._slots = np.zeros(self._own.slot_count, np.uint32)
         self._rows = np.zeros(self._own.rows, self._kernels.RECORD)
         self._state = np.zeros(self._kernels.PLACES, np.int64)
-        self._blocks = sketch_blocks(self.growing.sketch_blocks, self.part, self.parts)
-        self._sketch = np.zeros((len(self._blocks), SKETCH_ROWS, SKETCH_CELLS), np.uint8)
-        # Keys and rows of the last steps, which may be given up; as many as may be on their way.
-        self._last: deque[tuple[Int, Int]] = deque(maxlen=2)
+        blocks = self.growing.sketch_blocks(self.part, self.parts)
+        self._sketch = np.zeros((len(blocks), SKETCH_ROWS, SKETCH_CELLS), np.uint8)
+        # The keys that had no row, of the last steps: as many as may come again.
+        self._last: deque[Int] = deque(maxlen=64)
 
     def _numbered(self, rows: Int) -> Int:
         """Return rows of the table, from those of this map."""
@@ -145,8 +142,8 @@ class KeyMap:
             self._rows,
             self._state,
             self._sketch,
-            self._blocks.start,
-            self.growing.sketch_blocks,
+            self.growing.sketch_blocks(self.part, self.parts).start,
+            len(self.growing.sketch_blocks()),
             growing.capacity,
             growing.admission,
             growing.eviction == "lfu",
@@ -154,39 +151,36 @@ class KeyMap:
             _FORGET_READS * growing.capacity,
             self._state[kernels.STEP] + 1 - open_steps,
         )
-        if growing.admission > 1:
-            self._last.append((keys, rows))
+        self._last.append(keys[rows == 0])
         reused = reused[:count]
         new_keys = self._rows["key"][reused]
         return StepRows(self._numbered(rows), self._numbered(reused), new_keys)
 
     def find(self, keys: Int) -> Int:
         """Find the row of each key, 0 where it has none; nothing is counted."""
+        return self._numbered(self._find(keys))
+
+    def _find(self, keys: Int) -> Int:
         rows = np.empty(keys.size, np.int64)
         self._kernels.find(np.ascontiguousarray(keys), rows, self._slots, self._rows)
-        return self._numbered(rows)
+        return rows
 
     def _find_again(self, keys: Int) -> Int:
-        """Find what `read` gave to keys of a step, where at most one more has been made since."""
-        own = np.empty(keys.size, np.int64)
-        self._kernels.find(np.ascontiguousarray(keys), own, self._slots, self._rows)
-        step, reads = self._rows["step"][own], self._rows["reads"][own]
-        # A key that no row was left for may have got one in the step behind.
-        is_later = step > self._state[self._kernels.STEP] - self.known_steps
-        own[is_later & (reads % _READS == 0)] = 0
-        # Of a key that got its row within this step, the first lookups came before.
-        (late,) = ((own > 0) & (reads >= _READS)).nonzero()
-        late = late[own[late].argsort(kind="stable")]
-        starts, sizes = np.unique(own[late], return_index=True, return_counts=True)[1:]
-        nth = np.arange(late.size) - starts.repeat(sizes)
-        self._rows["reads"][own[late]] %= _READS
-        own[late[nth < reads[late] // _READS]] = 0
-        self._last.append((keys, own))
-        return self._numbered(own)
+        """Find what `read` gave to the keys of a step that comes again."""
+        rows = self._find(keys)
+        before = self._rows["reads"][rows] // _READS
+        (late,) = ((rows > 0) & (before > 0)).nonzero()
+        late = late[rows[late].argsort(kind="stable")]
+        starts, sizes = np.unique(rows[late], return_index=True, return_counts=True)[1:]
+        late = late[np.arange(late.size) - starts.repeat(sizes) < before[late]]
+        np.subtract.at(self._rows["reads"], rows[late], _READS)
+        rows[late] = 0
+        self._last.append(keys[rows == 0])
+        return self._numbered(rows)
 
     def give_up(self, steps: int) -> None:
         """Take so many of the last steps for such as come again: then their keys are only found."""
-        np.add.at(self._rows["reads"], self._before(steps), _READS)
+        np.add.at(self._rows["reads"], self._behind(steps), _READS)
         self.known_steps += steps
 
     def forget(self) -> None:
@@ -194,10 +188,11 @@ class KeyMap:
         self.known_steps = 0
         self._rows["reads"] %= _READS
 
-    def _before(self, steps: int) -> Int:
-        """Return the row of each lookup of the last steps that came before its key got the row."""
+    def _behind(self, steps: int) -> Int:
+        """Return the row of each lookup of the last steps whose key got it behind that."""
         last = list(self._last)[max(0, len(self._last) - steps) :]
-        return np.concatenate([np.empty(0, np.int64), *(lookups_before(*step) for step in last)])
+        rows = self._find(np.concatenate([np.empty(0, np.int64), *last]))
+        return rows[rows > 0]
 
     @classmethod
     def of(cls, growing: Growing, keys: Int, rows: Int) -> "KeyMap":
@@ -246,12 +241,10 @@ class KeyMap:
         made._allocate(np.append(rows, unused))
         made._rows[1 : kept.size + 1] = self._rows[kept]
         made._state[:], made.known_steps = self._state, self.known_steps
-        passed = [kernels.HAND, kernels.SWEEP]
-        made._state[passed] = np.searchsorted(kept, self._state[passed], "right")
-        made._state[[kernels.USED, kernels.FREE, kernels.SKETCH]] = kept.size, 0, 0
+        made._state[[kernels.FREE, kernels.HAND, kernels.SWEEP, kernels.SKETCH]] = 0
+        made._state[kernels.USED] = kept.size
         made._state[kernels.EVICTED] += live.size - kept.size
-        blocks = self.growing.sketch_blocks, 1, growing.sketch_blocks, 0, 1
-        made._sketch = sketch_of(self._sketch, *blocks)
+        made._sketch = sketch_of(self._sketch, self.growing, 1, growing, 0, 1)
         kernels.fill_slots(made._slots, made._rows, kept.size)
         earlier = np.full(growing.rows, -1)
         earlier[0], earlier[rows] = 0, before
@@ -290,21 +283,11 @@ class KeyMap:
         Those of all maps of a table, one after the other, are what `load_state` takes. Their shapes
         do not depend on the keys, so that `torch.distributed.checkpoint` reads into them. So many
         of the last steps are `ahead` of the training, and come again: then their keys are found.
-
-        Raises
-        ------
-        CheckpointError
-            If more are ahead than `look_ahead` looks, and keys wait for admission.
         """
-        if ahead > len(self._last) and self.growing.admission > 1:
-            raise CheckpointError(
-                f"reads of {ahead} steps that are not trained are counted for admission already; "
-                f"save when there are at most {self._last.maxlen}, as in a loop over look_ahead"
-            )
         used = int(self._state[self._kernels.USED])
         rows = np.zeros((self._own.capacity, 3), np.int64)  # Zeros for rows that had no key yet.
         rows[:used, :2] = self._rows[1 : used + 1].view(np.int64).reshape(used, 2)
-        np.add.at(rows[:, 1], self._before(ahead) - 1, _READS << 32)
+        np.add.at(rows[:, 1], self._behind(ahead) - 1, _READS << 32)
         rows[:used, 2] = self._numbered(np.arange(1, used + 1))
         counts = np.append(self._state, self.known_steps + ahead)
         sketch = self._sketch.reshape(-1, SKETCH_ROWS * SKETCH_CELLS).copy()
@@ -326,15 +309,13 @@ class KeyMap:
         """
         kernels = self._kernels
         rows, counts, sketch = (np.ascontiguousarray(state[name], np.int64) for name in self.STATE)
-        size, capacity = len(rows), self.growing.capacity
+        size, how = len(rows), self.growing
         if rows.ndim == 2 and rows.shape[1] == 3:
             rows = rows[rows[:, 2] != 0]
-        if size not in (len(rows), capacity) or not fits(
-            rows, counts, sketch, self.growing, kernels
-        ):
+        if size not in (len(rows), how.capacity) or not fits(rows, counts, sketch, how, kernels):
             raise CheckpointError(
-                f"saved keys are not of a table with capacity {self.growing.capacity:,} and "
-                f"admission {self.growing.admission}, or are damaged"
+                f"saved keys are not of a table with capacity {how.capacity:,} and "
+                f"admission {how.admission}, or are damaged"
             )
         records, numbers = rows[:, :2].copy().view(kernels.RECORD)[:, 0], rows[:, 2]
         is_same = len(counts) == self.parts
@@ -359,8 +340,7 @@ class KeyMap:
         self._allocate(np.append(numbers[own], free[(free - 1) % self.parts == self.part]))
         self._rows[1 : own.size + 1] = records[own]
         cells = sketch.view(np.uint8).reshape(-1, SKETCH_ROWS, SKETCH_CELLS)
-        blocks = self.growing.sketch_blocks
-        self._sketch = sketch_of(cells, blocks, len(counts), blocks, self.part, self.parts)
+        self._sketch = sketch_of(cells, how, len(counts), how, self.part, self.parts)
         if is_same:
             self._state[:] = counts[self.part, : kernels.PLACES]
         else:

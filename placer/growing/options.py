@@ -77,13 +77,17 @@ class Growing:
         """Slots of the hash table."""
         return int(self.capacity * _SLOTS_PER_KEY) + 8
 
-    @property
-    def sketch_blocks(self) -> int:
-        """Blocks of the sketch: four cells for each row of the table, if keys wait for one."""
-        return -(-self.capacity // SKETCH_CELLS) if self.admission > 1 else 0
+    def sketch_blocks(self, part: int = 0, parts: int = 1) -> range:
+        """Return the blocks that count keys of a part, where keys wait; neighbours may share one.
+
+        >>> [list(Growing(100, admission=2).sketch_blocks(part, 3)) for part in range(3)]
+        [[0, 1], [1, 2], [2, 3]]
+        """
+        blocks = -(-self.capacity // SKETCH_CELLS) * (self.admission > 1)
+        return range(part * blocks // parts, -(-(part + 1) * blocks // parts))
 
     @property
     def nbytes(self) -> int:
         """Bytes of the key map in host memory."""
-        sketch = SKETCH_ROWS * SKETCH_CELLS * self.sketch_blocks
+        sketch = SKETCH_ROWS * SKETCH_CELLS * len(self.sketch_blocks())
         return 4 * self.slot_count + 16 * self.rows + sketch

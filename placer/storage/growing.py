@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -31,6 +30,7 @@ from placer.storage.shards.writing import keys_of
 from placer.storage.tensor_rows import AnyTensor, TensorRows
 from placer.tables import Table
 
+Rows = Int | Resized
 _NEW = -1
 _NEAR = 4
 """A block whose rows lie among at most so many times as many is read with those between them."""
@@ -47,7 +47,7 @@ class Grown:
 
 
 def resized_keys(checkpoint: Checkpoint, old: Plan, new: Plan) -> dict[str, Resized]:
-    """Return the key maps of the newer plan's tables that grow, with the checkpoint's keys.
+    """Return the keys of a checkpoint in the newer plan's tables that grow.
 
     Raises
     ------
@@ -57,12 +57,13 @@ def resized_keys(checkpoint: Checkpoint, old: Plan, new: Plan) -> dict[str, Resi
         If the checkpoint lacks the keys of a table, or has those of another capacity.
     """
     resized = {}
-    for name in new.tables_by_name.keys() & {*old.growing, *new.growing}:
-        if name not in old.tables_by_name:
-            resized[name] = KeyMap(new.growing[name]).resized(new.growing[name])
-        elif name in old.growing and name in new.growing:
-            resized[name] = keys_of(checkpoint, name, old.growing[name]).resized(new.growing[name])
-        else:
+    for name in new.tables_by_name:
+        was, how = old.growing.get(name), new.growing.get(name)
+        if how is not None and name not in old.tables_by_name:
+            resized[name] = Resized(KeyMap(how), np.full(how.rows, _NEW), 0)
+        elif was is not None and how is not None:
+            resized[name] = keys_of(checkpoint, name, was).resized(how)
+        elif was is not how:
             raise PlanMismatchError(
                 f"table {name!r} grows in one of the plans and has fixed rows in the other; let it "
                 "grow in both, or in none"
@@ -75,9 +76,8 @@ def earlier_rows(
     new: Plan,
     encodings: tuple[Encoding | None, Encoding | None] = (None, None),
     keep: Mapping[str, Int] | None = None,
-    keys: Mapping[str, Resized] = MappingProxyType({}),
 ) -> dict[str, Int]:
-    """For each row of the newer tables the row that it was, −1 for a new one.
+    """For each row of the newer tables with fixed rows the row that it was, −1 for a new one.
 
     Ids are rows, unless both plans' profiles have a vocabulary: then rows go with its keys.
 
@@ -88,8 +88,6 @@ def earlier_rows(
         Those of the plans' profiles, where they are known.
     keep : mapping of table name to int64 array, optional
         The earlier ids of a table that become rows 0, 1, … of the newer one.
-    keys : mapping of table name to Resized
-        Of tables that grow; see `resized_keys`.
     """
     rows: dict[str, Int] = {}
     unknown = sorted(set(keep or {}) - set(old.tables_by_name))
@@ -108,12 +106,10 @@ def earlier_rows(
                     "the newer one; rows can be more or fewer, and nothing else"
                 )
         kept = (keep or {}).get(table.name)
-        if table.name in keys:
-            rows[table.name] = keys[table.name].earlier
-        elif kept is None:
-            rows[table.name] = _by_id(was, table, encodings)
-        else:
-            rows[table.name] = _kept(was, table, kept)
+        if table.name not in new.growing:
+            rows[table.name] = (
+                _by_id(was, table, encodings) if kept is None else _kept(was, table, kept)
+            )
     return rows
 
 
@@ -152,13 +148,7 @@ def _kept(was: Table, table: Table, ids: Int) -> Int:
     return np.concatenate((ids, np.full(table.rows - ids.size, _NEW)))
 
 
-def grown(
-    checkpoint: Checkpoint,
-    old: Plan,
-    new: Plan,
-    rows: Mapping[str, Int],
-    keys: Mapping[str, Resized] = MappingProxyType({}),
-) -> Checkpoint:
+def grown(checkpoint: Checkpoint, old: Plan, new: Plan, rows: Mapping[str, Rows]) -> Checkpoint:
     """Return a checkpoint with the newer plan's tables; nothing is read before it is written.
 
     New rows are drawn as those of a new table are, with the run's seed; their optimizer state is
@@ -166,11 +156,10 @@ def grown(
 
     Parameters
     ----------
-    rows : mapping of table name to int64 array
-        See `earlier_rows`.
-    keys : mapping of table name to Resized
-        See `resized_keys`.
+    rows : mapping of table name to int64 array or Resized
+        See `earlier_rows` and `resized_keys`.
     """
+    keys = {name: own for name, own in rows.items() if isinstance(own, Resized)}
     weights, states = dict[str, AnyTensor](), dict[str, AnyTensor]()
     seed = int(checkpoint.settings.get("seed", 0))
     for table in new.tables:
@@ -185,7 +174,7 @@ def grown(
                     f"{name} of the checkpoint has {0 if before is None else before.rows} rows and "
                     f"{was.rows} in the older plan; give the plan that it was trained with"
                 )
-            made[name] = _rows(tensor, before, rows[table.name], seed)
+            made[name] = _rows(tensor, before, _earlier(rows[table.name]), seed)
     if UPDATES in checkpoint.tensors.get(STATES, {}):
         states[UPDATES] = checkpoint.tensors[STATES][UPDATES]
     settings: dict[str, Any] = dict(checkpoint.settings)
@@ -196,7 +185,7 @@ def grown(
         # Keys are themselves, whatever the rows.
         kept = {name: ids for name, ids in data["ids_sha256"].items() if name not in keys}
         data["ids_sha256"] = dict(new.provenance.ids_sha256) or kept
-    if new.growing:
+    if keys:
         settings["growing"] = growing_settings(new.growing)
     maps = {
         f"{name}.keys.{what}": torch.from_numpy(values)
@@ -207,17 +196,20 @@ def grown(
     return replace(checkpoint, settings=settings, tensors=tensors, data=data)
 
 
-def counts(
-    old: Plan, rows: Mapping[str, Int], keys: Mapping[str, Resized] = MappingProxyType({})
-) -> list[Grown]:
+def counts(old: Plan, rows: Mapping[str, Rows]) -> list[Grown]:
     """Return how many rows of each table stay, are new, and are left out."""
     sizes = {name: table.rows for name, table in old.tables_by_name.items()}
     result = []
-    for name, earlier in rows.items():
+    for name, own in rows.items():
+        earlier = _earlier(own)
         kept = int(np.count_nonzero(earlier >= 0))
-        dropped = keys[name].dropped if name in keys else sizes.get(name, 0) - kept
+        dropped = own.dropped if isinstance(own, Resized) else sizes.get(name, 0) - kept
         result.append(Grown(name, kept, earlier.size - kept, dropped))
     return result
+
+
+def _earlier(own: Rows) -> Int:
+    return own.earlier if isinstance(own, Resized) else own
 
 
 def _rows(tensor: TableTensor, before: TensorRows | None, earlier: Int, seed: int) -> TensorRows:

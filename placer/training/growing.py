@@ -12,7 +12,7 @@ from placer.plan.origin import profile_of
 from placer.plan.plan import Plan
 from placer.plan.verify import refuse_growing, verify
 from placer.read_files import open_file
-from placer.storage.growing import Grown, counts, earlier_rows, grown, resized_keys
+from placer.storage.growing import Grown, Rows, counts, earlier_rows, grown, resized_keys
 from placer.storage.shards.shard_folder import open_shards, refuse_other_plan
 from placer.storage.shards.shard_rows import checkpoint_of_shards
 from placer.storage.shards.writing import write_shards
@@ -49,19 +49,18 @@ def grow_files(
         raise PlacerError(f"{folder} is there already; name another folder")
     known = dict(_ids_of(word) for word in keep)
     encodings = _encoding(old, old_file), _encoding(new, new_file)
+    rows: dict[str, Rows] = {**earlier_rows(old, new, encodings, known)}
     if shards is not None:
         refuse_growing(old, "a folder of shards")
-        rows = earlier_rows(old, new, encodings, known)
         opened = open_shards(shards, verify=verify_files)
         refuse_other_plan(opened, old)
         write_shards(new, grown(checkpoint_of_shards(opened), old, new, rows), folder)
-        return counts(old, rows)
-    assert checkpoint is not None, "there is one of both"
-    opened_checkpoint = checkpoints.open_checkpoint(checkpoint)
-    keys = resized_keys(opened_checkpoint, old, new)
-    rows = earlier_rows(old, new, encodings, known, keys)
-    checkpoints.save(folder, grown(opened_checkpoint, old, new, rows, keys))
-    return counts(old, rows, keys)
+    else:
+        assert checkpoint is not None, "there is one of both"
+        opened_checkpoint = checkpoints.open_checkpoint(checkpoint)
+        rows |= resized_keys(opened_checkpoint, old, new)
+        checkpoints.save(folder, grown(opened_checkpoint, old, new, rows))
+    return counts(old, rows)
 
 
 def _encoding(plan: Plan, file: Path) -> Encoding | None:

@@ -36,13 +36,7 @@ from placer.training.config import CheckpointPolicy, TraceRequest, TrainConfig
 from placer.training.distributed import ALONE, Ranks
 from placer.training.metric_logs import MetricLog
 from placer.training.reading import Reading, readings
-from placer.training.tables import (
-    key_state,
-    load_key_state,
-    load_tables,
-    named_tables,
-    update_counts,
-)
+from placer.training.tables import load_tables, named_tables, update_counts
 from placer.training.trace import Tracer, TraceSummary, waiting_for_log
 from placer.training.trainer import AnyBatch, Trainer
 
@@ -161,7 +155,7 @@ class Run:
             "dense": self.trainer.dense_state(),
             STATES: update_counts(named),
             "random": random_state,
-            KEYS: key_state(self.embeddings),
+            KEYS: self.embeddings.keys.state(),
         }
         saved = Checkpoint(self.position, self._settings, tensors, self._data)
         self.saved = checkpoint.save(Path(self._policy.folder), saved, self._policy.keep, [named])
@@ -186,17 +180,16 @@ class Run:
             checkpoint.check_data(saved.data, self._data)
         self.trainer.load_dense_state(_whole(saved.tensors["dense"]))
         load_tables(self.embeddings, saved.tensors)
-        load_key_state(self.embeddings, _whole(saved.tensors.get(KEYS, {})))
+        self.embeddings.keys.load_state(_whole(saved.tensors.get(KEYS, {})))
         random_state = _whole(saved.tensors["random"])
         torch.set_rng_state(random_state["cpu"])
         if self.trainer.device.type == "cuda" and "cuda" in random_state:
             torch.cuda.set_rng_state(random_state["cuda"])
         self.position = saved.position
-        # A pass that had come to its end is not gone on with in another log.
         if _content(saved.data) != _content(self._data):
             for keys in self.embeddings.keys.maps.values():
                 keys.forget()
-            if saved.position.samples == 0:
+            if saved.position.samples == 0:  # A pass that had come to its end is not gone on with.
                 self.position = Position(saved.position.step)
         self._saved_position = saved.position
 

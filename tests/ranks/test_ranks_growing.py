@@ -22,7 +22,7 @@ from placer.growing.key_map import parts_of
 from placer.growing.options import Int
 from placer.plan.plan import Plan
 from placer.storage.checkpoint import load_model, save_model
-from placer.storage.growing import earlier_rows, grown, resized_keys
+from placer.storage.growing import grown, resized_keys
 from placer.storage.run_state import Checkpoint, Position
 from placer.storage.shards import writing
 from placer.storage.tensor_rows import TensorRows
@@ -305,7 +305,7 @@ def with_capacity(state: dict[str, Tensor], how: Growing, other: Growing) -> dic
     assert sum(map(len, tensors.values())) == len(state)
     before = Checkpoint(Position(), {}, tensors)
     keys = resized_keys(before, *plans)
-    after = grown(before, *plans, earlier_rows(*plans, keys=keys), keys)
+    after = grown(before, *plans, keys)
     found = {
         name: TensorRows.of(tensor).whole()
         for group in after.tensors.values()
