@@ -32,7 +32,7 @@ class HostMemory:
 
     def __init__(self, floats: int, device: torch.device) -> None:
         self._block = host_rows((floats,), torch.float32, device)
-        chunk = torch.empty(min(floats, 1 << 28), device=device).uniform_(-_SPREAD, _SPREAD)
+        chunk = torch.empty(min(floats, 1 << 28), device=device).uniform_(0, _SPREAD)
         for part in self._block.split(1 << 28):
             part.copy_(chunk[: part.numel()])
         self._taken = 0

@@ -5,8 +5,10 @@ HBM, ``write-back`` returns them, ``forward`` pools rows, ``backward`` collects 
 what was pooled, and ``update`` applies the optimizer.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
+from torch._C._autograd import _profiler_enabled
 from torch.profiler import record_function
 
 Phase = Literal["map", "sort", "stage", "forward", "backward", "update", "write-back"]
@@ -14,6 +16,11 @@ Phase = Literal["map", "sort", "stage", "forward", "backward", "update", "write-
 PHASE_PREFIX = "placer: "
 
 
-def phase(name: Phase) -> record_function:
-    """Return a context that a running `torch.profiler.profile` records under that name."""
-    return record_function(PHASE_PREFIX + name)
+def phase(name: Phase) -> AbstractContextManager[object]:
+    """Return a context that a running `torch.profiler.profile` records under that name.
+
+    Without a profiler it does nothing, for a record takes longer than the start of a kernel.
+    """
+    if _profiler_enabled():
+        return record_function(PHASE_PREFIX + name)
+    return nullcontext()

@@ -1,5 +1,6 @@
 """The pool against a directory of dicts, and against what a cache is for."""
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import astuple, dataclass, field
 from typing import Any
@@ -104,7 +105,9 @@ class PlainPool:
             self.used[before[slot]] = ticket
             if self.policy == "lfu":
                 self.priority[before[slot]] += np.float32(counts[slot])
-        free = iter(self.eviction_order(oldest_open))
+        taken = self.eviction_order(oldest_open)[: len(counts.keys() - before.keys())]
+        held = {entry: math.inf if (old := self.slot[entry]) is None else old for entry in taken}
+        free = iter(sorted(taken, key=lambda entry: held[entry]))
         entries, moves = {}, {}
         for slot in sorted(counts):
             entry = before.get(slot)

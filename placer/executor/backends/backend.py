@@ -7,7 +7,7 @@ but what happens here, and results are bit-equal between them.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from placer.executor.backends.torch_kernels import (
 from placer.executor.local.hit_rates import LookupCounts
 from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.lookups.batch_reads import ArenaReads, FeatureRead, keep_until_used
-from placer.executor.lookups.row_runs import Runs, SortedSlots, find_runs
+from placer.executor.lookups.row_runs import Runs, SortedSlots
 from placer.executor.lookups.steps import ArenaStep, Moved, Resolved, Ticket, Window
 from placer.executor.memory.arena import Arena, allocate
 from placer.executor.memory.directory import Moves
@@ -190,12 +190,12 @@ class Backend(TorchKernels):
             self._host.forward(arena, step.host, weights, out)
         return out
 
-    def join(self, arena: Arena, step: ArenaStep, gradients: Sequence[Tensor]) -> Tensor:
+    def join(self, arena: Arena, gradients: Sequence[Tensor]) -> Tensor:
         """Return gradients of an arena's bags from its segments': float32, (bags, width)."""
-        joined = torch.empty((step.reads.bags, arena.spec.key.width), device=self._device)
-        for segment, gradient in zip(step.reads.segments, gradients, strict=True):
-            joined[slice(*segment.bags)] = gradient
-        return joined
+        if len(gradients) == 1:
+            return gradients[0].contiguous()
+        # One kernel; a copy for each segment takes four times as long.
+        return torch.cat([torch.empty((0, arena.spec.key.width), device=self._device), *gradients])
 
     def update(
         self,
@@ -214,7 +214,7 @@ class Backend(TorchKernels):
             runs, ordered = self._sort(step.places)
             places = ordered.slots.index_select(0, runs.firsts)
         scales = None if weights is None else weights.detach().index_select(0, runs.order)
-        sources = step.reads.sources().index_select(0, runs.order)
+        sources = self.bags_of_lookups(step.reads).index_select(0, runs.order)
         row_reads = RowReads(runs, places, sources, scales, gradients)
         self.update_rows(arena.weights, arena.state, row_reads, rule)
         if step.host is not None:
@@ -249,7 +249,7 @@ class Backend(TorchKernels):
     def weight_gradients(self, arena: Arena, step: ArenaStep, gradients: Tensor) -> Tensor:
         """Gradient of each lookup's weight, its row · its bag's gradient: shape (lookups,)."""
         out = torch.empty(step.reads.lookups, device=self._device)
-        self.dot_rows(arena.weights, step.places, step.reads.sources(), gradients, out)
+        self.dot_rows(arena.weights, step.places, self.bags_of_lookups(step.reads), gradients, out)
         if step.host is not None:
             self._host.weight_gradients(arena, step.host, gradients, out)
         return out
@@ -271,7 +271,9 @@ class Backend(TorchKernels):
                         segment.lookups[0],
                         segment.lookups[1] - segment.lookups[0],
                         segment.columns.rows,
-                        *astuple(segment.columns.follows),
+                        segment.columns.follows.near,
+                        segment.columns.follows.edge,
+                        segment.columns.follows.far,
                         segment.columns.map_start,
                     )
                     for segment in reads.segments
@@ -282,7 +284,7 @@ class Backend(TorchKernels):
 
     def _sort(self, slots: Tensor) -> tuple[Runs, SortedSlots]:
         with phase("sort"):
-            return find_runs(slots)
+            return self.find_runs(slots)
 
     def _located(
         self,
@@ -312,7 +314,7 @@ class Backend(TorchKernels):
             return ArenaStep(reads, places, kept, ticket, runs, run_places, host, moved)
         if training and not spec.key.splits_rows:
             runs, ordered = self._sort(slots)
-            run_places = places_of(spec, 0, ordered.slots.index_select(0, runs.firsts))
+            run_places = self.places_of_runs(spec, 0, runs, ordered)
             del ordered
         return ArenaStep(reads, places_of(spec, 0, slots), kept, ticket, runs, run_places, host)
 

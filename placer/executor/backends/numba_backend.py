@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -70,17 +71,19 @@ class NumbaBackend(Backend):
         )
         run(kernel, thread_count(places.numel()))
 
-    def join(self, arena: Arena, step: ArenaStep, gradients: Sequence[Tensor]) -> Tensor:
-        joined = torch.empty((step.reads.bags, arena.spec.key.width))
+    def join(self, arena: Arena, gradients: Sequence[Tensor]) -> Tensor:
+        rows = [gradient.shape[0] for gradient in gradients]
+        starts = list(accumulate(rows, initial=0))
+        joined = torch.empty((starts[-1], arena.spec.key.width))
         target = joined.numpy()
         parts = [gradient.numpy() for gradient in gradients]
 
         def copy(thread: int, threads: int) -> None:
             # NumPy copies without Python's lock.
             for index in range(thread, len(parts), threads):
-                target[slice(*step.reads.segments[index].bags)] = parts[index]
+                target[starts[index] : starts[index + 1]] = parts[index]
 
-        run(copy, thread_count(step.reads.lookups))
+        run(copy, thread_count(starts[-1]))
         return joined
 
     def update(

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from placer.executor.lookups.row_runs import Runs, SortedSlots
+from placer.executor.lookups.batch_reads import ArenaReads
+from placer.executor.lookups.row_runs import Runs, SortedSlots, find_runs
 from placer.executor.lookups.steps import Resolved
 from placer.executor.memory.arena import TieredRows
 from placer.executor.memory.directory import Moves, Resolution
@@ -181,6 +182,14 @@ class TorchKernels:
         weights.write_places(places, rows)
         if state is not None and after is not None:
             state.write_places(places, after)
+
+    def find_runs(self, slots: Tensor) -> tuple[Runs, SortedSlots]:
+        """Sort the slots of a step's lookups and find the runs."""
+        return find_runs(slots)
+
+    def bags_of_lookups(self, reads: ArenaReads) -> Tensor:
+        """Return the bag of each lookup, int32."""
+        return reads.sources()
 
     def exchange(self, matrices: Sequence[TieredRows], moves: Moves) -> None:
         """Write evicted rows back and read admitted ones, for each matrix (weights, state).

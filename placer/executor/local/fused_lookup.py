@@ -11,6 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from placer.executor.backends.backend import Backend, SliceReads
 from placer.executor.growing_keys import GrowingKeys
+from placer.executor.lookups.batch_reads import Segment
 from placer.executor.lookups.steps import ArenaStep
 from placer.executor.memory.arena import Arena
 from placer.executor.optimizers.rule import Rule
@@ -78,8 +79,7 @@ class FusedLookup(torch.autograd.Function):
         with phase("forward"):
             for arena, step in zip(runtime.arenas, steps, strict=True):
                 pooled = runtime.backend.forward(arena, step, step.reads.spread(weights))
-                segments = step.reads.segments
-                outputs.extend(_own_tensor(pooled, *segment.bags) for segment in segments)
+                outputs.extend(_own_tensors(pooled, step.reads.segments))
         return tuple(outputs)
 
     @staticmethod
@@ -96,7 +96,7 @@ class FusedLookup(torch.autograd.Function):
             for arena, step in zip(runtime.arenas, ctx.steps, strict=True):
                 parts = output_gradients[taken : taken + len(step.reads.segments)]
                 taken += len(parts)
-                gradients.append(runtime.backend.join(arena, step, parts))
+                gradients.append(runtime.backend.join(arena, parts))
             if weights is not None and ctx.needs_input_grad[1]:
                 weight_gradients = _weight_gradients(runtime, ctx.steps, gradients, weights)
         with phase("update"):
@@ -108,18 +108,13 @@ class FusedLookup(torch.autograd.Function):
         return None, weight_gradients, None, None
 
 
-def _own_tensor(pooled: Tensor, start: int, stop: int) -> Tensor:
-    """Return rows `start..stop` as a tensor that autograd does not take for a view of its siblings.
+def _own_tensors(pooled: Tensor, segments: Sequence[Segment]) -> list[Tensor]:
+    """Return each segment's rows as a tensor that autograd does not take for a view of the others.
 
     So callers may modify an output in place, as they may any module's.
     """
-    width = pooled.shape[1]
-    return torch.empty(0, dtype=pooled.dtype, device=pooled.device).set_(
-        pooled.untyped_storage(),
-        pooled.storage_offset() + start * width,
-        (stop - start, width),
-        (width, 1),
-    )
+    bags = [stop - start for start, stop in (segment.bags for segment in segments)]
+    return [part.data for part in torch.split_with_sizes(pooled, bags)]
 
 
 def _weight_gradients(
@@ -148,7 +143,7 @@ def _update(
         if not arena.spec.key.splits_rows:
             runtime.backend.update(arena, step, gradient, spread, rule)
             continue
-        sources = step.reads.sources()
+        sources = runtime.backend.bags_of_lookups(step.reads)
         for segment in step.reads.segments:
             column_slices = sliced[segment.columns.table]
             reads = column_slices.setdefault(

@@ -170,6 +170,7 @@ class PlacedEmbeddings(Embeddings):
             whole_rows,
         )
         order = self.id_order()
+        self._anchor = torch.zeros((), device=self.device, requires_grad=True)
         # Batches are prepared beside the step in training, on a stream of their own.
         self._stream: torch.cuda.Stream | None = None
         self._ready: deque[torch.cuda.Event] = deque()
@@ -292,9 +293,8 @@ class PlacedEmbeddings(Embeddings):
         batch.steps.clear()
         if len(steps) != len(self._runtime.arenas):
             raise DataError("a batch is prepared for one forward pass: prefetch it once more")
-        anchor = torch.zeros((), device=self.device, requires_grad=True)
         outputs = FusedLookup.apply(  # type: ignore[no-untyped-call]
-            anchor, batch.bags.weights, steps, self._runtime
+            self._anchor, batch.bags.weights, steps, self._runtime
         )
         if not training:
             self._runtime.backend.finish(steps)

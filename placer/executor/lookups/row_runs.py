@@ -57,7 +57,7 @@ class Runs:
     @property
     def firsts(self) -> Tensor:
         """Sorted position of each run's first lookup, int32, shape (lookups,); beyond them, any."""
-        return self.starts[: self.lookups].clamp(max=max(self.lookups - 1, 0))
+        return self.starts[: self.lookups].clamp(0, max(self.lookups - 1, 0))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

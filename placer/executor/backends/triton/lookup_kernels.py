@@ -25,27 +25,32 @@ def row_address(hbm, dram, boundary, places, columns, STRIDE: tl.constexpr):
 
 @triton.jit
 def translate(ids, table, slot_map, out, fault, BLOCK: tl.constexpr):
-    """Program (i, s): block i of the lookups of segment s."""
+    """Program (p, s): blocks p, p + programs, .. of the lookups of segment s."""
     segment = table + tl.program_id(1).to(tl.int64) * 8
-    lookups = tl.load(segment + 2)
-    position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = position < lookups
     first = tl.load(segment)
+    first_out = tl.load(segment + 1)
+    lookups = tl.load(segment + 2)
     rows = tl.load(segment + 3)
     near = tl.load(segment + 4)
     edge = tl.load(segment + 5)
     far = tl.load(segment + 6)
-    start = tl.load(segment + 7)
-    row = tl.load(ids + first + position, mask=inside, other=0).to(tl.int64)
-    good = inside & (row >= 0) & (row < rows)
-    # As a block: the interpreter makes an integer of a condition between scalar and block.
-    by_map = start + row * 0 >= 0
-    mapped = tl.load(slot_map + start + row, mask=good & by_map, other=0).to(tl.int64)
-    slot = tl.where(good, tl.where(by_map, mapped, row + tl.where(row < edge, near, far)), -1)
-    tl.store(out + tl.load(segment + 1) + position, slot.to(out.dtype.element_ty), mask=inside)
-    # A program without a fault leaves the others' cache line alone.
-    worst = tl.min(tl.where(inside & (good == 0), first + position, 9223372036854775807), 0)
-    tl.atomic_min(fault, worst, mask=worst != 9223372036854775807)
+    map_start = tl.load(segment + 7)
+    start = tl.program_id(0).to(tl.int64) * BLOCK
+    while start < lookups:
+        position = start + tl.arange(0, BLOCK)
+        inside = position < lookups
+        row = tl.load(ids + first + position, mask=inside, other=0).to(tl.int64)
+        good = inside & (row >= 0) & (row < rows)
+        # As a block: the interpreter makes an integer of a condition between scalar and block.
+        by_map = map_start + row * 0 >= 0
+        mapped = tl.load(slot_map + map_start + row, mask=good & by_map, other=0).to(tl.int64)
+        followed = row + tl.where(row < edge, near, far)
+        slot = tl.where(good, tl.where(by_map, mapped, followed), -1)
+        tl.store(out + first_out + position, slot.to(out.dtype.element_ty), mask=inside)
+        # A block without a fault leaves the others' cache line alone.
+        worst = tl.min(tl.where(inside & (good == 0), first + position, 9223372036854775807), 0)
+        tl.atomic_min(fault, worst, mask=worst != 9223372036854775807)
+        start += tl.num_programs(0) * BLOCK
 
 
 @triton.jit(do_not_specialize=["bags", "boundary"])

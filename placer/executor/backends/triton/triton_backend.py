@@ -18,6 +18,7 @@ from torch import Tensor
 from placer.errors import BackendError
 from placer.executor.backends.backend import Backend
 from placer.executor.backends.torch_kernels import RowReads, SegmentTable
+from placer.executor.lookups.batch_reads import ArenaReads
 from placer.executor.lookups.row_runs import CHUNK, Runs, SortedSlots
 from placer.executor.lookups.steps import Resolved
 from placer.executor.memory.arena import TieredRows
@@ -62,9 +63,16 @@ SCAN = 32
 BLOCK, BLOCK_WARPS = 1024, 4
 """Ids that a program translates, or rows among which it finds staged and cached ones; its warps."""
 
-EXCHANGE_PROGRAMS, EXCHANGE_BYTES = 32, 16384
-"""Programs that copy rows over the link, and bytes of rows that each has under way each way: more
-than a PCIe 5 link's 55 GB/s times 2 µs of latency, and the other multiprocessors are left alone."""
+SEGMENT_PROGRAMS = 256
+"""Programs that share the lookups of a segment: a short one has work for few."""
+
+BAGS = 256
+"""Bags whose lookups a program numbers: as long as the longest of them takes."""
+
+EXCHANGE_PROGRAMS, EXCHANGE_BYTES, EXCHANGE_WARPS = 32, 4096, 4
+"""Programs that copy rows over the link, bytes of rows that each has under way each way, and its
+warps. With twice the bytes under way the link is 4% faster, and other kernels take a third longer:
+what the link has not taken yet stands in their way to HBM (measured on an H200)."""
 
 MAX_WORDS = 2048
 """Words of a row that a program copies at once."""
@@ -108,6 +116,7 @@ class TritonBackend(Backend):
             cache_kernels,
             lookup_kernels,
             move_kernels,
+            run_kernels,
             update_kernels,
         )
 
@@ -121,6 +130,7 @@ class TritonBackend(Backend):
         self._update: ModuleType = update_kernels
         self._exchange: ModuleType = move_kernels
         self._cache: ModuleType = cache_kernels
+        self._runs: ModuleType = run_kernels
         self._multiprocessors = 0
         if device.type == "cuda":
             properties = torch.cuda.get_device_properties(device)
@@ -129,7 +139,7 @@ class TritonBackend(Backend):
     def translate(
         self, ids: Tensor, segments: SegmentTable, slot_map: Tensor, out: Tensor, fault: Tensor
     ) -> None:
-        grid = (-(-segments.longest // BLOCK), segments.table.shape[0])
+        grid = (min(-(-segments.longest // BLOCK), SEGMENT_PROGRAMS), segments.table.shape[0])
         self.run(
             self._lookup.translate, grid,
             ids, segments.table, slot_map, out, fault, BLOCK=BLOCK, num_warps=BLOCK_WARPS,
@@ -190,6 +200,35 @@ class TritonBackend(Backend):
             reads, matrices, rule.optimizer, stochastic, mean_squares, None, constants
         )
 
+    def find_runs(self, slots: Tensor) -> tuple[Runs, SortedSlots]:
+        lookups = slots.numel()
+        if not lookups:
+            return super().find_runs(slots)
+        ordered, positions = torch.sort(slots, stable=True)
+        order, run = (torch.empty_like(slots, dtype=torch.int32) for _ in range(2))
+        self._pass(self._runs.mark_runs, lookups, ordered, positions, order, run, lookups)
+        del positions
+        run.cumsum_(0)
+        starts, count = run.new_empty(lookups + 1), run.new_empty(1)
+        covering = run.new_empty(-(-lookups // CHUNK))
+        long_runs, blocks = torch.empty_like(covering), covering.numel()
+        self._pass(
+            self._runs.start_runs, lookups, run, starts, count, covering, lookups, CHUNK=CHUNK
+        )
+        self._pass(
+            self._runs.find_long_runs, blocks, starts, covering, long_runs, blocks, CHUNK=CHUNK
+        )
+        return Runs(order, starts, count, covering, long_runs), SortedSlots(ordered, run)
+
+    def bags_of_lookups(self, reads: ArenaReads) -> Tensor:
+        out = torch.empty(reads.lookups, dtype=torch.int32, device=self._device)
+        tiles = (-(-reads.bags // BAGS),)
+        self.run(
+            self._runs.bags_of_lookups, tiles, reads.offsets, out, reads.bags,
+            BLOCK=BAGS, num_warps=BLOCK_WARPS,
+        )  # fmt: skip
+        return out
+
     def exchange(self, matrices: Sequence[TieredRows], moves: Moves) -> None:
         parts = [(_words(rows.hbm), _words(rows.dram)) for rows in matrices]
         if not moves.entries.numel() or not parts[0][1].numel():
@@ -208,7 +247,7 @@ class TritonBackend(Backend):
             hbm, dram, state_hbm, state_dram, matrices[0].home,
             moves.entries, moves.incoming, moves.outgoing, moves.count,
             WORDS=words, BLOCK=columns, STATE_WORDS=state_words, STATE_BLOCK=state_columns,
-            BLOCKS=blocks, ROWS=tile, num_warps=8,
+            BLOCKS=blocks, ROWS=tile, num_warps=EXCHANGE_WARPS,
         )  # fmt: skip
 
     def places_of_runs(
@@ -263,14 +302,15 @@ class TritonBackend(Backend):
             )  # fmt: skip
         order, available = row_cache.evictable(ticket, oldest)
         turns = torch.cumsum(wanted, 0, dtype=torch.int32)
+        number = torch.minimum(turns[-1], available)
         incoming = slots.new_empty(min(most, row_cache.entries))
+        order = row_cache.by_slot(order, number)
         lookups = torch.empty_like(incoming, dtype=torch.int32)
         self._walk(
             self._cache.admit_rows, most,
             *rows, slots, counts, wanted, turns, available, order, entries, incoming, lookups,
             held.counters[IN_PLACE:],
         )  # fmt: skip
-        number = torch.minimum(turns[-1], available)
         moves = row_cache.admit(incoming, lookups, order, number, ticket)
         del wanted, turns, order, incoming, lookups
         row_cache.sort()
@@ -287,12 +327,16 @@ class TritonBackend(Backend):
 
     def places_of_lookups(self, runs: Runs, run_of: Tensor, run_places: Tensor) -> Tensor:
         places = torch.empty_like(run_places)
-        self.run(
-            self._cache.place_lookups, (-(-runs.lookups // BLOCK),),
+        self._pass(
+            self._cache.place_lookups, runs.lookups,
             runs.order, run_of, run_places, places, runs.lookups,
-            BLOCK=BLOCK, num_warps=BLOCK_WARPS,
         )  # fmt: skip
         return places
+
+    def _pass(self, kernel: object, size: int, *arguments: object, **options: object) -> None:
+        """Launch over `size` elements, which the host knows: one program for each block."""
+        grid = (-(-size // BLOCK),)
+        self.run(kernel, grid, *arguments, **options, BLOCK=BLOCK, num_warps=BLOCK_WARPS)
 
     def _walk(self, kernel: object, size: int, *arguments: object, **options: object) -> None:
         """Launch over at most `size` elements, which a fixed number of programs shares."""
@@ -363,8 +407,8 @@ class TritonBackend(Backend):
                 kernel[grid](*arguments, enable_fp_fusion=False, **options)
 
     def _current_device(self) -> AbstractContextManager[Any]:
-        """Return Triton launches on torch's current device, whichever the tensors are on."""
-        if self._device.type == "cuda":
+        """Let Triton launch on the tensors' device: it takes torch's current one."""
+        if self._device.type == "cuda" and torch.cuda.current_device() != self._device.index:
             return torch.cuda.device(self._device)
         return nullcontext()
 
