@@ -69,6 +69,27 @@ def test_a_resumed_run_is_bit_equal(
     _assert_same_run(tmp_path / "parts", tmp_path / "whole")
 
 
+def test_another_log_has_not_the_batch_that_was_ahead(tmp_path: Path) -> None:
+    """Its first step gives rows to keys as any other does."""
+    log, samples = growing_log(), click_samples()
+    other = growing_log(samples.slice(320))
+    config = replace(CONFIG, look_ahead=True, holdout_every=0)
+    policy = CheckpointPolicy(tmp_path)
+
+    def interrupt(progress: object) -> None:
+        if getattr(progress, "step") == 5:  # noqa: B009
+            signal.raise_signal(signal.SIGINT)
+
+    plan, batch = growing_plan(log), 2 * CONFIG.batch_size  # Two features of one id.
+    first = train(plan, log, config, checkpoints=policy, on_progress=interrupt)
+    assert first.keys["item"].hits + first.keys["item"].misses == 6 * batch
+    config = replace(config, max_steps=6)
+    for each, more, batches_read in ((log, {}, 6), (other, {"other_data": True}, 7)):
+        result = train(plan, each, replace(config, **more), resume=tmp_path)
+        counts = result.keys["item"]
+        assert counts.hits + counts.misses == batches_read * batch
+
+
 def test_a_file_of_tables_has_the_keys_and_their_rows(tmp_path: Path) -> None:
     log = growing_log()
     plan = growing_plan(log)

@@ -16,7 +16,7 @@ from growing_cases import CONFIG, HOW, growing_log, growing_plan
 from hypothesis import given
 from hypothesis import strategies as st
 
-from placer.errors import PlanMismatchError
+from placer.errors import CheckpointError, PlanMismatchError
 from placer.growing import Growing, KeyMap
 from placer.growing.options import Eviction
 from placer.plan.plan import Plan
@@ -67,6 +67,23 @@ def test_the_hottest_keys_stay(
         after.read(10_000 + np.arange(2 * capacity))
         after.read(10_000 + np.arange(2 * capacity))
     assert sorted(after.live()[1].tolist()) == list(range(1, capacity + 1))
+
+
+@pytest.mark.parametrize("capacity", [25, 90])
+@pytest.mark.parametrize("admission", [1, 2])
+def test_steps_that_come_again_find_their_keys_in_another_capacity(
+    capacity: int, admission: int
+) -> None:
+    random = np.random.default_rng(capacity)
+    before = KeyMap(Growing(37, admission))
+    for _ in range(20):
+        read = random.zipf(1.3, 24).clip(max=99)
+        rows = before.read(read).rows
+    before.give_up(1)
+    after, earlier, _ = before.resized(Growing(capacity, admission))
+    assert earlier[after.read(read).rows].tolist() == rows.tolist()
+    assert (rows == 0).any() == (admission > 1)
+    assert after.counts.hits == before.counts.hits
 
 
 def test_keys_that_wait_are_not_counted_anew_with_another_capacity() -> None:
@@ -200,13 +217,16 @@ def test_what_cannot_be_resized_is_named(tmp_path: Path) -> None:
     plan = _plan(60)
     policy = CheckpointPolicy(tmp_path / "runs")
     train(plan, growing_log(), replace(CONFIG, max_steps=2), checkpoints=policy)
+    larger = _plan(90)
+    with pytest.raises(CheckpointError, match="placer reshard OLD NEW --grow --checkpoint"):
+        train(larger, growing_log(how=larger.growing["item"]), CONFIG, resume=tmp_path / "runs")
     fixed = replace(plan, growing={"tag": plan.growing["tag"]})
     saved = open_checkpoint(tmp_path / "runs")
     for plans in ((plan, fixed), (fixed, plan)):
         with pytest.raises(PlanMismatchError, match="table 'item' grows in one of the plans"):
             resized_keys(saved, *plans)
     plan.save(tmp_path / "a.json")
-    _plan(90).save(tmp_path / "b.json")
+    larger.save(tmp_path / "b.json")
     files = tmp_path / "a.json", tmp_path / "b.json"
     shards = ("--grow", "--shards", tmp_path, "-o", tmp_path / "c")
     assert "a folder of shards does not have" in fail("reshard", *files, *shards)
