@@ -14,7 +14,7 @@ from torch import Tensor
 
 Step = Callable[[], None]
 
-WARM_UP_STEPS = 3
+WARM_UP_STEPS = 6
 TIMED_STEPS = 16
 FEWEST_STEPS = 2
 _COPY_ROUNDS = 10
@@ -27,9 +27,9 @@ class Timing:
     seconds: tuple[float, ...]
 
     @property
-    def median_s(self) -> float:
-        """Median of the steps."""
-        return statistics.median(self.seconds)
+    def mean_s(self) -> float:
+        """Mean of the steps: a long one that prepares two may come before a short one."""
+        return statistics.fmean(self.seconds)
 
 
 def synchronize(device: torch.device) -> None:
@@ -133,7 +133,7 @@ def measure_copies(device: torch.device, size: int) -> Copies:
     def seconds(copy: Step) -> float:
         times = []
         for _ in range(_COPY_ROUNDS + 2):
-            times.append(time_steps(copy, device, 0.0, warm_up=0).median_s)
+            times.append(time_steps(copy, device, 0.0, warm_up=0).mean_s)
         return statistics.median(times[2:])
 
     return Copies(
@@ -172,41 +172,6 @@ def host_waits(step: Step, device: torch.device) -> str:
     ]
     counted = [f"{place} ×{places.count(place)}" for place in dict.fromkeys(places)]
     return ", ".join(counted) or "none"
-
-
-def time_graph(
-    step: Step, next_batch: Step, device: torch.device, limit_s: float
-) -> tuple[Timing | None, str]:
-    """Capture a step in a CUDA graph and time its replays; without success, say why.
-
-    Parameters
-    ----------
-    step : callable
-        A step over tensors that stay where they are.
-    next_batch : callable
-        Overwrites those tensors with another batch; its time counts.
-    """
-    if device.type != "cuda":
-        return None, "not tried: no GPU"
-    try:
-        side = torch.cuda.Stream(device)
-        side.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(side):
-            for _ in range(WARM_UP_STEPS):
-                step()
-        torch.cuda.current_stream(device).wait_stream(side)
-        torch.cuda.synchronize(device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            step()
-    except Exception as error:  # Whatever it is that cannot be captured is the result.
-        return None, f"not captured: {why(error)}"
-
-    def replay() -> None:
-        next_batch()
-        graph.replay()
-
-    return time_steps(replay, device, limit_s), "captured"
 
 
 def why(error: BaseException) -> str:

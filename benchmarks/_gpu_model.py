@@ -23,7 +23,6 @@ from placer.tables import Feature, Table
 from placer.topology.devices import Gpu, Host, Link
 from placer.topology.topology import Topology
 from placer.workloads import named_workload
-from placer.workloads.synthetic_log import CATEGORICAL
 
 Skew = Literal["zipf-1.05", "criteo"]
 SKEWS: tuple[Skew, ...] = ("zipf-1.05", "criteo")
@@ -97,6 +96,8 @@ def dcnv2(skew: Skew, scale: float) -> Model:
     published = named_workload("mlperf-dcnv2").tables
     laws = [(1.05, 0.0)] * len(published)
     if skew == "criteo":
+        from placer.workloads.synthetic_log import CATEGORICAL  # Needs pyarrow.
+
         columns = sorted(CATEGORICAL.values(), key=lambda column: -column.rows)
         by_rows = sorted(range(len(published)), key=lambda i: -published[i].table.rows)
         for index, column in zip(by_rows, columns, strict=True):

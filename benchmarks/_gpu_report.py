@@ -85,7 +85,7 @@ def targets(records: Sequence[Record], batch_size: int) -> list[Target]:
         ),
         (
             "10% in HBM, staged + look-ahead: share of all-HBM",
-            0.7,
+            0.75,
             ratio(rate(zipf, 0.1, ahead), in_hbm),
         ),
         (
@@ -103,7 +103,20 @@ def targets(records: Sequence[Record], batch_size: int) -> list[Target]:
             0.9,
             max(value(criteo, 0.015, name, hits) for name in fang),
         ),
-        ("0% in HBM, staged + look-ahead: share of the link", 0.7, value(zipf, 0.0, ahead, link)),
+        ("0% in HBM, staged + look-ahead: share of the link", 0.9, value(zipf, 0.0, ahead, link)),
+        (
+            "10% in HBM, staged + look-ahead: shortest step over longest",
+            0.8,
+            value(zipf, 0.1, ahead, lambda record: min(record.seconds) / max(record.seconds)),
+        ),
+        (
+            "1.5% in HBM, Criteo skew, whole training: share of all-HBM",
+            0.93,
+            ratio(
+                rate(criteo, 0.015, f"training, {ahead}"),
+                rate(criteo, 1.0, "training, device + look-ahead"),
+            ),
+        ),
     ]
     return [
         Target(where, figure, None, None)

@@ -8,11 +8,8 @@ from dataclasses import asdict, dataclass, field
 import torch
 from _gpu_check import KINDS, Equivalence, Kind, check_kinds
 from _gpu_contenders import (
-    FBGEMM_LOCATIONS,
     EmbeddingBags,
-    Fbgemm,
     HostMemory,
-    OneBatchSteps,
     PlacedSteps,
     placed,
 )
@@ -23,11 +20,11 @@ from _gpu_measure import (
     Step,
     Timing,
     host_waits,
-    time_graph,
     time_steps,
     why,
 )
 from _gpu_model import SKEWS, Batches, Model, Skew, dcnv2, draw, gradients, make_plan, shrunk
+from _gpu_training import TrainingSteps, on_host
 from torch import Tensor
 
 from placer.plan.memory import device_memory
@@ -37,12 +34,9 @@ HBM_SHARES = (1.0, 0.1, 0.015, 0.0, 0.25)
 """Shares of the rows, those with a target first."""
 
 BAGS_IN_HBM = "nn.EmbeddingBag + Adagrad"
-BAGS_ON_HOST = "CPU nn.EmbeddingBag + copy"
-GRAPH = "device, CUDA graph"
 
-CACHE_WARM_UP_STEPS = 12
-"""More than others': a cache starts with the rows that the law ranks first, and then has to
-learn which of the others come again."""
+CACHE_WARM_UP_STEPS = 20
+"""More than others': which entry holds which row takes many steps to be as it stays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +73,7 @@ class Sizes:
         """Steps before the clock."""
         if self.tiny:
             return 0  # Nothing is compiled in the interpreter.
-        return WARM_UP_STEPS + (CACHE_WARM_UP_STEPS if lookup == "cached" else 0)
+        return WARM_UP_STEPS + (CACHE_WARM_UP_STEPS if lookup in ("staged", "cached") else 0)
 
 
 @dataclass(slots=True)
@@ -91,7 +85,7 @@ class Record:
     hbm_row_share : float
         Rows that live, or are cached, in HBM.
     step_s : float or None
-        Median; None where it was not timed, and `note` says why.
+        Mean; None where it was not timed, and `note` says why.
     roofline_share : float
         Samples per second × the bytes of DESIGN.md section 5, over the bytes per second of the
         copy within HBM. Rows that several lookups read come from caches: it may pass 1.
@@ -166,9 +160,12 @@ class Bench:
             gc.unfreeze()
 
     def _run(self) -> None:
-        for batch_size in self.sizes.batch_sizes:
+        for index, batch_size in enumerate(self.sizes.batch_sizes):
             for skew in SKEWS:
-                _Group(self, self.sizes.model(skew), batch_size, self.sizes.batches).run()
+                group = _Group(self, self.sizes.model(skew), batch_size, self.sizes.batches)
+                group.run()
+                if not index:
+                    group.run_training()
         # The slowest come last, the small batch first.
         for batch_size in sorted(self.sizes.batch_sizes):
             for skew in SKEWS:
@@ -204,7 +201,7 @@ class _Group:
         self._drawn: tuple[Batches, list[Tensor]] | None = None
 
     def run(self) -> None:
-        """The placed model in all kinds but one, `nn.EmbeddingBag` and FBGEMM on the GPU."""
+        """The placed model in all kinds but one, and `nn.EmbeddingBag` on the GPU."""
         for share in HBM_SHARES:
             lookups: tuple[Lookup, ...] = ("staged", "cached", "uva")
             if share == 1:
@@ -214,18 +211,36 @@ class _Group:
             for lookup in lookups:
                 self._placed(lookup, share)
             if share == 1:
-                self._bags(on_host=False)
-        for location in FBGEMM_LOCATIONS:
-            shares = (1.0,) if location == "DEVICE" else (0.0,)
-            for share in (0.1, 0.015) if location == "MANAGED_CACHING" else shares:
-                self._fbgemm(location, share)
+                self._bags()
+
+    def run_training(self) -> None:
+        """Whole steps, dense layers included, with batches that a loader leaves on the host."""
+        for share in (1.0, 0.1, 0.015):
+            kind = "device" if share == 1 else "staged"
+            record = self._record(share, f"training, {kind} + look-ahead")
+            if self._skip(self._bench.sizes.job_s, record):
+                continue
+            try:
+                drawn, _ = self._batches()
+                plan = make_plan(self._model, kind, share, self._size)
+                before = self._bench.free()
+                model = placed(plan, self._bench.memory, self._bench.device)
+                steps = TrainingSteps(model, on_host(drawn.batches))
+                limit_s, warm_up = self._bench.sizes.limit_s, self._bench.sizes.warm_up("staged")
+                timing = time_steps(steps, self._bench.device, limit_s, warm_up)
+                record.seconds, record.step_s = timing.seconds, timing.mean_s
+                record.samples_per_s = self._size / timing.mean_s
+                if self._bench.device.type == "cuda":
+                    record.hbm_peak_bytes = torch.cuda.max_memory_allocated() - before
+            except Exception as error:  # Whatever breaks one model, the next is another.
+                record = self._failed(record, why(error))
+            self._bench.add(record)
 
     def run_slow(self) -> None:
         """Where the CPU pools, which may take seconds a step."""
         for share in HBM_SHARES:
             if share < 1:
                 self._placed("host", share)
-        self._bags(on_host=True)
 
     def _batches(self) -> tuple[Batches, list[Tensor]]:
         """Drawn when first asked for: what is left out needs none."""
@@ -254,8 +269,6 @@ class _Group:
         bench = self._bench
         kinds = [kind for kind in KINDS if kind.lookup == lookup]
         records = {kind.name: self._record(share, kind.name) for kind in kinds}
-        if lookup == "device":
-            records[GRAPH] = self._record(share, GRAPH)
         for kind in list(kinds):
             outcome = bench.equivalence[kind.name]
             if not outcome.equal:
@@ -301,7 +314,7 @@ class _Group:
                 cold = drawn.distinct_rows(self._model.hottest(share))
                 record.link_bytes = cold * self._model.row_bytes
                 bound_s = record.link_bytes / bench.copies.both_bytes_per_s
-                record.link_share = bound_s / timing.median_s
+                record.link_share = bound_s / timing.mean_s
             rates = model.hit_rates()
             if rates is not None:
                 record.hbm_hit_rate = rates.hbm_hit_rate
@@ -310,51 +323,19 @@ class _Group:
                 record.in_place_share = rates.row_cache.in_place_share
             record.host_waits = host_waits(steps, bench.device)
             bench.add(record)
-        if lookup == "device":
-            record = records[GRAPH]
-            held = OneBatchSteps(model, drawn.batches, grads)
-            limit_s = bench.sizes.limit_s
-            replays, record.note = time_graph(held, held.next_batch, bench.device, limit_s)
-            if replays is not None:
-                self._timed(record, replays)
-            bench.add(record)
 
-    def _bags(self, on_host: bool) -> None:
-        bench = self._bench
-        record = self._record(0.0 if on_host else 1.0, BAGS_ON_HOST if on_host else BAGS_IN_HBM)
-        record.note = "row-wise Adagrad" if on_host else ""
-        lookups = self._size * sum(self._model.lookups)
-        # Some microseconds a lookup on the host: measured on two cores, with four steps to take.
-        seconds = max(bench.sizes.job_s, 8e-6 * lookups if on_host else 0.0)
-        if self._skip(seconds, record):
-            return
-        memory = bench.memory if on_host else None
+    def _bags(self) -> None:
+        record = self._record(1.0, BAGS_IN_HBM)
+        if not self._skip(self._bench.sizes.job_s, record):
+            self._time(record, lambda: EmbeddingBags(self._model, *self._batches()))
 
-        def make() -> Step:
-            drawn, grads = self._batches()
-            return EmbeddingBags(self._model, drawn, grads, bench.device, memory)
-
-        self._time(record, make, warm_up=1 if on_host else WARM_UP_STEPS)
-
-    def _fbgemm(self, location: str, share: float) -> None:
-        bench = self._bench
-        record = self._record(share, f"FBGEMM {location.lower().replace('_', ' ')}")
-        if self._skip(bench.sizes.job_s, record):
-            return
-
-        def make() -> Step:
-            drawn, grads = self._batches()
-            return Fbgemm(self._model, drawn.batches, grads, bench.device, location, share)
-
-        self._time(record, make)
-
-    def _time(self, record: Record, make: Callable[[], Step], warm_up: int = WARM_UP_STEPS) -> None:
+    def _time(self, record: Record, make: Callable[[], Step]) -> None:
         bench = self._bench
         try:
             self._batches()
             before = bench.free()
             step = make()
-            self._timed(record, time_steps(step, bench.device, bench.sizes.limit_s, warm_up))
+            self._timed(record, time_steps(step, bench.device, bench.sizes.limit_s))
             if bench.device.type == "cuda":
                 record.hbm_peak_bytes = torch.cuda.max_memory_allocated() - before
         except Exception as error:  # A rival that cannot run here is a row that says so.
@@ -363,8 +344,8 @@ class _Group:
 
     def _timed(self, record: Record, timing: Timing) -> None:
         record.seconds = timing.seconds
-        record.step_s = timing.median_s
-        record.samples_per_s = self._size / timing.median_s
+        record.step_s = timing.mean_s
+        record.samples_per_s = self._size / timing.mean_s
         record.moved_bytes_per_s = record.samples_per_s * self._model.roofline_bytes
         record.roofline_share = record.moved_bytes_per_s / self._bench.copies.hbm_bytes_per_s
 

@@ -2,18 +2,16 @@
 
 MLPerf's model (reference implementation of DLRM-DCNv2): bottom layers 512, 256, 128; three cross
 layers of rank 512 over 27 vectors of 128 (Wang et al. 2021, doi:10.1145/3442381.3450078); top
-layers 1024, 1024, 512, 256, 1. Batches are on the device, as a loader with its own stream leaves
-them there.
+layers 1024, 1024, 512, 256, 1.
 """
 
-from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import Any
+from collections.abc import Sequence
+from itertools import cycle, pairwise
 
 import torch
 from torch import Tensor, nn
 
-from placer.executor import BagBatch, PlacedEmbeddings
+from placer.executor import BagBatch, PlacedEmbeddings, look_ahead
 
 DENSE, RANK = 13, 512
 
@@ -38,48 +36,42 @@ class DenseLayers(nn.Module):
 
     def forward(self, dense: Tensor, pooled: list[Tensor]) -> Tensor:
         """Logits, shape (samples, 1)."""
-        first = torch.cat([self.bottom(dense), *(rows.bfloat16() for rows in pooled)], 1)
+        first = torch.cat([self.bottom(dense), *(rows.to(dense.dtype) for rows in pooled)], 1)
         x = first
         for down, up in zip(self.down, self.up, strict=True):
             x = torch.addcmul(x, first, up(down(x)))
         return self.top(x)  # type: ignore[no-any-return]
 
 
-@dataclass(slots=True, eq=False)
+def on_host(batches: Sequence[BagBatch]) -> tuple[BagBatch, ...]:
+    """Return batches as a loader leaves them: ids in 32 bits, in pinned memory."""
+    found = []
+    for batch in batches:
+        ids, offsets = batch.ids.int().cpu(), batch.offsets.cpu()
+        if batch.ids.is_cuda:
+            ids, offsets = ids.pin_memory(), offsets.pin_memory()
+        found.append(BagBatch(ids, offsets, batch.batch_size, bounds=batch.bounds))
+    return tuple(found)
+
+
 class TrainingSteps:
-    """Steps of the whole model over distinct batches, prepared ahead where `ahead` says so."""
+    """Steps of the whole model over distinct batches, each prepared ahead of its step."""
 
-    model: PlacedEmbeddings
-    batches: tuple[BagBatch, ...]
-    ahead: bool
-    layers: DenseLayers = field(init=False)
-    optimizer: torch.optim.Optimizer = field(init=False)
-    dense: Tensor = field(init=False)
-    labels: Tensor = field(init=False)
-    taken: int = 0
-    prepared: Any = None
-
-    def __post_init__(self) -> None:
-        device, samples = self.model.device, self.batches[0].batch_size
-        tables = self.model.plan.tables
+    def __init__(self, model: PlacedEmbeddings, batches: Sequence[BagBatch]) -> None:
+        device, samples = model.device, batches[0].batch_size
+        kind = torch.bfloat16 if device.type == "cuda" else torch.float32
+        tables = model.plan.tables
         torch.manual_seed(0)
-        layers = DenseLayers(len(tables), tables[0].dim)
-        self.layers = layers.to(device, torch.bfloat16)
-        self.optimizer = torch.optim.SGD(self.layers.parameters(), lr=1e-4)
-        self.dense = torch.randn(samples, DENSE, device=device, dtype=torch.bfloat16)
-        self.labels = torch.randint(0, 2, (samples, 1), device=device).bfloat16()
+        self._model, self._batches = model, look_ahead(cycle(batches), model)
+        self._layers = DenseLayers(len(tables), tables[0].dim).to(device, kind)
+        self._optimizer = torch.optim.SGD(self._layers.parameters(), lr=1e-4)
+        self._dense = torch.randn(samples, DENSE, device=device, dtype=kind)
+        self._labels = torch.randint(0, 2, (samples, 1), device=device).to(kind)
 
     def __call__(self) -> None:
-        batch = self.prepared if self.prepared is not None else self._next()
-        if self.ahead:
-            batch = batch if self.prepared is not None else self.model.prefetch(batch)
-            self.prepared = self.model.prefetch(self._next())
-        logits = self.layers(self.dense, list(self.model(batch).values()))
-        loss = nn.functional.binary_cross_entropy_with_logits(logits, self.labels)
-        self.optimizer.zero_grad()
+        pooled = self._model(next(self._batches))
+        logits = self._layers(self._dense, list(pooled.values()))
+        loss = nn.functional.binary_cross_entropy_with_logits(logits, self._labels)
+        self._optimizer.zero_grad()
         loss.backward()
-        self.optimizer.step()
-
-    def _next(self) -> BagBatch:
-        self.taken += 1
-        return self.batches[(self.taken - 1) % len(self.batches)]
+        self._optimizer.step()

@@ -1,7 +1,9 @@
 """One training step of DLRM-DCNv2's tables on a GPU: every lookup kind, beside others.
 
     python benchmarks/gpu.py [--scale 0.5] [--time-limit 420] [--output FILE]
-    python benchmarks/gpu.py --tiny
+    python benchmarks/gpu.py --published
+    python benchmarks/gpu.py --growing
+    python benchmarks/gpu.py --tiny [--published | --growing]
     python benchmarks/gpu.py --predict FILE [--topology 1xh100]
 
 The 26 tables of MLPerf DLRM-DCNv2 (dim 128, fp32, row-wise Adagrad, 214 lookups a sample), with
@@ -14,11 +16,13 @@ rows of two steps in flight have room in HBM beside that budget; "HBM GiB" is wh
 
 A step is forward, backward and update, with the gradients of the pooled rows given. Each takes a
 batch of its own; times are between CUDA events at the ends of steps, with no waiting in between;
-medians count. Before a kind is timed, it trains a small model and is compared with plain PyTorch.
+means count. Before a kind is timed, it trains a small model and is compared with plain PyTorch.
 Bytes per second are held against copies measured in the same run. What does not fit the time
 limit is left out, and the table says so.
 
+--published times NVIDIA's published setting, beside the figures of its report
 --predict   says what the roofline cost model predicts for the steps measured in a file
+--growing   times tables that grow beside fixed ones instead
 --tiny      runs everything at tiny shapes in Triton's interpreter, on a machine without a GPU
 
 Exit status: 0; 1 if a kind differs from plain PyTorch or breaks; 2 without a GPU.
@@ -52,8 +56,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description="embedding step on a GPU, placer and others")
     mode = parser.add_mutually_exclusive_group()
-    mode.add_argument("--tiny", action="store_true", help="tiny shapes, interpreted on the CPU")
     mode.add_argument("--predict", type=Path, metavar="FILE", help="predict what FILE measured")
+    mode.add_argument("--published", action="store_true", help="NVIDIA's setting of ten tables")
+    mode.add_argument("--growing", action="store_true", help="tables that grow, and fixed ones")
+    parser.add_argument("--tiny", action="store_true", help="tiny shapes, interpreted on the CPU")
     parser.add_argument("--topology", default="1xh100", help="machine of --predict")
     parser.add_argument("--scale", type=float, help="share of the rows of the large tables")
     parser.add_argument("--batch-sizes", default="65536,8192")
@@ -87,8 +93,36 @@ def main() -> int:
     if options.tiny:
         torch.set_num_threads(1)
         print("Triton's interpreter on tiny shapes: times and rates mean nothing here")
+    if options.published:
+        return run_published(options, device)
+    if options.growing:
+        from _gpu_growing import print_steps
+
+        print_steps(device, options.tiny)
+        return 0
     sizes = _sizes(options, device)
     return run(options, sizes, device, started)
+
+
+def run_published(options: argparse.Namespace, device: "torch.device") -> int:
+    """NVIDIA's setting, its table and file."""
+    from _gpu_published import lines, measure
+
+    from placer.files import write_text
+
+    found = measure(device, _HOST_SHARE * _host_bytes(), options.tiny)
+    print("\n".join(lines(found)))
+    output = _output(options, device, "gpu-published")
+    if output is not None:
+        report = {
+            "benchmark": "ten tables of 128 columns, one id of each a sample, as NVIDIA publishes",
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "machine": _machine(device),
+            "versions": _versions(),
+            "steps": [_plain(step) for step in found],
+        }
+        write_text(output, json.dumps(report, indent=1) + "\n")
+    return int(any(step.note for step in found))
 
 
 def run(options: argparse.Namespace, sizes: "Sizes", device: "torch.device", started: float) -> int:
@@ -181,17 +215,20 @@ def _sizes(options: argparse.Namespace, device: "torch.device") -> "Sizes":
     scale = options.scale
     if scale is None:
         full = dcnv2("zipf-1.05", 1.0)
-        pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         hbm = torch.cuda.get_device_properties(device).total_memory
         weights = full.rows * full.width * 4
         scale = min(
             1.0,
             (hbm - _HBM_FOR_STEPS) / (2 * weights),
-            _HOST_SHARE * pages / (full.rows * full.row_bytes),
+            _HOST_SHARE * _host_bytes() / (full.rows * full.row_bytes),
         )
         scale = int(scale * 20) / 20 or scale
     batch_sizes = tuple(int(size) for size in options.batch_sizes.split(","))
     return Sizes(scale, batch_sizes)
+
+
+def _host_bytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _plain(record: object) -> dict[str, object]:
@@ -205,7 +242,7 @@ def _machine(device: "torch.device") -> dict[str, object]:
     from _machine import machine
 
     found = machine()
-    found["host_memory_bytes"] = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    found["host_memory_bytes"] = _host_bytes()
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         found["gpu"] = properties.name
@@ -225,7 +262,7 @@ def _versions() -> dict[str, str]:
     return versions("torch", "triton", "numpy", "numba", "fbgemm-gpu")
 
 
-def _output(options: argparse.Namespace, device: "torch.device") -> Path | None:
+def _output(options: argparse.Namespace, device: "torch.device", kind: str = "gpu") -> Path | None:
     if options.output is not None:
         return None if str(options.output) == "-" else Path(options.output)
     if options.tiny:
@@ -234,7 +271,7 @@ def _output(options: argparse.Namespace, device: "torch.device") -> Path | None:
     from _machine import RESULTS
 
     name = "-".join(torch.cuda.get_device_name(device).lower().split())
-    return RESULTS / f"gpu-{name}.json"
+    return RESULTS / f"{kind}-{name}.json"
 
 
 if __name__ == "__main__":

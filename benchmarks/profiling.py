@@ -11,7 +11,6 @@ core; placer and polars take turns, and medians are reported. Written to
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from _machine import machine, versions
 
 RESULT = Path(__file__).parent / "results" / "profiling.json"
 EXPONENT = 1.05
@@ -44,7 +44,7 @@ def main() -> None:
             warm_up = Path(folder) / "warm-up.parquet"
             write_log(warm_up, 10, 10, "int64")
             WORKERS[tool](str(warm_up), 10)
-        print(json.dumps(WORKERS[tool](file, options.rows)))
+        print(json.dumps(measured_by(tool, file, options.rows)))
         return
     with tempfile.TemporaryDirectory() as folder:
         files = {}
@@ -66,7 +66,7 @@ def main() -> None:
                     runs[name][tool].append(run_worker(tool, file, options.rows))
     summary = {name: summarise(tools, options.rows) for name, tools in runs.items()}
     result = {
-        "machine": machine(),
+        "machine": machine() | versions("numpy"),
         "rows": options.rows,
         "zipf_exponent": EXPONENT,
         "threads": 1,
@@ -106,7 +106,7 @@ def run_worker(tool: str, file: Path, rows: int) -> dict[str, Any]:
     return measured
 
 
-def count_with_placer(file: str, rows: int) -> dict[str, Any]:
+def count_with_placer(file: str, rows: int) -> tuple[int, int, int]:
     """Counts, row order and CDF of the log."""
     import pyarrow as pa
 
@@ -114,43 +114,36 @@ def count_with_placer(file: str, rows: int) -> dict[str, Any]:
     from placer.profile.count import profile_log
 
     pa.set_cpu_count(1)
-    baseline = peak_bytes()
-    start, cpu = time.perf_counter(), time.process_time()
     profile = profile_log(open_log(file, "parquet", id_mapping="identity", rows=rows))
-    seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu
     counts = profile["item"].counts
     assert counts is not None
-    return {
-        "seconds": seconds,
-        "cpu_seconds": cpu_seconds,
-        "lookups": counts.total,
-        "distinct": counts.ids.size,
-        "hottest": int(counts.counts.max()),
-        "peak_bytes": peak_bytes(),
-        "idle_bytes": baseline,
-    }
+    return counts.total, counts.ids.size, int(counts.counts.max())
 
 
-def count_with_polars(file: str, rows: int) -> dict[str, Any]:
+def count_with_polars(file: str, rows: int) -> tuple[int, int, int]:
     """``group_by().len()``, which gives the same counts, unordered."""
     import polars as pl
 
+    counts = pl.scan_parquet(file).group_by("item").len().collect()
+    return int(counts["len"].cast(pl.Int64).sum()), counts.height, int(counts["len"].max())
+
+
+WORKERS = {"placer": count_with_placer, "polars": count_with_polars}
+
+
+def measured_by(tool: str, file: str, rows: int) -> dict[str, Any]:
+    """Time and memory of a tool, and its lookups, distinct ids and those of the hottest one."""
     baseline = peak_bytes()
     start, cpu = time.perf_counter(), time.process_time()
-    counts = pl.scan_parquet(file).group_by("item").len().collect()
+    found = WORKERS[tool](file, rows)
     seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu
     return {
         "seconds": seconds,
         "cpu_seconds": cpu_seconds,
-        "lookups": int(counts["len"].cast(pl.Int64).sum()),
-        "distinct": counts.height,
-        "hottest": int(counts["len"].max()),
+        **dict(zip(("lookups", "distinct", "hottest"), found, strict=True)),
         "peak_bytes": peak_bytes(),
         "idle_bytes": baseline,
     }
-
-
-WORKERS = {"placer": count_with_placer, "polars": count_with_polars}
 
 
 def summarise(tools: dict[str, list[dict[str, Any]]], rows: int) -> dict[str, Any]:
@@ -191,22 +184,6 @@ def peak_bytes() -> int:
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
-
-
-def machine() -> dict[str, Any]:
-    """What the figures hold for."""
-    model = platform.processor()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        lines = cpuinfo.read_text().splitlines()
-        model = next((line.split(":")[1].strip() for line in lines if "model name" in line), model)
-    return {
-        "cpu": model,
-        "cores": os.cpu_count(),
-        "system": platform.system(),
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-    }
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ reading a log is; its own time is told apart. Written to
 
 import argparse
 import json
-import re
 import resource
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from _machine import RESULTS, cpu_model, machine, versions
+from _machine import RESULTS, machine, slug, versions
 
 from cost_models import Roofline
 from cost_models.replay import StepTimer, TimeSummary, replayed
@@ -116,9 +115,7 @@ def main() -> None:
     if options.worker:
         print(json.dumps(measure(options.case[0], options.batches)))
         return
-    slug = re.sub(r"[^a-z0-9]+", "-", " ".join(cpu_model().lower().split()[:2])).strip("-")
-    cores = machine()["cores"]
-    output = options.output or RESULTS / f"simulator-{slug}-{cores}-cores.json"
+    output = options.output or RESULTS / f"simulator-{slug()}.json"
     before = json.loads(output.read_text())["cases"] if output.exists() else {}
     for case in options.case or list(CASES):
         command = [sys.executable, __file__, "--worker", "--case", case]

@@ -20,24 +20,12 @@ Arena = tuple[DType, OptimizerName, int]
 
 
 class ArenaLoad(NamedTuple):
-    """What a step of a GPU does in one arena, or in a shard of it.
+    """What a step of a GPU does in one arena, or in a shard of it."""
 
-    Attributes
-    ----------
-    lookups : float
-        Of a step, however their rows are read.
-    cached_rows : int
-        Rows that are staged or cached, read by the step or not.
-    pooled_lookups : float
-        Those of `lookups` in groups of which the host pools some rows.
-    replicated : bool
-        Whether other GPUs hold any of the rows too.
-    """
-
-    lookups: float = 0.0
-    cached_rows: int = 0
-    pooled_lookups: float = 0.0
-    replicated: bool = False
+    lookups: float = 0.0  # Of a step, however their rows are read.
+    cached_rows: int = 0  # Rows that are staged or cached, read by the step or not.
+    pooled_lookups: float = 0.0  # Those of `lookups` in groups of which the host pools some rows.
+    replicated: bool = False  # Whether other GPUs hold any of the rows too.
 
     def joined(self, other: "ArenaLoad") -> "ArenaLoad":
         """Return the sum of both, as one arena."""
@@ -53,25 +41,17 @@ class ArenaCosts(NamedTuple):
     """Seconds of each phase that arenas take besides their launches; of shape (phases,) each.
 
     None is negative.
-
-    Attributes
-    ----------
-    cached_s : float64
-        Of an arena with staged or cached rows.
-    cached_lookup_s : float64
-        Of each lookup there that may be of such a row: an executor makes room to look up as many
-        rows as the step has lookups in the arena, or as many as there are such rows if fewer.
-    pooled_lookup_s : float64
-        Of each lookup in an arena of which the host pools rows: it goes through all of them. Those
-        of the same group pay for themselves (`UnitCosts.pooled_lookup_s`), and not here.
-    replicas_s : float64
-        Of a GPU that holds any replicated rows, however many: the collectives that add their
-        gradients up.
     """
 
-    cached_s: Float
+    cached_s: Float  # Of an arena with staged or cached rows.
+    # Of each lookup there that may be of such a row: an executor makes room to look up as many rows
+    # as the step has lookups in the arena, or as many as there are such rows if fewer.
     cached_lookup_s: Float
+    # Of each lookup in an arena of which the host pools rows: it goes through all of them. Those of
+    # the same group pay for themselves (`UnitCosts.pooled_lookup_s`), and not here.
     pooled_lookup_s: Float
+    # Of a GPU that holds any replicated rows, however many: the collectives that add their
+    # gradients up.
     replicas_s: Float
 
     def seconds(self, loads: Iterable[ArenaLoad]) -> Float:

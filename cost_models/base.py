@@ -317,11 +317,8 @@ class CostModel(Protocol):
     def evaluate(self, problem: Problem, plan: Plan) -> CostReport:
         """Return the cost of a whole plan, as reports and comparisons show it.
 
-        Raises
-        ------
-        PlanMismatchError
-            If the plan's shards are of tables or on devices that the problem does not have,
-            or of a kind that the model does not know.
+        Raises PlanMismatchError if the plan's shards are of tables or on devices that the problem
+        does not have, or of a kind that the model does not know.
         """
         ...
 

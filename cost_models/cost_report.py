@@ -5,7 +5,6 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from cost_models.schedule import ONE_PHASE, Float, Schedule
 from placer.plan.memory import MemoryUse
@@ -59,19 +58,12 @@ class HostCost:
 
 @dataclass(frozen=True, slots=True)
 class TableCost:
-    """A table's part of a step.
+    """A table's part of a step."""
 
-    Attributes
-    ----------
-    gpu_s : float
-        Seconds of all GPUs together: of its own shards, and its share of what it has in common with
-        other tables. An arena's time is shared alike by the tables that a GPU has in it.
-    hbm_lookup_share : float
-        Share of its lookups that are served from HBM.
-    """
-
+    # Seconds of all GPUs together: of its own shards, and its share of what it has in common with
+    # other tables. An arena's time is shared alike by the tables that a GPU has in it.
     gpu_s: float
-    hbm_lookup_share: float
+    hbm_lookup_share: float  # Share of its lookups that are served from HBM.
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,21 +205,17 @@ class CostReport:
         return self._chain_phases
 
     @property
-    def _are_gpus(self) -> npt.NDArray[np.bool_]:
-        """Which of `gpus` are no hosts, shape (GPUs,)."""
-        hosts = {host.device for host in self.hosts}
-        return np.array([gpu.device not in hosts for gpu in self.gpus])
-
-    @property
     def _chain_phases(self) -> tuple[PhaseCost, ...]:
         """The phases of the longest chain."""
         names, times = self.longest_chain
+        hosts = {host.device for host in self.hosts}
+        are_gpus = np.array([gpu.device not in hosts for gpu in self.gpus])
         return tuple(
             PhaseCost(
                 name,
                 self.gpus[int(of_gpus.argmax())].device,
                 float(of_gpus.max()),
-                float(of_gpus[self._are_gpus].mean()),
+                float(of_gpus[are_gpus].mean()),
             )
             for name, of_gpus in zip(names, times, strict=True)
         )

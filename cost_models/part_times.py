@@ -164,10 +164,7 @@ class PartTimer:
 class ArenaTimer:
     """Seconds that arenas take, of the lookups that batches really have in them.
 
-    Parameters
-    ----------
-    problem : Problem
-        With the plan's tables and the pipeline ``serial``.
+    The problem has the plan's tables and the pipeline ``serial``.
     """
 
     def __init__(self, arrangement: Arrangement, equation: StepEquation, problem: Problem) -> None:

@@ -3,37 +3,20 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import cost_models
 from placer.errors import PlacerError
 
 if TYPE_CHECKING:
     from cost_models.base import CostModel
 
 
-def _roofline() -> "CostModel":
-    from cost_models.roofline import Roofline
-
-    return Roofline()
-
-
-def _torchrec(prefetch_pipeline: bool = False) -> "CostModel":
-    from cost_models.torchrec.model import TorchRec
-
-    return TorchRec(prefetch_pipeline=prefetch_pipeline)
-
-
-def _calibrated(path: str) -> "CostModel":
-    from cost_models.calibrated.model import Calibrated
-
-    return Calibrated.load(path)
-
-
 COST_MODELS: dict[str, "Callable[[], CostModel]"] = {
-    "roofline": _roofline,
-    "torchrec": _torchrec,
-    "torchrec-prefetch": lambda: _torchrec(prefetch_pipeline=True),
+    "roofline": lambda: cost_models.Roofline(),
+    "torchrec": lambda: cost_models.TorchRec(),
+    "torchrec-prefetch": lambda: cost_models.TorchRec(prefetch_pipeline=True),
 }
 FILE_MODELS: dict[str, "Callable[[str], CostModel]"] = {
-    "calibrated": _calibrated,
+    "calibrated": lambda path: cost_models.Calibrated.load(path),
 }
 """Models whose constants are in a file: named ``calibrated:machine.json``."""
 

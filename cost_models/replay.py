@@ -68,28 +68,18 @@ Float = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepTimes:
-    """Seconds of one step, by GPU and host of the plan's topology.
+    """Seconds of one step, by GPU and host of the plan's topology."""
 
-    Attributes
-    ----------
-    hbm_s, link_s, communication_s, launch_s : float64, shape (gpus,)
-        By what is waited for, ahead of the step or within it.
-    phase_s : float64, shape (8, gpus)
-        All of these by phase.
-    dram_s, dram_ahead_s : float64, shape (hosts,)
-        Of hosts' memories, all and ahead.
-    schedules : mapping
-        By pipeline.
-    """
-
+    # Shape (gpus,): by what is waited for, ahead of the step or within it.
     hbm_s: Float
     link_s: Float
     communication_s: Float
     launch_s: Float
-    phase_s: Float
+    phase_s: Float  # Shape (8, gpus): all of these by phase.
+    # Shape (hosts,): of hosts' memories, all and ahead.
     dram_s: Float
     dram_ahead_s: Float
-    schedules: Mapping[Pipeline, Schedule]
+    schedules: Mapping[Pipeline, Schedule]  # By pipeline.
 
     @property
     def gpu_s(self) -> Float:
@@ -119,21 +109,10 @@ class StepTimes:
 
 
 class StepTimer:
-    """Turns counts of an arrangement into seconds.
+    """Turns counts of an arrangement, which has one process for each GPU, into seconds.
 
-    Parameters
-    ----------
-    arrangement : Arrangement
-        With one process for each GPU.
-    equation : StepEquation
-        Whose constants count.
-    profile : Profile, optional
-        Of the plan's tables, for constants that depend on accesses.
-
-    Raises
-    ------
-    PlanMismatchError
-        If processes stand for several GPUs, or a host without GPUs serves a table.
+    Constants that depend on accesses need the profile of the plan's tables. Raises
+    PlanMismatchError if processes stand for several GPUs, or a host without GPUs serves a table.
     """
 
     def __init__(
@@ -213,20 +192,11 @@ class StepTimer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replayed:
-    """Counts and step times of batches replayed under a plan.
-
-    Attributes
-    ----------
-    totals : Totals
-    records : tuple of StepRecord
-        Of each step, in order.
-    gpu_s : float64, shape (gpus,)
-        Mean seconds of each GPU's work in a step, one after the other.
-    """
+    """Counts and step times of batches replayed under a plan."""
 
     totals: Totals
-    records: tuple[StepRecord, ...]
-    gpu_s: Float
+    records: tuple[StepRecord, ...]  # Of each step, in order.
+    gpu_s: Float  # Shape (gpus,): mean seconds of each GPU's work in a step, one after the other.
 
     @classmethod
     def joined(cls, parts: "Sequence[Replayed]") -> "Replayed":
@@ -248,15 +218,8 @@ def replayed(
 ) -> Replayed:
     """Run batches through a simulator, from where it is, and time each of them.
 
-    Parameters
-    ----------
-    on_step : callable
-        Called after each step with the number of steps done.
-
-    Raises
-    ------
-    DataError
-        If there is no batch, or an id is no row of its table.
+    `on_step` is called after each step with the number of steps done. Raises DataError if there is
+    no batch, or an id is no row of its table.
     """
     arrangement, ahead = simulator.arrangement, simulator.options.look_ahead
     totals = Totals.zeros(
@@ -322,10 +285,7 @@ def _launch_s(arrangement: Arrangement, costs: Sequence[Sequence[UnitCosts]]) ->
 def step_equation(model: object) -> StepEquation:
     """Return a cost model as one whose constants can be multiplied with counts.
 
-    Raises
-    ------
-    PlacerError
-        If it has none.
+    Raises PlacerError if it has none.
     """
     if not isinstance(model, StepEquation):
         name = getattr(model, "name", type(model).__name__)
@@ -338,7 +298,7 @@ def step_equation(model: object) -> StepEquation:
 
 def _table_numbers(problem: Problem, plan: Plan) -> list[int]:
     """Return the number of each of the plan's tables in the problem's profile."""
-    known = {name: number for number, name in enumerate(problem.profile.table_names)}
+    known = problem.profile.table_numbers
     missing = [table.name for table in plan.tables if table.name not in known]
     if missing:
         raise PlanMismatchError(f"the profile has no table {missing[0]!r} of the plan")

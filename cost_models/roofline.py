@@ -57,65 +57,46 @@ class RooflineConstants:
 
     docs/published.md has the figures; ``fitted`` means to the measurements that are listed there,
     and ``python benchmarks/published.py --fit`` fits them again.
-
-    Attributes
-    ----------
-    lookup_share : float
-        Of `Gpu.hbm_bytes_per_s`, which streams reach. FBGEMM's lookups take 63 to 71% of an H100's
-        peak, Triton's 81% (torchrec 4757, 4688); of the 90% in presets, about 0.80.
-    update_share : float
-        The same for sorting lookups, gathering gradients and updating rows; fitted.
-    lookup_bytes : float
-        Bytes that a lookup costs besides its id and its row, so that rows of 128 columns take 4.65
-        times those of 16 (torchrec 2365) and not 8 times. TorchRec's own estimators charge rows of
-        less than 64 columns 1.75 times their bytes.
-    update_bytes : float
-        The same of the update, besides the sort; fitted.
-    repeat_share : float
-        Of a row's bytes, what a lookup costs that repeats a row of the step, as the GPU's L2 cache
-        serves most of it, from HBM or from the host alike: 0.17 and 0.18 in FBGEMM's lookups of
-        1.05 million ids with 434,000 distinct rows (recsys-examples); fitted.
-    probe_bytes : float
-        What looking an id up in a cache costs, in bytes of HBM: 3 ns on H100 (FBGEMM), 3.5 on A100
-        and 8 on V100 (HPS in UGache's logs), which all are about as many bytes.
-    copy_share : float
-        Of the host link's bandwidth, for copies while others go the other way: 0.44 to 0.75 on
-        PCIe 4.0 (nvbandwidth 11, 53 and its README), 0.86 on PCIe 5.0; fitted between them.
-    in_place_share : float
-        The same for rows that a kernel reads at random: 35 of 55 GB/s on H100 (nvbandwidth 24),
-        16 of 25 on A100 (HierarchicalKV).
-    in_place_update_share : float
-        The same for rows that a kernel reads and writes back, both ways at once: 42 of 55 GB/s
-        each way on H100 (recsys-examples, managed memory, SGD and Adam alike).
-    host_pool_share : float
-        Of the host memory's bandwidth, what its processors reach that pool and update rows;
-        fitted to 16 steps on an H100 whose host pools the rows that are not in HBM
-        (`benchmarks/results/gpu-nvidia-h100-80gb-hbm3.json`): predicted times are 1.00 of the
-        measured ones in the geometric mean, and 0.57 to 1.40 of single ones.
-    host_wait_share : float
-        Of that time, what a GPU waits for; the same steps are nearer to all of it than to none.
-    step_s : float
-        What a trainer adds to a step with dense layers; of trainers that launch graphs of kernels,
-        fitted. Where Python launches each kernel it is more: up to 18 ms a step.
-    exchange_step_s : float
-        More of it where there are several GPUs; fitted.
-    relative_error : float
-        Median error of steps of sources that these constants were not fitted to.
     """
 
+    # Of `Gpu.hbm_bytes_per_s`, which streams reach. FBGEMM's lookups take 63 to 71% of an H100's
+    # peak, Triton's 81% (torchrec 4757, 4688); of the 90% in presets, about 0.80.
     lookup_share: float = 0.80
+    # The same for sorting lookups, gathering gradients and updating rows; fitted.
     update_share: float = 0.63
+    # Bytes that a lookup costs besides its id and its row, so that rows of 128 columns take 4.65
+    # times those of 16 (torchrec 2365) and not 8 times. TorchRec's own estimators charge rows of
+    # less than 64 columns 1.75 times their bytes.
     lookup_bytes: float = 35.0
-    update_bytes: float = 95.0
+    update_bytes: float = 95.0  # The same of the update, besides the sort; fitted.
+    # Of a row's bytes, what a lookup costs that repeats a row of the step, as the GPU's L2 cache
+    # serves most of it, from HBM or from the host alike: 0.17 and 0.18 in FBGEMM's lookups of 1.05
+    # million ids with 434,000 distinct rows (recsys-examples); fitted.
     repeat_share: float = 0.24
+    # What looking an id up in a cache costs, in bytes of HBM: 3 ns on H100 (FBGEMM), 3.5 on A100
+    # and 8 on V100 (HPS in UGache's logs), which all are about as many bytes.
     probe_bytes: float = 6200.0
+    # Of the host link's bandwidth, for copies while others go the other way: 0.44 to 0.75 on PCIe
+    # 4.0 (nvbandwidth 11, 53 and its README), 0.86 on PCIe 5.0; fitted between them.
     copy_share: float = 0.75
+    # The same for rows that a kernel reads at random: 35 of 55 GB/s on H100 (nvbandwidth 24), 16 of
+    # 25 on A100 (HierarchicalKV).
     in_place_share: float = 0.64
+    # The same for rows that a kernel reads and writes back, both ways at once: 42 of 55 GB/s each
+    # way on H100 (recsys-examples, managed memory, SGD and Adam alike).
     in_place_update_share: float = 0.76
+    # Of the host memory's bandwidth, what its processors reach that pool and update rows; fitted to
+    # 16 steps on an H100 whose host pools the rows that are not in HBM
+    # (`benchmarks/results/gpu-nvidia-h100-80gb-hbm3.json`): predicted times are 1.00 of the
+    # measured ones in the geometric mean, and 0.57 to 1.40 of single ones.
     host_pool_share: float = 0.58
+    # Of that time, what a GPU waits for; the same steps are nearer to all of it than to none.
     host_wait_share: float = 1.0
+    # What a trainer adds to a step with dense layers; of trainers that launch graphs of kernels,
+    # fitted. Where Python launches each kernel it is more: up to 18 ms a step.
     step_s: float = 0.36e-3
-    exchange_step_s: float = 1.02e-3
+    exchange_step_s: float = 1.02e-3  # More of it where there are several GPUs; fitted.
+    # Median error of steps of sources that these constants were not fitted to.
     relative_error: float = 0.27
 
     @property

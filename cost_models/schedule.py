@@ -15,25 +15,13 @@ class SharedLane(NamedTuple):
     While both do, each goes half as fast. So the phase is longer by what they do at the same time:
     by its own seconds on the lane, or by what the other one then still has to do, whichever
     is less.
-
-    Attributes
-    ----------
-    phase : int
-        Of the first chain.
-    part : int
-        The row of that phase's seconds on the lane, which are its last ones.
-    beside : int
-        The phase beside it.
-    before : tuple of int
-        The phases of the first chain before it.
-    begin_s : float
-        Seconds after which the phase beside begins; the first chain begins at once.
     """
 
-    phase: int
-    part: int
-    beside: int
-    before: tuple[int, ...] = ()
+    phase: int  # Of the first chain.
+    part: int  # The row of that phase's seconds on the lane, which are its last ones.
+    beside: int  # The phase beside it.
+    before: tuple[int, ...] = ()  # The phases of the first chain before it.
+    # Seconds after which the phase beside begins; the first chain begins at once.
     begin_s: float = 0.0
 
     def added_s(self, waited: Any, phase: Any, part: Any, beside: Any) -> Any:

@@ -12,17 +12,10 @@ from typing import Any
 
 
 def lazy_exports(package: str) -> tuple[Callable[[str], Any], list[str]]:
-    """Make the `__getattr__` and the `__all__` of a package.
+    """Make the `__getattr__` and the `__all__` of a package, given its ``__name__``.
 
     It exports what its ``if TYPE_CHECKING:`` block imports for type checkers.
 
-    Parameters
-    ----------
-    package : str
-        Its `__name__`.
-
-    Examples
-    --------
     >>> import placer
     >>> get, names = lazy_exports("placer")
     >>> "Table" in names, get("Table").__module__

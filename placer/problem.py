@@ -20,7 +20,6 @@ from placer.profile.growing_tables import with_growing
 from placer.profile.profile import Profile
 from placer.summary import Summarized
 from placer.tables import COLD_DTYPES, DTYPE_BYTES, ColdDType, DType
-from placer.topology.devices import Gpu, Host
 from placer.topology.topology import Topology
 from placer.units import format_bytes
 
@@ -215,11 +214,16 @@ class Problem(Summarized):
         """
         facts: dict[str, Any] = {
             "tables": [asdict(profile.table) for profile in self.profile],
-            "gpus": [_facts_of(gpu, self.dense) for gpu in self.topology.gpus],
-            "hosts": [_facts_of_host(host) for host in self.topology.hosts],
+            "gpus": [asdict(gpu) for gpu in self.topology.gpus],
+            "hosts": [asdict(host) for host in self.topology.hosts],
             "links": [asdict(link) for link in self.topology.links],
             "batch_size": self.batch_size,
         }
+        for gpu in facts["gpus"] if self.dense is None else ():
+            del gpu["chip"]  # It decides only about dense layers.
+        for host in facts["hosts"]:
+            if host["drive"] is None:
+                del host["drive"]
         if self.pipeline != "look-ahead":
             facts["pipeline"] = self.pipeline
         if self.dense is not None:
@@ -251,17 +255,3 @@ class Problem(Summarized):
             if profile.locality:
                 digest.update(repr(profile.locality).encode())
         return digest.hexdigest()
-
-
-def _facts_of_host(host: Host) -> dict[str, Any]:
-    """List what a placement depends on of a host; a drive that it lacks is left out."""
-    facts = asdict(host)
-    return facts if host.drive else {k: v for k, v in facts.items() if k != "drive"}
-
-
-def _facts_of(gpu: Gpu, dense: Dense | None) -> dict[str, Any]:
-    """List what a placement depends on of a GPU; its chip decides only about dense layers."""
-    facts = asdict(gpu)
-    if dense is None:
-        del facts["chip"]
-    return facts

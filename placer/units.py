@@ -22,8 +22,6 @@ _PATTERN = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?)\s*([a-zA-Z]*)\s*")
 def parse_bytes(text: str | int | float) -> int:
     """Parse bytes from ``"8GiB"`` (binary), ``"8GB"`` (decimal) or a plain number.
 
-    Examples
-    --------
     >>> parse_bytes("8GiB"), parse_bytes("8GB")
     (8589934592, 8000000000)
     """
@@ -51,8 +49,6 @@ def parse_bytes(text: str | int | float) -> int:
 def significant(value: float, digits: int = 3) -> str:
     """Show so many significant digits, without an exponent; all that are before the point.
 
-    Examples
-    --------
     >>> significant(0.000123456), significant(1234.5), significant(999.96)
     ('0.000123', '1,234', '1,000')
     """
@@ -67,8 +63,6 @@ def significant(value: float, digits: int = 3) -> str:
 def counted(count: int, noun: str, nouns: str = "") -> str:
     """Show a count and what it is of, one or several.
 
-    Examples
-    --------
     >>> counted(1, "table"), counted(1200, "table"), counted(2, "batch", "batches")
     ('1 table', '1,200 tables', '2 batches')
     """
@@ -78,8 +72,6 @@ def counted(count: int, noun: str, nouns: str = "") -> str:
 def format_share(value: float) -> str:
     """Show a share of 1 as a percentage.
 
-    Examples
-    --------
     >>> format_share(0.1234), format_share(12.3), format_share(0.9999), format_share(6e-16)
     ('12.3%', '1,230%', '>99.9%', '<0.001%')
     """
@@ -94,8 +86,6 @@ def format_share(value: float) -> str:
 def format_bytes(count: float) -> str:
     """Show a size in binary units.
 
-    Examples
-    --------
     >>> format_bytes(1536)
     '1.5 KiB'
     """
@@ -119,8 +109,6 @@ _DURATIONS = {"": 1.0, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "min": 60.0
 def parse_seconds(text: str) -> float:
     """Parse seconds from ``"3min"``, ``"90s"``, ``"12ms"``, ``"1.5h"`` or a plain number.
 
-    Examples
-    --------
     >>> parse_seconds("1.5h")
     5400.0
     """
@@ -133,8 +121,6 @@ def parse_seconds(text: str) -> float:
 def format_seconds(seconds: float) -> str:
     """Show a duration.
 
-    Examples
-    --------
     >>> format_seconds(0.00123)
     '1.23 ms'
     """
@@ -151,8 +137,6 @@ def format_seconds(seconds: float) -> str:
 def parse_prices(text: str, machines: Sequence[str]) -> dict[str, float]:
     """Parse prices per hour of machines, or of GPUs, from ``8xh100=98,8xa100-40=32``.
 
-    Examples
-    --------
     >>> parse_prices("8xh100=98, 1xt4=0.5", ["8xh100", "1xt4"])
     {'8xh100': 98.0, '1xt4': 0.5}
     """

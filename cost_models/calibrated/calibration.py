@@ -95,9 +95,7 @@ class Calibration:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the calibration as JSON, atomically."""
-        content = self.to_json()
-        text = json.dumps(sealed(content), indent=1)
-        write_text(path, text + "\n")
+        write_text(path, json.dumps(sealed(self.to_json()), indent=1) + "\n")
 
     def to_json(self) -> dict[str, Any]:
         """Return the calibration as a JSON object."""
@@ -130,7 +128,11 @@ class Calibration:
         try:
             constants = {name: Constant(**value) for name, value in data.pop("constants").items()}
             unknown = sorted(constants.keys() - set(TERMS))
-            wrong = [name for name, c in constants.items() if not _is_sound(c)]
+            wrong = [
+                name
+                for name, one in constants.items()
+                if not all(0 <= seconds < math.inf for seconds in astuple(one))
+            ]
             if unknown or wrong:
                 raise ValueError(f"constants {unknown or wrong}")
             made = cls(constants, noise=Noise(**data.pop("noise")), **data)
@@ -145,11 +147,6 @@ class Calibration:
                 "again; a calibration of your own has no sha256"
             )
         return made
-
-
-def _is_sound(constant: Constant) -> bool:
-    """Return whether all three are seconds."""
-    return all(0 <= seconds < math.inf for seconds in astuple(constant))
 
 
 def _unreadable(path: str | os.PathLike[str], error: Exception) -> PlacerError:

@@ -87,8 +87,6 @@ def dense_costs(problem: Problem) -> tuple[DenseCost, ...]:
 
     Raises ProblemError if it is not known how fast a GPU is in these layers; see `rates.gpu_rate`.
 
-    Examples
-    --------
     >>> from placer import Topology
     >>> from placer.dense import DenseLayers
     >>> from placer.workloads import named_workload

@@ -53,11 +53,8 @@ def length_bytes(table: Table, samples: float) -> float:
 def replica_bytes(width: int, unique: float, touched: float, replicas: int, gpus: int) -> float:
     """Return the sparse all-reduce of the gradients of replicated rows, each with its id.
 
-    Parameters
-    ----------
-    unique, touched : float
-        Distinct rows that the samples of one replica read, and those of all: the first are dealt
-        out over the replicas to be added up, and the totals of the second go to all of them.
+    The `unique` rows that the samples of one replica read are dealt out over the replicas to be
+    added up, and the totals of all `touched` ones go to all of them.
     """
     crossing = (unique + touched) * (width * OUTPUT_BYTES + ID_BYTES) * (replicas - 1) / replicas
     return with_own_part(crossing, gpus)

@@ -39,16 +39,9 @@ def schedule_of(
 ) -> Schedule:
     """Return the schedule of a problem's pipeline.
 
-    What collectives take besides their bytes is added to the chain that they are part of.
-
-    Parameters
-    ----------
-    problem : Problem
-    dense_s : float
-        What dense layers add to every step.
-    input_s, allreduce_s : float
-        Seconds of the host link for their inputs, ahead of a step, and of the network for their
-        gradients, of which most run beside the backward pass.
+    What collectives take besides their bytes is added to the chain that they are part of. Dense
+    layers add `dense_s` to every step, `input_s` of the host link for their inputs, ahead of a
+    step, and `allreduce_s` of the network for their gradients, mostly beside the backward pass.
     """
     latency_s = problem.topology.exchange_latency_s
     ids_s = _COLLECTIVES["ids"] * latency_s
@@ -86,12 +79,8 @@ def with_lanes(phase_s: Float, pipeline: Pipeline) -> Float:
 def parts_of(phase_s: Float, pooling_s: Float, launch_s: Float, drive_s: Float) -> Float:
     """Return phase times by what takes them, (6, 8, GPUs): see `cost_models.cost_report.PARTS`.
 
-    Parameters
-    ----------
-    phase_s, pooling_s : float64, shape (8, GPUs)
-        Of all works, and of those whose rows hosts pool.
-    launch_s, drive_s : float64, shape (GPUs,)
-        Of shards, half of it the lookup's; of rows on drives.
+    `phase_s` are those of all works, `pooling_s` those of works whose rows hosts pool, both of
+    shape (8, GPUs); `launch_s` is of shards, half of it the lookup's, `drive_s` of rows on drives.
     """
     parts_s = np.zeros((6, *phase_s.shape))
     hbm_s, link_s, by_hosts_s, exchange_s, launches_s, drives_s = parts_s
@@ -115,18 +104,9 @@ def read_matrix(
 ) -> Float:
     """Return seconds of each phase and of the host's memory for reading and updating rows.
 
-    Parameters
-    ----------
-    sizes : (weight_bytes, row_bytes, home_bytes)
-        Bytes of a row's weights, and of its weights and state, in HBM. `home_bytes` are the bytes
-        that the link and the host's memory move for it; 0 means as many as `row_bytes`.
-    shares : float64, of `SHAPE`
-        The part of each of `costs` that is spent on the lookup; see `lookup_shares`.
-
-    Returns
-    -------
-    float64, shape (9, 3)
-        For a lookup, a distinct row and a vector; phases by their numbers, and `HOST`.
+    Shape (9, 3): for a lookup, a distinct row and a vector, by the numbers of phases and `HOST`.
+    The sizes are bytes of a row's weights, of its weights and state in HBM, and what the link and
+    the host's memory move for it: 0 means as many. See `lookup_shares` for `shares`.
     """
     of_kind = shares[READ_KINDS.index(kind)]
     return _read_matrix(costs.read(kind), kind, sizes, of_kind.tobytes())
@@ -163,11 +143,6 @@ def lookup_shares(id_bytes: float = 8.0, sort_bytes: float = 112.0) -> Float:
     By resource (HBM, link, DRAM) and rate. Counted in bytes: the lookup reads ids and weights; the
     update sorts ids, gathers a gradient for each lookup, and reads and writes weights and state.
     Copies of staged rows land in HBM before the lookup, and leave it after the update.
-
-    Parameters
-    ----------
-    id_bytes, sort_bytes : float
-        Of one lookup, read by the lookup, and read and written by the update's sort.
     """
     lookup = id_bytes / (id_bytes + sort_bytes)
     in_memory = (lookup, 0.5, 0.0, 0.0, 0.5, 0.5)

@@ -33,20 +33,13 @@ def _row_load(profile: TableProfile, step_lookups: float) -> Float:
 
 
 class Load(NamedTuple):
-    """What a step does in a slice of ranks, as a function of how many of them are in HBM.
+    """What a step does in a slice of ranks, as a function of how many of them are in HBM."""
 
-    Attributes
-    ----------
-    hot_rows : int64, shape (m,)
-        From none to all, strictly increasing.
-    counts : float64, shape (5, m)
-        Lookups, and expected distinct rows, that fall in the hot rows and in the others; ones.
-    cold_in_flight : float64, shape (m,)
-        Distinct rows of all steps in flight that fall in the others.
-    """
-
-    hot_rows: Int
+    hot_rows: Int  # Shape (m,): from none to all, strictly increasing.
+    # Shape (5, m): lookups, and expected distinct rows, that fall in the hot rows and in the
+    # others; ones.
     counts: Float
+    # Shape (m,): distinct rows of all steps in flight that fall in the others.
     cold_in_flight: Float
 
     def with_points(self, rows: Sequence[int]) -> "Load":

@@ -44,22 +44,15 @@ class PerUnit(NamedTuple):
 
 
 class Rates(NamedTuple):
-    """Seconds that a resource is busy for each unit of what a shard does in a step.
+    """Seconds that a resource is busy for each unit of what a shard does in a step."""
 
-    Attributes
-    ----------
-    lookup_s, lookup_byte_s : float
-        For a lookup, forward and backward, and for a byte of weights of its row.
-    row_s, row_byte_s : float
-        For a distinct row that the step touches, and for a byte of its weights and state.
-    vector_s, vector_byte_s : float
-        For a vector that a host returns, and for a byte of it.
-    """
-
+    # For a lookup, forward and backward, and for a byte of weights of its row.
     lookup_s: float = 0.0
     lookup_byte_s: float = 0.0
+    # For a distinct row that the step touches, and for a byte of its weights and state.
     row_s: float = 0.0
     row_byte_s: float = 0.0
+    # For a vector that a host returns, and for a byte of it.
     vector_s: float = 0.0
     vector_byte_s: float = 0.0
 
@@ -80,24 +73,12 @@ NOTHING = Rates()
 
 
 class ReadCosts(NamedTuple):
-    """Seconds of each resource that reading and updating rows in one way takes.
+    """Seconds of each resource that reading and updating rows in one way takes."""
 
-    Attributes
-    ----------
-    hbm, link : Rates
-        Of the GPU: its memory, and its way to its host. They are added.
-    dram : Rates
-        Of the host's memory, which its GPUs share.
-    """
-
+    # Of the GPU: its memory, and its way to its host. They are added.
     hbm: Rates = NOTHING
     link: Rates = NOTHING
-    dram: Rates = NOTHING
-
-    def of(self, weight_bytes: float, row_bytes: float) -> tuple[PerUnit, PerUnit]:
-        """For rows of so many bytes: of the GPU, memory and link, and of the host's memory."""
-        hbm, link, dram = (rates.of(weight_bytes, row_bytes) for rates in self)
-        return hbm + link, dram
+    dram: Rates = NOTHING  # Of the host's memory, which its GPUs share.
 
 
 class UnitCosts(NamedTuple):
@@ -109,44 +90,30 @@ class UnitCosts(NamedTuple):
 
     Shards of a table with the same columns on one GPU are a *group*: they are pooled into one
     output. What kernels take that serve many tables at once is in `cost_models.arenas`.
-
-    Attributes
-    ----------
-    device, staged, uva, host, hit, miss : ReadCosts
-        By how rows are read; a cache's hits and misses each by themselves.
-    column_slice_s : float
-        For a group that has only some of the table's columns.
-    shard_s : float
-        For each shard.
-    output_vector_s, output_byte_s : float
-        For a vector that a GPU returns, and for a byte of it: written, and its gradient read.
-        Once for a group.
-    exchange_byte_s : float
-        For a byte that a GPU spreads evenly over all GPUs, itself included.
-    cache_row_s : float
-        For a row that a cache has room for, whether the step reads it or not.
-    mapped_lookup_s : float
-        For a lookup whose id a map turns into a place; see `cost_models.step_equation.work`.
-    pooled_lookup_s : float
-        For a lookup of a group of which the host pools some rows, whichever row it reads.
-    sliced_row_byte_s : float
-        For a byte, state included, of a distinct row that has only some of the table's columns.
     """
 
+    # By how rows are read; a cache's hits and misses each by themselves.
     device: ReadCosts
     staged: ReadCosts
     uva: ReadCosts
     host: ReadCosts
     hit: ReadCosts
     miss: ReadCosts
-    column_slice_s: float = 0.0
-    shard_s: float = 0.0
+    column_slice_s: float = 0.0  # For a group that has only some of the table's columns.
+    shard_s: float = 0.0  # For each shard.
+    # For a vector that a GPU returns, and for a byte of it: written, and its gradient read. Once
+    # for a group.
     output_vector_s: float = 0.0
     output_byte_s: float = 0.0
+    # For a byte that a GPU spreads evenly over all GPUs, itself included.
     exchange_byte_s: float = 0.0
+    # For a row that a cache has room for, whether the step reads it or not.
     cache_row_s: float = 0.0
+    # For a lookup whose id a map turns into a place; see `cost_models.step_equation.work`.
     mapped_lookup_s: float = 0.0
+    # For a lookup of a group of which the host pools some rows, whichever row it reads.
     pooled_lookup_s: float = 0.0
+    # For a byte, state included, of a distinct row that has only some of the table's columns.
     sliced_row_byte_s: float = 0.0
 
     def read(self, kind: ReadKind) -> ReadCosts:

@@ -49,42 +49,26 @@ from placer.topology.topology import Topology
 
 
 class Extras(NamedTuple):
-    """What a GPU does for shards besides reading rows, in the order of `UnitCosts`.
+    """What a GPU does for shards besides reading rows, in the order of `UnitCosts`."""
 
-    Attributes
-    ----------
-    column_slices, shards : float
-        Groups of shards with the same columns that are only some of the table's; shards.
-    output_vectors, output_bytes : float
-        Vectors that the GPU returns, and their bytes.
-    exchanged_bytes : float
-        All that the GPU sends and receives for the shards, spread evenly over all GPUs.
-    cache_rows : float
-        Rows that caches have room for.
-    mapped_lookups : float
-        Lookups of groups whose rows do not lie in the order of their ids; see `is_mapped`.
-    pooled_lookups : float
-        Lookups of groups of which the host pools some rows.
-    sliced_row_bytes : float
-        Bytes, state included, of distinct rows in column slices.
-    id_bytes, gradient_bytes : float
-        Those of `exchanged_bytes` that go ahead of the lookup, and back for the update.
-    drive_s : float
-        Seconds of the host's drive to read the rows that lie there, and to write them back. It
-        assumes that all GPUs of the host read equally many.
-    """
-
+    # Groups of shards with the same columns that are only some of the table's; shards.
     column_slices: Amount = 0.0
     shards: Amount = 0.0
+    # Vectors that the GPU returns, and their bytes.
     output_vectors: Amount = 0.0
     output_bytes: Amount = 0.0
+    # All that the GPU sends and receives for the shards, spread evenly over all GPUs.
     exchanged_bytes: Amount = 0.0
-    cache_rows: Amount = 0.0
+    cache_rows: Amount = 0.0  # Rows that caches have room for.
+    # Lookups of groups whose rows do not lie in the order of their ids; see `is_mapped`.
     mapped_lookups: Amount = 0.0
-    pooled_lookups: Amount = 0.0
-    sliced_row_bytes: Amount = 0.0
+    pooled_lookups: Amount = 0.0  # Lookups of groups of which the host pools some rows.
+    sliced_row_bytes: Amount = 0.0  # Bytes, state included, of distinct rows in column slices.
+    # Those of `exchanged_bytes` that go ahead of the lookup, and back for the update.
     id_bytes: Amount = 0.0
     gradient_bytes: Amount = 0.0
+    # Seconds of the host's drive to read the rows that lie there, and to write them back. It
+    # assumes that all GPUs of the host read equally many.
     drive_s: Amount = 0.0
 
     def hbm_s(self, costs: UnitCosts) -> Amount:
@@ -127,38 +111,24 @@ NO_EXTRAS = Extras()
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one shard, or the hits or misses of one, asks of one device in a step.
+    """What one shard, or the hits or misses of one, asks of one device in a step."""
 
-    Attributes
-    ----------
-    table : int
-        Number of the table in the problem's profile.
-    kind : ReadKind
-    weight_bytes, row_bytes : float
-        Bytes of weights, and of weights and state, of one row of the shard in HBM.
-    lookups, rows, vectors : float
-        Lookups of a step, distinct rows among them, and vectors that they are pooled into.
-    gpu : int or None
-        Number of the GPU, or of the server after all GPUs; None where `host` serves the shard by
-        itself, to all its GPUs.
-    host : str
-        The host whose memory holds the rows.
-    extras : Extras
-        The first work of a shard has the shard's; the first of a group has the group's as well.
-    home_bytes : float
-        Bytes of weights and state of a row where it lies; 0 if as many as in HBM.
-    """
-
-    table: int
+    table: int  # Number of the table in the problem's profile.
     kind: ReadKind
+    # Bytes of weights, and of weights and state, of one row of the shard in HBM.
     weight_bytes: float
     row_bytes: float
+    # Lookups of a step, distinct rows among them, and vectors that they are pooled into.
     lookups: float
     rows: float
     vectors: float
+    # Number of the GPU, or of the server after all GPUs; None where `host` serves the shard by
+    # itself, to all its GPUs.
     gpu: int | None = None
-    host: str = ""
+    host: str = ""  # The host whose memory holds the rows.
+    # The first work of a shard has the shard's; the first of a group has the group's as well.
     extras: Extras = NO_EXTRAS
+    # Bytes of weights and state of a row where it lies; 0 if as many as in HBM.
     home_bytes: float = 0.0
 
     @property
@@ -328,18 +298,9 @@ def exchange_of(
 ) -> dict[str, float]:
     """Return fields of `Extras`: vectors and bytes that a GPU returns for a shard or exchanges.
 
-    Parameters
-    ----------
-    lookups, rows : float
-        Lookups of a step in the shard, and distinct rows among them.
-    replicated : tuple of int, optional
-        The slice of ranks that each of `replicas` GPUs holds.
-    returns_bags : bool
-        Whether the pooled output of the group is charged to this shard.
-    all_rows : bool
-        Whether the group has all rows of its columns.
-    column_slices : int
-        How many column slices the table has.
+    A step has `lookups` in the shard, which read so many distinct `rows`; each of `replicas` GPUs
+    holds the slice of ranks `replicated`. `returns_bags` charges the group's pooled output to this
+    shard; `all_rows` says that the group has all rows of its columns.
     """
     profile = problem.profile.tables[table]
     spec, gpus = profile.table, len(problem.topology.gpus)

@@ -85,6 +85,9 @@ def sweep(
 ) -> Sweep:
     """Try every placement of every case on every platform.
 
+    Raises ProblemError if a placement is unknown, there is no platform or axis, or a platform is
+    named twice.
+
     Parameters
     ----------
     axes : mapping of axis to values
@@ -95,11 +98,6 @@ def sweep(
         Called after each case with how many cases are done, how many there are, and the platform.
     stop : callable, optional
         Called before each case; if it returns true, the sweep ends with the points so far.
-
-    Raises
-    ------
-    ProblemError
-        If a placement is unknown, there is no platform or axis, or a platform is named twice.
 
     Examples
     --------

@@ -26,10 +26,7 @@ class Setting:
     per sparse feature and sample, `dim` the columns of the tables, `skew` the Zipf exponent of the
     accesses; 0 is uniform.
 
-    Raises
-    ------
-    ProblemError
-        If a value is less than 1, or the skew less than 0.
+    Raises ProblemError if a value is less than 1, or the skew less than 0.
     """
 
     dense: int = 512

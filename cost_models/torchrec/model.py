@@ -3,10 +3,9 @@
 The time of a rank is the sum of `Perf.total` over its shards and the step takes as long as
 the slowest rank, which is how the planner rates plans (`NoopPerfModel`). A table is placed
 whole, in even column slices, in contiguous row blocks over all GPUs or those of one host, in a
-grid of both, or replicated. Its
-rows are in HBM (kernel ``fused``), in DRAM and read in place (``fused_uvm``), or in DRAM with
-a cache in HBM (``fused_uvm_caching``), whose misses come from the profile. docs/torchrec.md
-tells what the formulas leave out.
+grid of both, or replicated. Its rows are in HBM (kernel ``fused``), in DRAM and read in place
+(``fused_uvm``), or in DRAM with a cache in HBM (``fused_uvm_caching``), whose misses come from the
+profile. docs/torchrec.md tells what the formulas leave out.
 
 No formula is repeated here. A curve is one call of the estimators with all load factors at
 once.
@@ -96,10 +95,7 @@ class TorchRec(CostModel):
     def estimates(self, problem: Problem) -> "Estimates":
         """Return TorchRec's estimators for a problem.
 
-        Raises
-        ------
-        BackendError
-            If torchrec is not installed.
+        Raises BackendError if torchrec is not installed.
         """
         if self._estimates is None or self._estimates.problem is not problem:
             try:

@@ -87,10 +87,8 @@ class Constraints:
 
         Pins of several patterns are compared by name; `on` tells which host has which GPU.
 
-        Raises
-        ------
-        ProblemError
-            If two patterns ask for different tiers, or for devices of which none is in both.
+        Raises ProblemError if two patterns ask for different tiers, or for devices of which none is
+        in both.
         """
         if table not in self._rules:
             loose = [(key, rule) for key, rule in self._patterns if key != table]
@@ -108,12 +106,9 @@ class Constraints:
         Each table that has a rule is listed once, under its name; hosts are followed by their
         GPUs; groups are of names. Doing so again changes nothing.
 
-        Raises
-        ------
-        ProblemError
-            If a key matches no table, a device does not exist, or the constraints cannot be
-            met together: two patterns contradict one another, or tables to be kept together
-            are pinned to different GPUs.
+        Raises ProblemError if a key matches no table, a device does not exist, or the constraints
+        cannot be met together: two patterns contradict one another, or tables to be kept together
+        are pinned to different GPUs.
         """
         order = {name: number for number, name in enumerate(tables)}
         for key in (*(key for key, _ in self.tables), *(k for g in self.together for k in g)):
@@ -140,10 +135,7 @@ class Constraints:
 
         `Problem` does this, once: its own constraints reserve nothing any more.
 
-        Raises
-        ------
-        ProblemError
-            If a device does not exist, or has less than is to be kept free of it.
+        Raises ProblemError if a device does not exist, or has less than is to be kept free of it.
         """
         reserve = dict(self.reserve)
         known = ["gpu", "host", *topology.gpus_by_id, *topology.hosts_by_id]
@@ -169,10 +161,8 @@ class Constraints:
     def load(cls, path: str | os.PathLike[str]) -> "Constraints":
         """Read constraints from a YAML or TOML file; see docs/constraints.md.
 
-        Raises
-        ------
-        ProblemError
-            If the file is missing or damaged, or a field is unknown or of the wrong type.
+        Raises ProblemError if the file is missing or damaged, or a field is unknown or of the wrong
+        type.
         """
         from placer.constraints import file  # not above: pydantic and YAML load slowly
 

@@ -46,10 +46,8 @@ class ConstraintsFile(StrictModel):
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read the fields of constraints from a YAML or TOML file; see `placer.Constraints.load`.
 
-    Raises
-    ------
-    ProblemError
-        If the file cannot be read, or a rule is none; see `placer.config_file.read_file`.
+    Raises ProblemError if the file cannot be read, or a rule is none; see
+    `placer.config_file.read_file`.
     """
     entries = read_file(path, ConstraintsFile, "constraints", ProblemError)
     rules = []

@@ -19,10 +19,7 @@ def unmet(plan: Plan, constraints: Constraints) -> list[Violation]:
     Not checked is `Constraints.reserve`: a plan's topology has the memory that was left, and
     does not tell how much there was.
 
-    Raises
-    ------
-    ProblemError
-        If the constraints name tables or devices that the plan does not have.
+    Raises ProblemError if the constraints name tables or devices that the plan does not have.
     """
     applied = constraints.on(plan.topology, list(plan.tables_by_name))
     kinds: dict[str, dict[Kind, str]] = {}

@@ -10,21 +10,14 @@ import numpy.typing as npt
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bags:
-    """The bags of one feature over the samples of a chunk, in sample order.
+    """The bags of one feature over the samples of a chunk, in sample order."""
 
-    Attributes
-    ----------
-    ids : int64, shape (lookups,)
-        Row ids, already within 0..rows-1 of the feature's table.
-    offsets : int64, shape (samples + 1,), or None
-        Bag i is ``ids[offsets[i]:offsets[i + 1]]``. None when every sample has one id.
-    weights : float32, shape (lookups,), or None
-        Per-sample weights.
-    """
-
+    # Shape (lookups,): row ids, already within 0..rows-1 of the feature's table.
     ids: npt.NDArray[np.int64]
+    # Shape (samples + 1,): bag i is ``ids[offsets[i]:offsets[i + 1]]``. None when every sample has
+    # one id.
     offsets: npt.NDArray[np.int64] | None = None
-    weights: npt.NDArray[np.float32] | None = None
+    weights: npt.NDArray[np.float32] | None = None  # Shape (lookups,): per-sample weights.
 
     @property
     def samples(self) -> int:
@@ -41,22 +34,14 @@ class Bags:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chunk:
-    """Consecutive samples of a log.
-
-    Attributes
-    ----------
-    samples : int
-    features : mapping of feature name to Bags
-        The same features, in the same order, in every chunk of a log.
-    dense : float32, shape (samples, columns)
-        Numeric features as the log has them, NaN where missing.
-    labels : float32, shape (samples,), or None
-        NaN where missing: profiling needs no label, training leaves such a sample out.
-    """
+    """Consecutive samples of a log."""
 
     samples: int
-    features: Mapping[str, Bags]
+    features: Mapping[str, Bags]  # The same features, in the same order, in every chunk of a log.
+    # Shape (samples, columns): numeric features as the log has them, NaN where missing.
     dense: npt.NDArray[np.float32]
+    # Shape (samples,): NaN where missing: profiling needs no label, training leaves such a sample
+    # out.
     labels: npt.NDArray[np.float32] | None = None
 
 
@@ -82,11 +67,8 @@ class Log(Protocol):
     def chunks(self, samples: int = 65536, skip: int = 0) -> Iterator[Chunk]:
         """Return chunks of at most `samples` samples, after leaving out the first `skip`.
 
-        Raises
-        ------
-        DataError
-            If the log is empty, a column is missing, a line is ragged or an id is out of
-            range; the message names the file and the place.
+        Raises DataError if the log is empty, a column is missing, a line is ragged or an id is out
+        of range; the message names the file and the place.
         """
         ...
 

@@ -20,6 +20,8 @@ POOLING = option(
     metavar="[FEATURE=]POOLING",
 )
 _HEADER, _QUOTES = "--header/--no-header", "--quotes/--no-quotes"
+_SPELT = {"\\t": "\t", "tab": "\t", "\\x01": "\x01"}
+"""Separators as people type them in a shell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class TextOptions:
         from placer.data.layout import Layout
 
         given: dict[str, Any] = {
-            "separator": self.separator and _unescaped(self.separator),
+            "separator": self.separator and _SPELT.get(self.separator, self.separator),
             "header": self.header,
             "quotes": self.quotes,
             "names": tuple(self.columns.split(",")) if self.columns else None,
@@ -177,8 +179,3 @@ def _numbers(flag: str, texts: Sequence[str]) -> dict[str, int]:
         if numbers[name] < 1:
             raise DataError(f"--{flag} must be at least 1, not {value}")
     return numbers
-
-
-def _unescaped(separator: str) -> str:
-    """Return a separator as people type it in a shell."""
-    return {"\\t": "\t", "tab": "\t", "\\x01": "\x01"}.get(separator, separator)

@@ -88,10 +88,8 @@ class Schema:
     def load(cls, path: str | os.PathLike[str]) -> "Schema":
         """Read a schema from a TOML, YAML or JSON file.
 
-        Raises
-        ------
-        DataError
-            If it is missing, or a field is unknown or does not fit; the message names the field.
+        Raises DataError if it is missing, or a field is unknown or does not fit; the message names
+        the field.
         """
         model = read_file(path, _SchemaModel, "data", DataError)
         of = {
@@ -154,10 +152,7 @@ class Schema:
 
         Only the log's beginning is read. Columns that this schema names keep their role.
 
-        Raises
-        ------
-        DataError
-            If the log cannot be read.
+        Raises DataError if the log cannot be read.
         """
         if Path(file).suffix.lower() != ".toml":
             raise DataError(f"{file}: schemas are written as TOML; end the name in .toml")

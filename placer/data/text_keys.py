@@ -179,8 +179,6 @@ def _hex_values(text: Keys) -> tuple[Keys, npt.NDArray[np.bool_]]:
 def joined_digits(digits: Keys, base: int) -> Keys:
     """Return the numbers of eight digits each, one a byte, the highest in the lowest; in place.
 
-    Examples
-    --------
     >>> word = np.frombuffer(bytes([0, 0, 0, 0, 2, 0, 2, 6]), dtype="<u8").copy()
     >>> joined_digits(word, 10)
     array([2026], dtype=uint64)

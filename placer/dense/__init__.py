@@ -1,29 +1,14 @@
 """The dense part of a model: what each GPU trains beside the embeddings. See docs/dense.md."""
 
-from placer.dense.layers import (
-    DENSE_MATH,
-    INTERACTIONS,
-    Dense,
-    DenseLayers,
-    DenseMath,
-    DenseOptimizer,
-    Interaction,
-    MeasuredDense,
-)
-from placer.dense.memory import DenseMemory, dense_memory
-from placer.dense.network import DenseNetwork, Product
-
-__all__ = [
-    "DENSE_MATH",
-    "INTERACTIONS",
-    "Dense",
-    "DenseLayers",
-    "DenseMath",
-    "DenseMemory",
-    "DenseNetwork",
-    "DenseOptimizer",
-    "Interaction",
-    "MeasuredDense",
-    "Product",
-    "dense_memory",
-]
+from placer.dense.layers import DENSE_MATH as DENSE_MATH
+from placer.dense.layers import INTERACTIONS as INTERACTIONS
+from placer.dense.layers import Dense as Dense
+from placer.dense.layers import DenseLayers as DenseLayers
+from placer.dense.layers import DenseMath as DenseMath
+from placer.dense.layers import DenseOptimizer as DenseOptimizer
+from placer.dense.layers import Interaction as Interaction
+from placer.dense.layers import MeasuredDense as MeasuredDense
+from placer.dense.memory import DenseMemory as DenseMemory
+from placer.dense.memory import dense_memory as dense_memory
+from placer.dense.network import DenseNetwork as DenseNetwork
+from placer.dense.network import Product as Product

@@ -27,51 +27,31 @@ DENSE_OPTIMIZERS: tuple[DenseOptimizer, ...] = get_args(DenseOptimizer)
 class DenseLayers:
     """A bottom MLP, an interaction and a top MLP, replicated on every GPU.
 
-    Attributes
-    ----------
-    top : tuple of int
-        Outputs of each layer of the top MLP, the logits' own included.
-    bottom : tuple of int
-        Outputs of each layer of the bottom MLP; empty: the dense features meet the embeddings
-        as they are.
-    dense_features : int
-        Numeric columns of a sample.
-    interaction : {"dot", "cross", "concat"}
-    cross_layers, cross_rank : int
-        Of ``cross``: its layers, and the columns between the two matrices of each; rank 0: each
-        layer has one square matrix.
-    concat_stride : int
-        Of ``concat``: the mean of so many neighbouring columns of the embeddings is one input.
-    math : {"float32", "tf32", "float16", "bfloat16"}
-    optimizer : {"sgd", "adagrad", "adam"}
-        Of the dense parameters.
-    flops_per_s : float, optional
-        Floating-point operations a second that a GPU reaches in these layers; None: what is
-        known of its chip.
-    reserved_bytes : int
-        Memory that was taken off each GPU for this part already; `placer.Problem` sets it.
+    Raises ProblemError if a size is not positive, or the fields of one interaction are used with
+    another.
 
-    Raises
-    ------
-    ProblemError
-        If a size is not positive, or the fields of one interaction are used with another.
-
-    Examples
-    --------
     >>> DenseLayers(top=(256, 1), bottom=(512, 64), dense_features=13).interaction
     'dot'
     """
 
-    top: tuple[int, ...]
+    top: tuple[int, ...]  # Outputs of each layer of the top MLP, the logits' own included.
+    # Outputs of each layer of the bottom MLP; empty: the dense features meet the embeddings as they
+    # are.
     bottom: tuple[int, ...] = ()
-    dense_features: int = 0
+    dense_features: int = 0  # Numeric columns of a sample.
     interaction: Interaction = "dot"
+    # Of ``cross``: its layers, and the columns between the two matrices of each; rank 0: each layer
+    # has one square matrix.
     cross_layers: int = 0
     cross_rank: int = 0
+    # Of ``concat``: the mean of so many neighbouring columns of the embeddings is one input.
     concat_stride: int = 1
     math: DenseMath = "float32"
-    optimizer: DenseOptimizer = "sgd"
+    optimizer: DenseOptimizer = "sgd"  # Of the dense parameters.
+    # Floating-point operations a second that a GPU reaches in these layers; None: what is known of
+    # its chip.
     flops_per_s: float | None = None
+    # Memory that was taken off each GPU for this part already; `placer.Problem` sets it.
     reserved_bytes: int = 0
 
     def __post_init__(self) -> None:
@@ -117,23 +97,14 @@ class DenseLayers:
 class MeasuredDense:
     """A dense part of which the time is known and nothing else.
 
-    Attributes
-    ----------
-    step_s : float
-        Seconds that it takes on each GPU in a step of the problem's batch: forward, backward,
-        the exchange of its gradients that nothing hides, and the update.
+    Raises ProblemError if the time is negative or not finite.
 
-    Raises
-    ------
-    ProblemError
-        If the time is negative or not finite.
-
-    Examples
-    --------
     >>> MeasuredDense(0.012).step_s
     0.012
     """
 
+    # Seconds that it takes on each GPU in a step of the problem's batch: forward, backward, the
+    # exchange of its gradients that nothing hides, and the update.
     step_s: float
 
     def __post_init__(self) -> None:

@@ -37,8 +37,6 @@ class DenseMemory:
 def dense_memory(network: DenseNetwork, samples: int, gpus: int = 1) -> DenseMemory:
     """Return memory on each of `gpus` GPUs, for its `samples` samples of a step.
 
-    Examples
-    --------
     >>> from placer.dense import DenseLayers
     >>> from placer.workloads import named_workload
     >>> layers = DenseLayers(top=(512, 256, 1), bottom=(512, 256, 64, 16), dense_features=13)

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -85,24 +84,26 @@ class GrowingKeys:
         if not self.maps:
             return batch
         ids = batch.ids.cpu().to(torch.int64, copy=True)
-        spans: dict[str, list[slice]] = {name: [] for name in self.maps}
-        for feature, span in zip(features, feature_bounds(batch, features), strict=True):
-            if feature.table in spans:
-                spans[feature.table].append(slice(*span))
-        for name, parts in spans.items():
-            if not parts:
-                continue
-            keys = np.concatenate([ids[part].numpy() for part in parts])
+        for name, span in self.spans(batch, features).items():
+            keys = ids[span].numpy()
             rows = self._read(name, keys, id_order) if training else self.maps[name].find(keys)
-            taken = 0
-            for part in parts:
-                length = part.stop - part.start
-                ids[part] = torch.from_numpy(rows[taken : taken + length])
-                taken += length
+            ids[span] = torch.from_numpy(rows)
         if training:
-            self.open_steps = min(self.open_steps + 1, MOST_OPEN_STEPS)
-            self.ahead += 1
+            self._open_step()
         return replace(batch, ids=ids.to(batch.ids.device))
+
+    def spans(self, batch: BagBatch, features: tuple[FeatureRead, ...]) -> dict[str, slice]:
+        """Return where a batch has the keys of each table: its features follow one another."""
+        spans: dict[str, slice] = {}
+        for feature, (start, stop) in zip(features, feature_bounds(batch, features), strict=True):
+            if feature.table in self.maps:
+                before = spans.get(feature.table)
+                spans[feature.table] = slice(before.start if before else start, stop)
+        return spans
+
+    def _open_step(self) -> None:
+        self.open_steps = min(self.open_steps + 1, MOST_OPEN_STEPS)
+        self.ahead += 1
 
     def end_step(self) -> None:
         """Close the oldest open step: rows that only it read may be taken back."""

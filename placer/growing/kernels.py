@@ -25,8 +25,7 @@ RECORD = np.dtype(
     [
         ("key", np.int64),  # Of a free row: the next free row.
         ("step", np.int32),  # In which the row was read last; −1: it has no key.
-        # Steps that read it; halved when the hand passes. See `KeyMap.give_up` for higher bits.
-        ("reads", np.int32),
+        ("reads", np.int32),  # Steps that read it; halved when the hand passes.
     ]
 )
 
@@ -171,23 +170,33 @@ def find(keys, out, slots, rows):
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
-def _enter(slots, rows, mask, row):
+def _note(log, slot):
+    """Note that a slot has changed. The first of a log is their number, which may pass its end."""
+    log[0] += 1
+    if log[0] < log.size:
+        log[log[0]] = slot
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def _enter(slots, rows, mask, row, log):
     """Enter the key of a row, which no slot has."""
     key = rows[row].key
-    slots[_slot_of(slots, rows, mask, key)] = np.uint32(row) | _tag(key, mask)
+    slot = _slot_of(slots, rows, mask, key)
+    slots[slot] = np.uint32(row) | _tag(key, mask)
+    _note(log, slot)
 
 
 @numba.njit(cache=True, nogil=True)
-def fill_slots(slots, rows, used):
+def fill_slots(slots, rows, used, log):
     """Enter all keys of rows 1 to `used` into empty slots."""
     mask = _mask(rows)
     for row in range(1, used + 1):
         if rows[row].step >= 0:
-            _enter(slots, rows, mask, row)
+            _enter(slots, rows, mask, row, log)
 
 
 @numba.njit(cache=True, nogil=True)
-def _release(slots, rows, state, row):
+def _release(slots, rows, state, row, log):
     """Take a row's key away, and move up the keys whose search would end in its slot."""
     size, mask = slots.size, _mask(rows)
     empty = _slot_of(slots, rows, mask, rows[row].key)
@@ -201,41 +210,43 @@ def _release(slots, rows, state, row):
         stays = empty < home <= at if empty < at else (empty < home or home <= at)
         if not stays:
             slots[empty] = slots[at]
+            _note(log, empty)
             empty = at
     slots[empty] = 0
+    _note(log, empty)
     rows[row].step = -1
     rows[row].key = state[FREE]
     state[FREE] = row
 
 
 @numba.njit(cache=True, nogil=True)
-def assign(keys, numbers, slots, rows, state):
+def assign(keys, numbers, slots, rows, state, log):
     """Give each key the row of its number, or none for row 0, whoever had that row before."""
     mask = _mask(rows)
     for j in range(keys.size):
         for row in (_row_of(slots, rows, mask, keys[j]), numbers[j]):
             if row != 0 and rows[row].step >= 0:
-                _release(slots, rows, state, row)
+                _release(slots, rows, state, row, log)
     for j in range(keys.size):
         if numbers[j] != 0:
             rows[numbers[j]].key = keys[j]
             rows[numbers[j]].step = 0
-            _enter(slots, rows, mask, numbers[j])
+            _enter(slots, rows, mask, numbers[j], log)
 
 
 @numba.njit(cache=True, nogil=True)
-def _expire(slots, rows, state, before, most):
+def _expire(slots, rows, state, log, before, most):
     """Look at so many more rows, and take back those that were read last before a step."""
     for _ in range(min(most, state[USED])):
         state[SWEEP] = state[SWEEP] % state[USED] + 1
         row = state[SWEEP]
         if 0 <= rows[row].step < before:
-            _release(slots, rows, state, row)
+            _release(slots, rows, state, row, log)
             state[EXPIRED] += 1
 
 
 @numba.njit(cache=True, nogil=True)
-def _evict(slots, rows, state, by_reads, open_since):
+def _evict(slots, rows, state, log, by_reads, open_since):
     """Take back a row that no step from `open_since` on reads; whether there is one."""
     best, best_reads = 0, 0
     for looked_at in range(state[USED]):
@@ -254,7 +265,7 @@ def _evict(slots, rows, state, by_reads, open_since):
         ):
             best, best_reads = row, reads
     if best != 0:
-        _release(slots, rows, state, best)
+        _release(slots, rows, state, best, log)
         state[EVICTED] += 1
     return best != 0
 
@@ -295,21 +306,31 @@ def _halve_sketch(sketch, state, cells):
 
 
 @numba.njit(cache=True, nogil=True)
-def read(
-    keys, out, reused, slots, rows, state, sketch, first_block, blocks,
-    capacity, admission, by_reads, ttl, forget_reads, open_since,
+def begin_step(
+    lookups, slots, rows, state, sketch, log, admission, ttl, forget_reads, open_since
 ):  # fmt: skip
-    """One step: the row of each key, 0 where it gets none.
-
-    Returns how many rows were given to another key, which are the first of `reused`.
-    """
+    """Begin a step of so many lookups: rows expire, and reads of keys without one fade."""
     state[STEP] += 1
-    step, reused_rows, is_full = state[STEP], 0, False
     if ttl > 0:
-        _expire(slots, rows, state, min(step - ttl, open_since), keys.size + 1024)
+        _expire(slots, rows, state, log, min(state[STEP] - ttl, open_since), lookups + 1024)
     if admission > 1:
         cells = sketch.shape[0] * SKETCH_CELLS
-        _halve_sketch(sketch, state, 1 + keys.size * cells // forget_reads)
+        _halve_sketch(sketch, state, 1 + lookups * cells // forget_reads)
+
+
+@numba.njit(cache=True, nogil=True)
+def read(
+    keys, out, reused, slots, rows, state, sketch, log, first_block, blocks,
+    capacity, admission, by_reads, open_since, hand, limit,
+):  # fmt: skip
+    """Read keys of the step that has begun: the row of each, 0 where it gets none.
+
+    No row is taken back once the hand, from where it was, has passed more rows than `limit`.
+
+    Returns how many rows were given to another key, which are the first of `reused`; and how many
+    keys were read before one needs a row that lies beyond the limit.
+    """
+    step, reused_rows, is_full = state[STEP], 0, False
     mask = _mask(rows)
     for j in range(keys.size):
         if j % BLOCK == 0:
@@ -325,6 +346,9 @@ def read(
                 rows[row].step = step
                 rows[row].reads = min(MOST_READS, rows[row].reads + 1)
             continue
+        needs_hand = state[FREE] == 0 and state[USED] == capacity and not is_full
+        if needs_hand and (state[HAND] - hand) % capacity > limit:
+            return reused_rows, j
         state[MISSES] += 1
         out[j] = 0
         if admission > 1 and _count_unknown(sketch, first_block, blocks, key) < admission:
@@ -336,7 +360,7 @@ def read(
         else:
             # A step only adds to the rows that may not be taken back.
             if state[FREE] == 0 and not is_full:
-                is_full = not _evict(slots, rows, state, by_reads, open_since)
+                is_full = not _evict(slots, rows, state, log, by_reads, open_since)
             row = state[FREE]
             if row == 0:
                 state[REFUSED] += 1
@@ -349,5 +373,5 @@ def read(
         rows[row].key = key
         rows[row].step = step
         rows[row].reads = 0
-        _enter(slots, rows, mask, row)
-    return reused_rows
+        _enter(slots, rows, mask, row, log)
+    return reused_rows, keys.size

@@ -8,12 +8,11 @@ import numpy as np
 
 from placer.errors import BackendError, CheckpointError, PlanMismatchError
 from placer.growing.key_counts import KeyCounts
-from placer.growing.options import SKETCH_CELLS, SKETCH_ROWS, Growing, Int
+from placer.growing.options import MOST_CAPACITY, SKETCH_CELLS, SKETCH_ROWS, Growing, Int
 from placer.growing.saved_state import fits, sketch_of
 
 _READS = 256
-"""Steps that read a row are counted below it; in the bits above, lookups that come again and found
-no row, as their key got it behind them."""
+"""When saved, the steps that read a row are counted below it, and above it `KeyMap._late`."""
 _FORGET_READS = 10
 """Reads of keys without a row are halved after ten times as many lookups as there are rows, as in
 TinyLFU (Einziger, Friedman and Manes 2017, doi:10.1145/3149371)."""
@@ -114,7 +113,10 @@ class KeyMap:
         blocks = self.growing.sketch_blocks(self.part, self.parts)
         self._sketch = np.zeros((len(blocks), SKETCH_ROWS, SKETCH_CELLS), np.uint8)
         # The keys that had no row, of the last steps: as many as may come again.
-        self._last: deque[Int] = deque(maxlen=64)
+        self._without: deque[Int] = deque(maxlen=64)
+        # The row of each lookup that comes again, and found none: its key got it behind that.
+        self._late = np.empty(0, np.int64)
+        self._log = np.zeros(1, np.int64)  # Has no room for what nobody asks.
 
     def _numbered(self, rows: Int) -> Int:
         """Return rows of the table, from those of this map."""
@@ -132,29 +134,35 @@ class KeyMap:
         if self.known_steps:
             self.known_steps -= 1
             return StepRows(self._find_again(keys), keys[:0], keys[:0])
-        growing, kernels = self._own, self._kernels
-        rows, reused = np.empty(keys.size, np.int64), np.empty(keys.size, np.int64)
-        count = kernels.read(
-            np.ascontiguousarray(keys),
-            rows,
-            reused,
-            self._slots,
-            self._rows,
-            self._state,
-            self._sketch,
-            self.growing.sketch_blocks(self.part, self.parts).start,
-            len(self.growing.sketch_blocks()),
-            growing.capacity,
-            growing.admission,
-            growing.eviction == "lfu",
-            growing.ttl,
-            _FORGET_READS * growing.capacity,
-            self._state[kernels.STEP] + 1 - open_steps,
-        )
-        self._last.append(keys[rows == 0])
-        reused = reused[:count]
+        open_since = self._begin_step(keys.size, open_steps, self._own.ttl)
+        rows, reused, _ = self._read(np.ascontiguousarray(keys), open_since)
+        self._without.append(keys[rows == 0])
         new_keys = self._rows["key"][reused]
         return StepRows(self._numbered(rows), self._numbered(reused), new_keys)
+
+    def _begin_step(self, lookups: int, open_steps: int, ttl: int) -> int:
+        """Begin a step, and return the first one whose rows keep their keys."""
+        open_since = int(self._state[self._kernels.STEP]) + 1 - open_steps
+        maps = self._slots, self._rows, self._state, self._sketch, self._log
+        forget_reads = _FORGET_READS * self._own.capacity
+        self._kernels.begin_step(
+            lookups, *maps, self._own.admission, ttl, forget_reads, open_since
+        )  # fmt: skip
+        return open_since
+
+    def _read(
+        self, keys: Int, open_since: int, hand: int = 0, limit: int = MOST_CAPACITY
+    ) -> tuple[Int, Int, int]:
+        """Read keys up to one that needs a row beyond the limit: rows, those reused, how many."""
+        growing, rows, reused = self._own, np.empty_like(keys), np.empty_like(keys)
+        maps = self._slots, self._rows, self._state, self._sketch, self._log
+        is_lfu, whole = growing.eviction == "lfu", self.growing
+        blocks = whole.sketch_blocks(self.part, self.parts).start, len(whole.sketch_blocks())
+        count, done = self._kernels.read(
+            keys, rows, reused, *maps, *blocks,
+            growing.capacity, growing.admission, is_lfu, open_since, hand, limit,
+        )  # fmt: skip
+        return rows[:done], reused[:count], done
 
     def find(self, keys: Int) -> Int:
         """Find the row of each key, 0 where it has none; nothing is counted."""
@@ -167,32 +175,30 @@ class KeyMap:
 
     def _find_again(self, keys: Int) -> Int:
         """Find what `read` gave to the keys of a step that comes again."""
-        rows = self._find(keys)
-        before = self._rows["reads"][rows] // _READS
-        (late,) = ((rows > 0) & (before > 0)).nonzero()
-        late = late[rows[late].argsort(kind="stable")]
-        starts, sizes = np.unique(rows[late], return_index=True, return_counts=True)[1:]
-        late = late[np.arange(late.size) - starts.repeat(sizes) < before[late]]
-        np.subtract.at(self._rows["reads"], rows[late], _READS)
-        rows[late] = 0
-        self._last.append(keys[rows == 0])
+        rows, late = self._find(keys), np.bincount(self._late, minlength=len(self._rows))
+        (places,) = (late[rows] > 0).nonzero()
+        places = places[rows[places].argsort(kind="stable")]
+        starts, sizes = np.unique(rows[places], return_index=True, return_counts=True)[1:]
+        places = places[np.arange(places.size) - starts.repeat(sizes) < late[rows[places]]]
+        late -= np.bincount(rows[places], minlength=late.size)
+        self._late, rows[places] = np.arange(late.size).repeat(late), 0
+        self._without.append(keys[rows == 0])
         return self._numbered(rows)
 
     def give_up(self, steps: int) -> None:
         """Take so many of the last steps for such as come again: then their keys are only found."""
-        np.add.at(self._rows["reads"], self._behind(steps), _READS)
+        self._late = self._late_with(steps)
         self.known_steps += steps
 
     def forget(self) -> None:
         """Take none of the next steps for one that comes again."""
-        self.known_steps = 0
-        self._rows["reads"] %= _READS
+        self.known_steps, self._late = 0, self._late[:0]
 
-    def _behind(self, steps: int) -> Int:
-        """Return the row of each lookup of the last steps whose key got it behind that."""
-        last = list(self._last)[max(0, len(self._last) - steps) :]
+    def _late_with(self, steps: int) -> Int:
+        """Return `_late` when so many of the last steps come again, too."""
+        last = list(self._without)[max(0, len(self._without) - steps) :]
         rows = self._find(np.concatenate([np.empty(0, np.int64), *last]))
-        return rows[rows > 0]
+        return np.concatenate((self._late, rows[rows > 0]))
 
     @classmethod
     def of(cls, growing: Growing, keys: Int, rows: Int) -> "KeyMap":
@@ -229,7 +235,7 @@ class KeyMap:
         made, kernels = KeyMap(growing), self._kernels
         (live,) = (self._rows["step"][: self._state[kernels.USED] + 1] >= 0).nonzero()
         live = live[live > 0]
-        step, reads = self._rows["step"][live], self._rows["reads"][live] % _READS
+        step, reads = self._rows["step"][live], self._rows["reads"][live]
         # Steps that come again find their keys.
         is_ahead = step > self._state[kernels.STEP] - self.known_steps
         order = np.lexsort((step, reads * (growing.eviction == "lfu"), is_ahead))
@@ -240,19 +246,20 @@ class KeyMap:
         rows[is_beyond], unused = np.split(unused, [np.count_nonzero(is_beyond)])
         made._allocate(np.append(rows, unused))
         made._rows[1 : kept.size + 1] = self._rows[kept]
+        made._late = 1 + np.searchsorted(kept, self._late[np.isin(self._late, kept)])
         made._state[:], made.known_steps = self._state, self.known_steps
         made._state[[kernels.FREE, kernels.HAND, kernels.SWEEP, kernels.SKETCH]] = 0
         made._state[kernels.USED] = kept.size
         made._state[kernels.EVICTED] += live.size - kept.size
         made._sketch = sketch_of(self._sketch, self.growing, 1, growing, 0, 1)
-        kernels.fill_slots(made._slots, made._rows, kept.size)
+        kernels.fill_slots(made._slots, made._rows, kept.size, made._log)
         earlier = np.full(growing.rows, -1)
         earlier[0], earlier[rows] = 0, before
         return Resized(made, earlier, live.size - kept.size)
 
     def assign(self, keys: Int, rows: Int) -> None:
         """Give each key its row, once `check` allows it, whoever had that before; row 0 is none."""
-        self._kernels.assign(keys, rows, self._slots, self._rows, self._state)
+        self._kernels.assign(keys, rows, self._slots, self._rows, self._state, self._log)
 
     def check(self, keys: Int, rows: Int) -> None:
         """Raise CheckpointError if a key or a row is listed twice, or there is no such row."""
@@ -287,7 +294,7 @@ class KeyMap:
         used = int(self._state[self._kernels.USED])
         rows = np.zeros((self._own.capacity, 3), np.int64)  # Zeros for rows that had no key yet.
         rows[:used, :2] = self._rows[1 : used + 1].view(np.int64).reshape(used, 2)
-        np.add.at(rows[:, 1], self._behind(ahead) - 1, _READS << 32)
+        np.add.at(rows[:, 1], self._late_with(ahead) - 1, _READS << 32)
         rows[:used, 2] = self._numbered(np.arange(1, used + 1))
         counts = np.append(self._state, self.known_steps + ahead)
         sketch = self._sketch.reshape(-1, SKETCH_ROWS * SKETCH_CELLS).copy()
@@ -339,13 +346,15 @@ class KeyMap:
             own = own[numbers[own].argsort()]
         self._allocate(np.append(numbers[own], free[(free - 1) % self.parts == self.part]))
         self._rows[1 : own.size + 1] = records[own]
+        self._late = np.arange(len(self._rows)).repeat(self._rows["reads"] // _READS)
+        self._rows["reads"] %= _READS
         cells = sketch.view(np.uint8).reshape(-1, SKETCH_ROWS, SKETCH_CELLS)
         self._sketch = sketch_of(cells, how, len(counts), how, self.part, self.parts)
         if is_same:
             self._state[:] = counts[self.part, : kernels.PLACES]
         else:
             self._go_on(counts, own.size)
-        kernels.fill_slots(self._slots, self._rows, own.size)
+        kernels.fill_slots(self._slots, self._rows, own.size, self._log)
 
     def _go_on(self, counts: Int, used: int) -> None:
         """Set the counters of a map that has rows of several, and chain its free rows."""

@@ -12,7 +12,7 @@ Int = npt.NDArray[np.int64]
 Eviction = Literal["lfu", "lru"]
 
 MOST_ADMISSION = 255
-_MOST_CAPACITY = 2**31 - 64
+MOST_CAPACITY = 2**31 - 64
 """Row numbers have 32 bits."""
 
 _SLOTS_PER_KEY = 1.5
@@ -55,7 +55,7 @@ class Growing:
 
     def __post_init__(self) -> None:
         for name, least, most in (
-            ("capacity", 1, _MOST_CAPACITY),
+            ("capacity", 1, MOST_CAPACITY),
             ("admission", 1, MOST_ADMISSION),
             ("ttl", 0, 2**31 - 1),
         ):

@@ -1,22 +1,14 @@
 """Measures what plans take on this machine: cases, measurements of them, and files of those."""
 
-from placer.measurement.cases import Case, random_cases
-from placer.measurement.dataset import Dataset, Measurement, repeated
-from placer.measurement.machine import collect
-from placer.measurement.measure import Measurer, measure_plan
-from placer.measurement.times import QUICK, Effort, Measured, Setting
-
-__all__ = [
-    "QUICK",
-    "Case",
-    "Dataset",
-    "Effort",
-    "Measured",
-    "Measurement",
-    "Measurer",
-    "Setting",
-    "collect",
-    "measure_plan",
-    "random_cases",
-    "repeated",
-]
+from placer.measurement.cases import Case as Case
+from placer.measurement.cases import random_cases as random_cases
+from placer.measurement.dataset import Dataset as Dataset
+from placer.measurement.dataset import Measurement as Measurement
+from placer.measurement.dataset import repeated as repeated
+from placer.measurement.machine import collect as collect
+from placer.measurement.measure import Measurer as Measurer
+from placer.measurement.measure import measure_plan as measure_plan
+from placer.measurement.times import QUICK as QUICK
+from placer.measurement.times import Effort as Effort
+from placer.measurement.times import Measured as Measured
+from placer.measurement.times import Setting as Setting

@@ -164,18 +164,14 @@ def random_cases(
     """
     for number in range(first, first + workloads):
         rng = np.random.default_rng([seed, number, gpus])
-        tables, exponents = _tables(rng, times_rows(load))
+        # Tables get larger by less than lookups, for they have to be made and filled.
+        tables, exponents = _tables(rng, max(1, load // 4))
         per_sample = sum(table.lookups_per_sample for table in tables)
         wanted = math.log2(_log_uniform(rng, *_STEP_LOOKUPS) / per_sample)
         batch_size = min(max(2 ** round(wanted), _BATCH_SIZES[0]), _BATCH_SIZES[1]) * load
         bare = Case(f"random-{seed}-{number}", tables, exponents, batch_size, gpus, ())
         for _ in range(plans):
             yield replace(bare, shards=_placement(rng, bare))
-
-
-def times_rows(load: int) -> int:
-    """Return how much larger tables are: less than lookups, for they have to be made and filled."""
-    return max(1, load // 4)
 
 
 def _log_uniform(rng: np.random.Generator, low: float, high: float) -> float:

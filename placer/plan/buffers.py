@@ -67,15 +67,6 @@ def index_buffer_bytes(lookups: float, width: int) -> float:
 
     Linear in lookups, so that cutting a table by rows neither saves any nor adds any.
 
-    Parameters
-    ----------
-    lookups : float
-        Of one step.
-    width : int
-        Columns of the rows that they read.
-
-    Examples
-    --------
     >>> index_buffer_bytes(1000, width=64)
     60000.0
     """
@@ -87,15 +78,10 @@ def index_buffer_bytes(lookups: float, width: int) -> float:
 def staged_rows(unique_rows: Float | float) -> Float:
     """Return rows to keep room for where the steps in flight touch `unique_rows` rows on average.
 
-    The number of distinct rows varies from step to step: four standard deviations of a
-    sum of independent draws, at most √unique each, are kept in hand. Not rounded to rows, so
-    that it is concave in `unique_rows`: a chord never lies above it, which bounds of HBM rely
-    on.
-
-    Parameters
-    ----------
-    unique_rows : float or float64 of any shape
-        Of the steps in flight together: what two of them share is staged once.
+    The number of distinct rows varies from step to step: four standard deviations of a sum of
+    independent draws, at most √unique each, are kept in hand. Not rounded to rows, so that it is
+    concave in `unique_rows`: a chord never lies above it, which bounds of HBM rely on. What two
+    steps in flight share is staged once.
     """
     rows: Float = np.asarray(unique_rows, dtype=np.float64)
     kept: Float = rows + 4 * np.sqrt(rows)
@@ -140,16 +126,10 @@ def cache_slices(shard: Shard) -> tuple[tuple[int, int, int], tuple[int, int, in
 def with_buffers(profile: TableProfile, shard: Shard, *, samples: int, returns_bags: bool) -> Shard:
     """Return the shard with the `staging_rows` and `buffer_bytes` that reading it needs.
 
-    Of what a cached shard's steps touch, the rows that its cache holds are not staged.
-
-    Parameters
-    ----------
-    samples : int
-        Samples of a step whose lookups each serving device handles.
-    returns_bags : bool
-        Whether the buffers of pooled output are charged to this shard. The shards of one
-        table on one device pool into one output, so one of them is charged. Lookups without
-        pooling are charged to the shard that they read.
+    Of what a cached shard's steps touch, the rows that its cache holds are not staged. Each serving
+    device handles the lookups of `samples` samples. The shards of one table on one device pool into
+    one output, so `returns_bags` charges its buffers to one of them; lookups without pooling are
+    charged to the shard that they read.
     """
     table, width = profile.table, shard.width
     all_lookups = samples * table.lookups_per_sample

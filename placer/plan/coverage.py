@@ -35,16 +35,8 @@ class _Slice:
 
 
 def coverage_fault(table: Table, shards: Sequence[Shard]) -> str | None:
-    """Return what is wrong with how shards cover a table, or None.
+    """Return what is wrong with how well-formed shards cover a table, or None.
 
-    Parameters
-    ----------
-    table : Table
-    shards : sequence of Shard
-        Well formed.
-
-    Examples
-    --------
     >>> halves = [Shard("t", (i, 10, 2), (0, 4), ("gpu:0",), "hbm", "device") for i in (0, 1)]
     >>> coverage_fault(Table("t", 10, 4), halves)
     >>> coverage_fault(Table("t", 10, 4), halves[:1])

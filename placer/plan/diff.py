@@ -154,10 +154,7 @@ def diff(old: Plan, new: Plan) -> PlanDiff:
     A part of a row that gets a new home moves with its weights and its optimizer state; of
     row-wise Adagrad, the one scalar that its column slice keeps.
 
-    Raises
-    ------
-    PlanError
-        If a shard of a plan is malformed, or one does not cover a table exactly once.
+    Raises PlanError if a shard of a plan is malformed, or one does not cover a table exactly once.
     """
     for plan in (old, new):
         check_shards(plan)

@@ -112,8 +112,6 @@ def assumed_even(plan: Plan, profile: Profile | None = None) -> tuple[str, ...]:
     Their slices are strided over ids, and the profile has no counts of single ids; without a
     profile it may have some. Published workloads number rows by how hot they are.
 
-    Examples
-    --------
     >>> from placer import Problem, Topology
     >>> from placer.workloads import named_workload
     >>> from solvers import solve

@@ -56,7 +56,8 @@ def write(plan: "Plan", path: StrPath) -> None:
     if unlisted:
         raise PlanError(f"cannot write {target}: no hot_ids for the row orders of {unlisted}")
     text = _text(to_dict(plan))
-    with replacing_parts(target, lambda: _row_orders_of(target)) as names:
+    row_orders = f"{glob.escape(target.name)}.rows-*.safetensors"
+    with replacing_parts(target, lambda: list(target.parent.glob(row_orders))) as names:
         if ordered:
             file, sha256 = _save_row_order({name: plan.hot_ids[name] for name in ordered}, target)
             names.add(file)
@@ -73,10 +74,7 @@ def _text(document: dict[str, Any]) -> str:
 def seal(path: StrPath) -> None:
     """Give a plan that somebody has edited the hash of what it holds now.
 
-    Raises
-    ------
-    PlanError
-        If it is no plan, whatever its hash.
+    Raises PlanError if it is no plan, whatever its hash.
     """
     source = Path(path)
     document, model = parse(source)
@@ -125,10 +123,8 @@ def _with_row_orders(source: Path, model: schema.PlanModel) -> dict[str, Any]:
 def parse(source: Path) -> tuple[dict[str, Any], schema.PlanModel]:
     """Read and check a plan file's form, without the row order beside it and without its hash.
 
-    Raises
-    ------
-    PlanError
-        If the file is missing, no JSON (cut short), of a newer version, or breaks the schema.
+    Raises PlanError if the file is missing, no JSON (cut short), of a newer version, or breaks the
+    schema.
     """
     try:
         document = read_json(source)
@@ -307,11 +303,6 @@ def _topology(model: schema.TopologyModel) -> Topology:
     return Topology(
         name=model.name, emulated=model.emulated, gpus=tuple(gpus), hosts=tuple(hosts), links=links
     )
-
-
-def _row_orders_of(target: Path) -> list[Path]:
-    """Row orders beside a plan, by the names that `_save_row_order` gives them."""
-    return list(target.parent.glob(f"{glob.escape(target.name)}.rows-*.safetensors"))
 
 
 def _save_row_order(hot_ids: dict[str, npt.NDArray[np.int64]], target: Path) -> tuple[str, str]:

@@ -104,8 +104,6 @@ def cache_bytes(table: Table, shard: Shard) -> int:
 def home_of(topology: Topology, device: str, memory: Memory) -> str:
     """Name the memory of rows that `device` serves: a GPU, a host or its drive.
 
-    Examples
-    --------
     >>> machine = Topology.parse("1xh100", ssd="1TiB")
     >>> home_of(machine, "gpu:0", "dram"), home_of(machine, "gpu:0", "ssd")
     ('host:0', 'host:0 ssd')

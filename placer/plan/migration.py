@@ -15,21 +15,11 @@ Resource = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """What moves, and how long that takes.
+    """What moves, and how long that takes."""
 
-    Attributes
-    ----------
-    moved_bytes : int
-        Weights and optimizer state that are copied to other memory.
-    seconds : float
-        All links work at the same time, so that the slowest decides.
-    waits_for : str
-        That link or memory: ``gpu:3 pcie out``; empty where nothing moves.
-    """
-
-    moved_bytes: int
-    seconds: float
-    waits_for: str
+    moved_bytes: int  # Weights and optimizer state that are copied to other memory.
+    seconds: float  # All links work at the same time, so that the slowest decides.
+    waits_for: str  # That link or memory: ``gpu:3 pcie out``; empty where nothing moves.
 
 
 def migration(diff: PlanDiff) -> Migration:
@@ -41,10 +31,7 @@ def migration(diff: PlanDiff) -> Migration:
     machine lacks can be read as before, be it from a checkpoint. Tables that only the newer
     plan has are not moved, and neither are those whose shape has changed.
 
-    Raises
-    ------
-    TopologyError
-        If rows move between hosts of which one has no network link.
+    Raises TopologyError if rows move between hosts of which one has no network link.
     """
     load: dict[Resource, float] = defaultdict(float)
     speed: dict[Resource, float] = {}

@@ -12,20 +12,11 @@ Int = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ranks:
-    """A row order: the ids that it lists come first, all others follow in id order.
+    """A row order: the ids that it lists come first, all others follow in id order."""
 
-    Attributes
-    ----------
-    listed : int64, shape (n,)
-        In the order of their ranks.
-    ascending : int64, shape (n,)
-        The same ids, sorted.
-    rank_of_ascending : int64, shape (n,)
-    """
-
-    listed: Int
-    ascending: Int
-    rank_of_ascending: Int
+    listed: Int  # Shape (n,): in the order of their ranks.
+    ascending: Int  # Shape (n,): the same ids, sorted.
+    rank_of_ascending: Int  # Shape (n,)
 
     @classmethod
     def of(cls, listed: npt.ArrayLike) -> "Ranks":

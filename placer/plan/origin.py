@@ -32,22 +32,9 @@ def profile_of(
 ) -> Profile | None:
     """Return the profile that a plan was made from, with the plan's tables.
 
-    Parameters
-    ----------
-    plan : Plan
-    file : Path
-        The plan's own file: a plan names its profile relative to it.
-    profile : Path, optional
-        The profile, where it is not the one that the plan names.
-    needed_for : str, optional
-        What cannot be done without it, for the message.
-    other_data : bool
-        Take a profile whose ids became rows in another way, too.
-
-    Returns
-    -------
-    Profile or None
-        None if the plan names none, or it is not there, and it is not needed.
+    It is `profile`, or what the plan names relative to its own `file`. None if the plan names none,
+    or it is not there: an error if it is `needed_for` something. With `other_data`, its ids may
+    have become rows in another way.
     """
     if profile is not None:
         return _of_plan(plan, Profile.load(profile), other_data)
@@ -81,21 +68,9 @@ def open_log_of(
 ) -> "EncodedLog":
     """Return a log, its ids mapped to rows as in the profile that a plan was made from.
 
-    Parameters
-    ----------
-    plan, file, profile, other_data
-        As `profile_of` takes them.
-    logs : sequence of Path
-        Files that follow each other.
-    format : str, optional
-        One of `placer.data.FORMATS`; by default what the files' suffix says.
-    options : TextOptions, optional
-        Where the files' lines are made otherwise than those of the profile's log.
-
-    Raises
-    ------
-    PlanMismatchError
-        If that profile is not there, or has no id mapping.
+    The log's files follow each other, in a `format` of `placer.data.FORMATS`; `options` say how
+    their lines are made where they are unlike those of the profile's log; all else is as in
+    `profile_of`. Raises PlanMismatchError if that profile is not there, or has no id mapping.
     """
     recorded = profile_of(plan, file, profile, other_data=other_data)
     if recorded is None or recorded.encoding is None:
@@ -138,16 +113,9 @@ def _is_there(path: Path) -> bool:
 
 
 def check_ids(plan: Plan, ids_sha256: Mapping[str, str], whose: str) -> None:
-    """Check that ids become rows as they did when the plan was made.
+    """Check that ids become rows as they did when the plan was made, as far as it knows how.
 
-    Parameters
-    ----------
-    plan : Plan
-        One that does not know how is not compared.
-    ids_sha256 : mapping of table name to str
-        See `Encoding.ids_sha256`.
-    whose : str
-        Whose they are, for the message.
+    `ids_sha256` is that of `Encoding`, of what the message calls `whose`.
     """
     known = plan.provenance.ids_sha256
     different = [n for n, sha256 in ids_sha256.items() if known.get(n, sha256) != sha256]
@@ -165,16 +133,8 @@ def with_tables_as_in(
 ) -> Profile:
     """Return a profile whose tables have the dims, types and optimizers that they have in a plan.
 
-    Tables that grow have the rows that they have there.
-
-    Parameters
-    ----------
-    plan : Plan
-    profile : Profile
-    other_data : bool
-        Whether other data is meant.
-    has_all : bool
-        Whether all tables of the plan, with their rows, are needed whatever is meant.
+    Tables that grow have the rows that they have there. The profile needs all tables of the plan,
+    with their rows, unless other data is meant; with `has_all` also then.
     """
     growing = {name: how for name, how in plan.growing.items() if name in profile.table_numbers}
     profile = with_growing(profile, growing)

@@ -68,20 +68,11 @@ class PhaseMemory:
 
 @dataclass(frozen=True, slots=True)
 class DevicePeak:
-    """A GPU's memory in each phase of a step.
-
-    Attributes
-    ----------
-    device : str
-    capacity_bytes : int
-        Of the card, or what else the step has to fit in.
-    phases : tuple of PhaseMemory
-        In the order of a step.
-    """
+    """A GPU's memory in each phase of a step."""
 
     device: str
-    capacity_bytes: int
-    phases: tuple[PhaseMemory, ...]
+    capacity_bytes: int  # Of the card, or what else the step has to fit in.
+    phases: tuple[PhaseMemory, ...]  # In the order of a step.
 
     @property
     def fullest(self) -> PhaseMemory:
@@ -148,25 +139,12 @@ def peak_memory(
 ) -> tuple[DevicePeak, ...]:
     """Return memory of each GPU in each phase of a training step.
 
-    Parameters
-    ----------
-    plan : Plan
-        With the layers that it was made for, if any.
-    profile : Profile
-        Says how the lookups of a table that is divided by rows are shared.
-    device_kind : {"cuda", "cpu"}
-        Whether a GPU is one, with a context, communication buffers and an allocator that
-        fragments; or a CPU plays it, and what PyTorch's allocator gives out is asked.
-    capacity_bytes : mapping of GPU to int, optional
-        Memory of the cards. By default that of the plan, and what its dense part took of it.
+    The profile says how the lookups of a table that is divided by rows are shared. A ``cuda``
+    device has a context, communication buffers and an allocator that fragments; where a CPU plays
+    it, what PyTorch's allocator gives out is asked. `capacity_bytes` are those of the cards: by
+    default of the plan, and what its dense part took of it. Raises ProblemError if a table of the
+    plan has no profile.
 
-    Raises
-    ------
-    ProblemError
-        If a table of the plan has no profile.
-
-    Examples
-    --------
     >>> from placer import Plan, Shard, Topology
     >>> from placer.workloads import named_workload
     >>> profile = named_workload("random-1@7")
@@ -202,11 +180,7 @@ def peak_memory(
 
 
 def largest_batch(
-    plan: Plan,
-    profile: Profile,
-    *,
-    device_kind: DeviceKind = "cuda",
-    capacity_bytes: Mapping[str, int] | None = None,
+    plan: Plan, profile: Profile, *, capacity_bytes: Mapping[str, int] | None = None
 ) -> int:
     """Return the most samples a GPU with which a step of this plan fits everywhere; 0 if none does.
 
@@ -215,12 +189,8 @@ def largest_batch(
     """
 
     def fits(samples: int) -> bool:
-        peaks = peak_memory(
-            replace(plan, batch_size=samples),
-            profile,
-            device_kind=device_kind,
-            capacity_bytes=capacity_bytes,
-        )
+        larger = replace(plan, batch_size=samples)
+        peaks = peak_memory(larger, profile, capacity_bytes=capacity_bytes)
         return all(peak.free_bytes >= 0 for peak in peaks)
 
     if not fits(1):

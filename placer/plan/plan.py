@@ -139,11 +139,8 @@ class Plan(Summarized):
     def load(cls, path: str | os.PathLike[str]) -> "Plan":
         """Read a plan and the row order beside it, on this machine or at a URI of a store.
 
-        Raises
-        ------
-        PlanError
-            If the file is truncated, breaks the format, is of a newer version, or its row
-            order is missing or was altered.
+        Raises PlanError if the file is truncated, breaks the format, is of a newer version, or its
+        row order is missing or was altered.
         """
         if uri_of(path) and isinstance(path, str):
             from placer.data.files.staging import Staging

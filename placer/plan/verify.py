@@ -12,7 +12,6 @@ from placer.plan.memory import device_memory
 from placer.plan.plan import Plan
 from placer.plan.shard import Shard
 from placer.tables import Table
-from placer.topology.devices import Host
 from placer.units import format_bytes
 
 
@@ -95,15 +94,9 @@ def refuse_growing(plan: Plan, reader: str) -> None:
 def verify(plan: Plan) -> None:
     """Raise if the plan breaks a rule.
 
-    Raises
-    ------
-    CapacityError
-        If a device holds more than it has, and nothing else is wrong.
-    PlanError
-        If any other rule is broken. The message lists the first violations.
+    Raises CapacityError if a device holds more than it has, and nothing else is wrong. Raises
+    PlanError if any other rule is broken. The message lists the first violations.
 
-    Examples
-    --------
     >>> from placer import Plan, Table, Topology
     >>> plan = Plan((Table("C3", 1000, 16),), Topology.parse("1xh100"), shards=())
     >>> verify(plan)  # doctest: +ELLIPSIS
@@ -140,15 +133,16 @@ def _shard_violations(plan: Plan, shard: Shard) -> Iterator[Violation]:
         yield broken(f"cols {list(shard.cols)} must lie within [0, {table.dim}] and not be empty")
     if not shard.devices or len(set(shard.devices)) != len(shard.devices):
         yield broken(f"devices {list(shard.devices)} must name at least one device, each once")
+    hosts = plan.topology.hosts_by_id
     for device in shard.devices:
-        on_gpu, attached = device in plan.topology.gpus_by_id, plan.topology.gpus_of(device)
-        if not on_gpu and device not in plan.topology.hosts_by_id:
+        gpu, attached = plan.topology.gpus_by_id.get(device), plan.topology.gpus_of(device)
+        if gpu is None and device not in hosts:
             yield broken(f"device {device!r} is not in the topology {plan.topology.name!r}")
         elif attached:
             yield broken(f"{device} has GPUs, which serve its rows: name one, as {attached[0].id}")
-        elif on_gpu and shard.memory == "ssd" and _host_of(plan, device).drive is None:
+        elif gpu is not None and shard.memory == "ssd" and hosts[gpu.host].drive is None:
             yield broken(f"its rows are on SSD, but the host of {device} has no drive")
-        elif not on_gpu and (shard.memory, shard.lookup) != ("dram", "host"):
+        elif gpu is None and (shard.memory, shard.lookup) != ("dram", "host"):
             yield broken(
                 f"{device} is a host without GPUs: it serves memory dram by lookup host, not "
                 f"{shard.memory} by {shard.lookup}"
@@ -176,10 +170,6 @@ def _shard_violations(plan: Plan, shard: Shard) -> Iterator[Violation]:
         )
 
 
-def _host_of(plan: Plan, gpu: str) -> Host:
-    return plan.topology.hosts_by_id[plan.topology.gpus_by_id[gpu].host]
-
-
 def _row_order_violations(plan: Plan, table: Table) -> Iterator[Violation]:
     order = plan.order_of(table.name)
     ids = plan.hot_ids.get(table.name)
@@ -204,14 +194,12 @@ def _growing_violations(plan: Plan) -> Iterator[Violation]:
         shards = plan.shards_by_table.get(name, ())
         serving = {device for shard in shards for device in shard.devices}
         if table is None:
-            message = f"table {name!r} grows but is not listed among the plan's tables"
-            yield Violation("growing", name, message)
+            fault = "grows but is not listed among the plan's tables"
         elif without_gpus := sorted(serving & servers):
-            message = f"table {name!r} grows: GPUs serve it, not {without_gpus[0]}, without GPUs"
-            yield Violation("growing", name, message)
+            fault = f"grows: GPUs serve it, not {without_gpus[0]}, without GPUs"
         elif table.rows != how.rows:
-            message = (
-                f"table {name!r} has {table.rows:,} rows; a capacity of {how.capacity:,} keys "
-                f"takes {how.rows:,}, as row 0 is of all other keys"
-            )
-            yield Violation("growing", name, message)
+            fault = f"has {table.rows:,} rows; a capacity of {how.capacity:,} keys takes "
+            fault += f"{how.rows:,}, as row 0 is of all other keys"
+        else:
+            continue
+        yield Violation("growing", name, f"table {name!r} {fault}")

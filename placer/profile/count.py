@@ -204,6 +204,8 @@ def profile_log(
 ) -> Profile:
     """Count the accesses of a log.
 
+    Raises DataError if the log cannot be read, is empty, or `sample` leaves nothing of it.
+
     Parameters
     ----------
     log : Log
@@ -220,11 +222,6 @@ def profile_log(
         Called with the samples that are done and those that there are (None if unknown).
     source : str, optional
         Where the log comes from, for people; the files by default.
-
-    Raises
-    ------
-    DataError
-        If the log cannot be read, is empty, or `sample` leaves nothing of it.
     """
     if sample is not None and not 0 < sample <= 1:
         raise DataError(f"sample must be a share above 0 and at most 1, not {sample}")

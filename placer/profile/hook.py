@@ -83,10 +83,7 @@ class CountedLoader(Generic[Batch]):
 
         With it come the distinct rows of windows of consecutive samples, as of a log.
 
-        Raises
-        ------
-        DataError
-            If nothing has.
+        Raises DataError if nothing has.
         """
         if not self._counter.samples:
             raise DataError("no sample has passed; iterate over the batches before profiling them")

@@ -29,21 +29,10 @@ def profile_like(
     Columns and ids become what they were in the log of the earlier profile, so that plans and
     checkpoints that were made with it go with both. Ids that its vocabularies do not list share row
     0: `TableProfile.unknown` says how many. Tables have the dim, type and optimizer that they had.
+    Paths are as in `placer.data.open_log`, and what a sample is as in `profile_log`.
 
-    Parameters
-    ----------
-    earlier : Profile
-    paths, format
-        As `placer.data.open_log` takes them.
-    sample, seed, progress
-        As `profile_log` takes them.
-
-    Raises
-    ------
-    ProfileError
-        If the earlier profile does not know how ids became rows.
-    DataError
-        If the log cannot be read, lacks a column, or has an id beyond its table.
+    Raises ProfileError if the earlier profile does not know how ids became rows. Raises DataError
+    if the log cannot be read, lacks a column, or has an id beyond its table.
     """
     if earlier.encoding is None:
         raise ProfileError(

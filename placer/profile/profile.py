@@ -125,10 +125,7 @@ class Profile(Summarized):
 
         `pooling` is by feature, ``*`` being all others; what it does not name stays as it is.
 
-        Raises
-        ------
-        ProfileError
-            If there is no such table or feature.
+        Raises ProfileError if there is no such table or feature.
         """
         features = {feature.name for one in self.tables for feature in one.table.features}
         unknown = [name for name in pooling if name != "*" and name not in features]
@@ -162,11 +159,8 @@ class Profile(Summarized):
         distinct rows were counted, tell them apart. Sampled parts weigh by the samples that they
         stand for.
 
-        Raises
-        ------
-        ProfileError
-            If there is no profile, one has no counts, or they differ in a table, a feature or
-            the way raw ids became rows.
+        Raises ProfileError if there is no profile, one has no counts, or they differ in a table, a
+        feature or the way raw ids became rows.
         """
         profiles = list(profiles)
         if not profiles:
@@ -194,10 +188,7 @@ class Profile(Summarized):
     def load(cls, path: str | os.PathLike[str]) -> "Profile":
         """Read what `save` wrote, on this machine or at a URI such as ``s3://bucket/profile``.
 
-        Raises
-        ------
-        ProfileError
-            If a file is missing, cut short, altered or of a newer version.
+        Raises ProfileError if a file is missing, cut short, altered or of a newer version.
         """
         uri = uri_of(path)
         if uri and isinstance(path, str):
@@ -207,7 +198,9 @@ class Profile(Summarized):
                 return cls.load(staging.input(path))
         from placer.profile import file  # not above: pyarrow loads slowly
 
-        return replace(cls(**file.read(path)), folder=uri or _folder_of(path))
+        here = Path(path).resolve()  # Of a profile, or of the JSON in it.
+        folder = here if here.is_dir() else here.parent
+        return replace(cls(**file.read(path)), folder=uri or folder)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write ``profile.json`` and a binary file of counts into the folder `path`, atomically.
@@ -240,12 +233,6 @@ class Profile(Summarized):
         if lookups == 0:
             return float("nan")
         return float(np.sqrt(max(0.0, 1 - self.sampling) * share * (1 - share) / lookups))
-
-
-def _folder_of(path: str | os.PathLike[str]) -> Path:
-    """Return the folder of a profile that is given as such, or as the JSON in it."""
-    resolved = Path(path).resolve()
-    return resolved if resolved.is_dir() else resolved.parent
 
 
 def _merged(tables: Sequence[TableProfile], samples: int) -> TableProfile:

@@ -98,10 +98,8 @@ class Simulator:
                 step = self._begin(chunk, threads)
                 if waiting is not None:
                     yield self._finish(waiting)
-                    waiting = None
-                if ahead:
-                    waiting = step
-                else:
+                waiting = step if ahead else None
+                if not ahead:
                     yield self._finish(step)
         if waiting is not None:
             yield self._finish(waiting)
@@ -216,7 +214,7 @@ class Simulator:
     ) -> None:
         """Give entries to the rows that were read, one row cache after the other."""
 
-        def resolve(number: int, arena: int, row_cache: ArenaRowCache) -> None:
+        def resolve(number: int, arena: int) -> None:
             module = self._module_of[arena]
             # An arena of which nothing is read leaves its row cache alone.
             if module not in tickets or not any(counts.lookups[at] for at in self._members[arena]):
@@ -226,18 +224,13 @@ class Simulator:
             slots = np.concatenate([_NONE, *(r.slots for r in reads if r.slots is not None)])
             times = np.concatenate([_NONE, *(r.counts for r in reads if r.counts is not None)])
             oldest = self._open[module][0]
-            needed[number], resolved = row_cache.resolve(
+            needed[number], resolved = self._row_caches[arena].resolve(
                 slots, times, tickets[module], oldest, updates=updates(module)
             )
             for name, values in resolved.items():
                 getattr(counts, name)[members] = values
 
-        waiting = [
-            threads.submit(resolve, number, arena, row_cache)
-            for number, (arena, row_cache) in enumerate(self._row_caches.items())
-        ]
-        for one in waiting:
-            one.result()
+        list(threads.map(resolve, itertools.count(), self._row_caches))
 
 
 _NONE = np.empty(0, dtype=np.int64)

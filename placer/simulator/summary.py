@@ -87,13 +87,7 @@ def served(arrangement: Arrangement, counts: PartCounts) -> Served:
 def device_totals(
     arrangement: Arrangement, totals: Totals, cache_entries: Int
 ) -> tuple[DeviceTotals, ...]:
-    """Return all GPUs, then all hosts, of the plan's topology, in order.
-
-    Parameters
-    ----------
-    cache_entries : int64, shape (row caches,)
-        See `placer.simulator.replay.Simulator.cache_entries`.
-    """
+    """Return all GPUs, then all hosts, of the plan's topology, in order."""
     plan, counts = arrangement.plan, totals.parts
     by_device: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for at, part in enumerate(arrangement.parts):

@@ -34,13 +34,9 @@ class PartRead:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Distinct:
-    """Distinct rows that some samples read, ascending by rank.
+    """Distinct rows that some samples read, ascending by rank."""
 
-    Attributes
-    ----------
-    ids, ranks, counts : integer arrays, shape (rows,)
-    """
-
+    # Shape (rows,)
     ids: AnyInt
     ranks: AnyInt
     counts: AnyInt
@@ -66,13 +62,7 @@ class _Group:
 
 
 class TableReader:
-    """Counts what batches read of one table.
-
-    Parameters
-    ----------
-    number : int
-        Of the table.
-    """
+    """Counts what batches read of the table with a number."""
 
     def __init__(self, arrangement: Arrangement, number: int) -> None:
         plan = arrangement.plan

@@ -57,11 +57,7 @@ def lay_out(
 ) -> tuple[bytes, tuple[StoredTensor, ...]]:
     """Return a file's first bytes, and its tensors in their order there.
 
-    Parameters
-    ----------
-    tensors : iterable of (name, dtype, shape)
-    metadata : mapping of str to str, optional
-        What the file says of itself.
+    Tensors are given as (name, dtype, shape); `metadata` is what the file says of itself.
     """
     # As safetensors' own writer does: by falling size of the elements, which aligns all.
     ordered = sorted(

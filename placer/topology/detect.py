@@ -153,22 +153,13 @@ def _emulated_machine(hbm_bytes: int, dram_bytes: int | None) -> TopologyFields:
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """What was read and measured of one GPU.
-
-    Attributes
-    ----------
-    rows_bytes_per_s : float
-        Bandwidth of random rows in its memory, reads and writes together.
-    copy_bytes_per_s : float
-        Bandwidth of pinned copies from the host.
-    peer_bytes_per_s : float or None
-        Bandwidth of copies to the next GPU; None where there is but one.
-    """
+    """What was read and measured of one GPU."""
 
     name: str
     memory_bytes: int
-    rows_bytes_per_s: float
-    copy_bytes_per_s: float
+    rows_bytes_per_s: float  # Bandwidth of random rows in its memory, reads and writes together.
+    copy_bytes_per_s: float  # Bandwidth of pinned copies from the host.
+    # Bandwidth of copies to the next GPU; None where there is but one.
     peer_bytes_per_s: float | None
 
 

@@ -8,28 +8,18 @@ LinkKind = Literal["pcie", "nvlink", "rack", "network", "socket"]
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU that serves lookups from its own memory (HBM) and over its link from DRAM.
+    """A GPU that serves lookups from its own memory (HBM) and over its link from DRAM."""
 
-    Attributes
-    ----------
-    id, host : str
-        ``gpu:3`` and the host that it is attached to, ``host:0``.
-    memory_bytes : int
-        HBM that embeddings may take, after whatever is reserved for the rest of the model.
-    hbm_bytes_per_s : float
-        Effective (measured or derated) bandwidth of random row reads and writes.
-    launch_s : float
-        Time of one kernel launch.
-    chip : str
-        What it is, such as ``h100``: a name of `placer.topology.kinds.GPU_KINDS`, by which its
-        rate of arithmetic is known. Empty where nobody says; only dense layers need it.
-    """
-
+    # ``gpu:3`` and the host that it is attached to, ``host:0``.
     id: str
     host: str
+    # HBM that embeddings may take, after whatever is reserved for the rest of the model.
     memory_bytes: int
+    # Effective (measured or derated) bandwidth of random row reads and writes.
     hbm_bytes_per_s: float
-    launch_s: float = 5e-6
+    launch_s: float = 5e-6  # Time of one kernel launch.
+    # What it is, such as ``h100``: a name of `placer.topology.kinds.GPU_KINDS`, by which its rate
+    # of arithmetic is known. Empty where nobody says; only dense layers need it.
     chip: str = ""
 
 
@@ -39,19 +29,12 @@ BLOCK_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Drive:
-    """A host's SSD, or several as one.
+    """A host's SSD, or several as one."""
 
-    Attributes
-    ----------
-    memory_bytes : int
-        Bytes that embeddings may take.
-    reads_per_s, writes_per_s : float
-        Blocks of `BLOCK_BYTES` at random places that it reads or writes with many requests at a
-        time. The defaults are those of one data-centre drive on PCIe 4.0, rounded down from data
-        sheets of 2021 to 2023 (1.0 to 1.1 million reads, 180 to 200 thousand writes).
-    """
-
-    memory_bytes: int
+    memory_bytes: int  # Bytes that embeddings may take.
+    # Blocks of `BLOCK_BYTES` at random places that it reads or writes with many requests at a time.
+    # The defaults are those of one data-centre drive on PCIe 4.0, rounded down from data sheets of
+    # 2021 to 2023 (1.0 to 1.1 million reads, 180 to 200 thousand writes).
     reads_per_s: float = 1.0e6
     writes_per_s: float = 180e3
 
@@ -70,21 +53,13 @@ class Host:
     """A host: memory that its GPUs share, and CPUs that can pool rows.
 
     Without GPUs it is a server: its CPUs pool its rows, and send the sums over the network.
-
-    Attributes
-    ----------
-    memory_bytes : int
-        DRAM that embeddings may take, for all GPUs of the host together.
-    dram_bytes_per_s : float
-        Effective bandwidth of random row reads and writes, for all GPUs together.
-    drive : Drive or None
-        Where cold rows may lie, if anywhere.
     """
 
     id: str
-    memory_bytes: int
+    memory_bytes: int  # DRAM that embeddings may take, for all GPUs of the host together.
+    # Effective bandwidth of random row reads and writes, for all GPUs together.
     dram_bytes_per_s: float
-    drive: Drive | None = None
+    drive: Drive | None = None  # Where cold rows may lie, if anywhere.
 
 
 @dataclass(frozen=True, slots=True)

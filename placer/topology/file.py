@@ -109,10 +109,8 @@ class TopologyFile(StrictModel):
 def read(path: str | os.PathLike[str]) -> TopologyFields:
     """Read a topology from a YAML or TOML file; see `placer.Topology.load`.
 
-    Raises
-    ------
-    TopologyError
-        If the file cannot be read, or an id is none; see `placer.config_file.read_file`.
+    Raises TopologyError if the file cannot be read, or an id is none; see
+    `placer.config_file.read_file`.
     """
     entries = read_file(path, TopologyFile, "topology", TopologyError)
     try:

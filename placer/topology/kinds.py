@@ -22,21 +22,11 @@ NETWORK_LATENCY_S = 25e-6
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """A bandwidth: the vendor's figure, the share of it that rows reach, and why.
+    """A bandwidth: the vendor's figure, the share of it that rows reach, and why."""
 
-    Attributes
-    ----------
-    stated_bytes_per_s : float
-        The vendor's figure, each way.
-    share : float
-        Effective over stated bandwidth, in 0..1.
-    source : str
-        Where both come from.
-    """
-
-    stated_bytes_per_s: float
-    share: float
-    source: str
+    stated_bytes_per_s: float  # The vendor's figure, each way.
+    share: float  # Effective over stated bandwidth, in 0..1.
+    source: str  # Where both come from.
 
     @property
     def bytes_per_s(self) -> float:
@@ -57,20 +47,12 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class GpuKind:
-    """A GPU and its links to its host and its peers.
-
-    Attributes
-    ----------
-    name : str
-    memory_bytes : int
-        As nvidia-smi reports it, or as `memory_source` says.
-    hbm, pcie, nvlink : Rate
-        Of its memory, of the link to its host, PCIe or another one, and of those to the other GPUs
-        of its host, all together, by NVLink or another fabric; None without the latter.
-    """
+    """A GPU and its links to its host and its peers."""
 
     name: str
-    memory_bytes: int
+    memory_bytes: int  # As nvidia-smi reports it, or as `memory_source` says.
+    # Of its memory, of the link to its host, PCIe or another one, and of those to the other GPUs of
+    # its host, all together, by NVLink or another fabric; None without the latter.
     hbm: Rate
     pcie: Rate
     nvlink: Rate | None
@@ -79,23 +61,15 @@ class GpuKind:
 
 @dataclass(frozen=True, slots=True)
 class HostKind:
-    """The 8-GPU server that a GPU usually comes in; fewer GPUs get their share of it.
-
-    Attributes
-    ----------
-    dram, network : Rate
-        Of its memory, and to other hosts.
-    network_latency_s : float
-        Of a collective over several hosts.
-    most_gpus : int or None
-        GPUs that one such network joins; None if there is no limit of that kind.
-    """
+    """The 8-GPU server that a GPU usually comes in; fewer GPUs get their share of it."""
 
     name: str
     memory_bytes: int
+    # Of its memory, and to other hosts.
     dram: Rate
     network: Rate
-    network_latency_s: float = NETWORK_LATENCY_S
+    network_latency_s: float = NETWORK_LATENCY_S  # Of a collective over several hosts.
+    # GPUs that one such network joins; None if there is no limit of that kind.
     most_gpus: int | None = None
 
 

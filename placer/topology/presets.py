@@ -49,8 +49,6 @@ def chip_called(name: str, memory_bytes: int) -> str:
 
     Cards for PCIe slots, which are slower, have none.
 
-    Examples
-    --------
     >>> chip_called("NVIDIA A100-SXM4-80GB", 80 * 2**30)
     'a100-80'
     """
@@ -78,11 +76,8 @@ def preset(text: str) -> TopologyFields | None:
     HOST_KINDS names. GPUs keep 85% of their memory for embeddings and hosts 90%. A name may end in
     ``+Nxcpu``: N servers without GPUs, each as `CPU_SERVER` says.
 
-    Raises
-    ------
-    TopologyError
-        If the form is right but the kind is unknown or the counts are out of range; the
-        message lists the kinds.
+    Raises TopologyError if the form is right but the kind is unknown or the counts are out of
+    range; the message lists the kinds.
     """
     name = text.strip().lower()
     with_gpus, plus, cpus = name.partition("+")

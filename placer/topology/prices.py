@@ -9,17 +9,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Dollars for one GPU and hour, its part of the server included.
-
-    Attributes
-    ----------
-    dollars_per_gpu_hour : float
-    source : str
-        The list, the server and the date; empty for a user's own.
-    """
+    """Dollars for one GPU and hour, its part of the server included."""
 
     dollars_per_gpu_hour: float
-    source: str = ""
+    source: str = ""  # The list, the server and the date; empty for a user's own.
 
 
 def _aws(dollars: float, instance: str) -> Price:

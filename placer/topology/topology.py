@@ -292,10 +292,7 @@ class Topology(TopologyFields):
 
         `dram` and `ssd` are of each host with GPUs; hosts without keep what they have.
 
-        Raises
-        ------
-        TopologyError
-            If a GPU would have more memory than its card.
+        Raises TopologyError if a GPU would have more memory than its card.
         """
         gpus, hosts = self.gpus, self.hosts
         if hbm is not None:
@@ -331,11 +328,8 @@ class Topology(TopologyFields):
         keep a part of the memory for the rest of the model (see `placer.topology.presets`). `ssd`
         gives the host of each GPU a drive of so many bytes, or overrides its size.
 
-        Raises
-        ------
-        TopologyError
-            If the text is none of these, and the message lists the presets; or if a GPU or host
-            would have more memory than it is known to have.
+        Raises TopologyError if the text is none of these, and the message lists the presets; or if
+        a GPU or host would have more memory than it is known to have.
         """
         from placer.config_file import SUFFIXES  # not above: pydantic and YAML load slowly
 

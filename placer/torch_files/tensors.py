@@ -62,8 +62,6 @@ def read_tensors(file: BinaryIO) -> Any:
     Raises TensorFileError if it is cut short or damaged, or holds anything but tensors of
     `ELEMENT_BYTES`.
 
-    Examples
-    --------
     >>> import io, torch
     >>> file = io.BytesIO()
     >>> torch.save((torch.arange(3), torch.zeros(2, 2)), file)

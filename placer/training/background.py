@@ -12,15 +12,9 @@ T = TypeVar("T")
 def in_background(make: Callable[[], Generator[T]], depth: int = 2) -> Generator[T]:
     """Return the items of a generator, made by a thread that is at most `depth` items ahead.
 
-    What the generator raises is raised here, in its place among the items. Leaving the loop,
-    by closing or by an exception, ends the thread after the item that it is at.
-
-    Parameters
-    ----------
-    make : callable
-        Makes the generator, in the thread; it is closed there too.
-    depth : int
-        Items that are ready or being made, at least 1.
+    What the generator raises is raised here, in its place among the items. Leaving the loop, by
+    closing or by an exception, ends the thread after the item that it is at. The thread makes the
+    generator, and closes it.
     """
     results: SimpleQueue[tuple[T] | BaseException | None] = SimpleQueue()
     free = threading.Semaphore(depth)

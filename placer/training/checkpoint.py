@@ -45,17 +45,6 @@ from placer.storage.run_state import Checkpoint, Position
 from placer.storage.tensor_rows import AnyTensor, TensorRows
 from placer.training.distributed import ALONE, Ranks
 
-__all__ = [
-    "Checkpoint",
-    "Position",
-    "check_settings",
-    "exist",
-    "latest",
-    "load",
-    "open_checkpoint",
-    "save",
-]
-
 FORMAT_VERSION = 2
 MANIFEST = "checkpoint.json"
 _NAME = re.compile(r"step-(\d{12})")
@@ -97,23 +86,14 @@ def save(
     keep: int = 2,
     tables: Sequence[NamedTables] = (),
 ) -> Path:
-    """Write a checkpoint into `folder` and remove all but the newest `keep`.
+    """Write a checkpoint into `folder` and remove all but the newest `keep`; return its own folder.
 
-    All ranks must call it: each writes its part of the tables, and the first one all other
-    tensors. It becomes visible when all have written theirs, and they return when it is.
+    All ranks must call it: each writes its part of the tables, and the first one all other tensors.
+    It becomes visible when all have written theirs, and they return when it is.
 
-    Returns
-    -------
-    Path
-        The checkpoint's own folder.
-
-    Raises
-    ------
-    CheckpointError
-        On all ranks, if it cannot be written, as on a full disk; earlier checkpoints are
-        untouched then.
-    BackendError
-        If a rank is lost; there is no checkpoint then, or a complete one.
+    Raises CheckpointError on all ranks, if it cannot be written, as on a full disk; earlier
+    checkpoints are untouched then. Raises BackendError if a rank is lost; there is no checkpoint
+    then, or a complete one.
     """
     hidden = HiddenFolder(folder / f"step-{checkpoint.position.step:012d}")
     first = not tables or tables[0].tables.rank == 0
@@ -174,10 +154,8 @@ def latest(folder: Path) -> Path | None:
 
     Incomplete ones are passed over with a warning in the log.
 
-    Raises
-    ------
-    CheckpointError
-        If there are checkpoints but none is complete; says what the newest one lacks.
+    Raises CheckpointError if there are checkpoints but none is complete; says what the newest one
+    lacks.
     """
     problems = []
     for path in reversed(_by_step(folder)):
@@ -196,10 +174,7 @@ def latest(folder: Path) -> Path | None:
 def load(path: Path) -> Checkpoint:
     """Read one checkpoint, or the newest complete one of a folder of them, into memory.
 
-    Raises
-    ------
-    CheckpointError
-        See `open_checkpoint`.
+    Raises CheckpointError: see `open_checkpoint`.
     """
     while True:
         chosen = _chosen(path)
@@ -231,11 +206,8 @@ def open_checkpoint(path: Path, ranks: Ranks = ALONE) -> Checkpoint:
     All ranks must call it. The first one picks the checkpoint and compares every byte with what
     was written; the others look at sizes.
 
-    Raises
-    ------
-    CheckpointError
-        On all ranks, if there is none, a file of it is missing, truncated or altered, or it was
-        written in a newer format; the message names the file.
+    Raises CheckpointError on all ranks, if there is none, a file of it is missing, truncated or
+    altered, or it was written in a newer format; the message names the file.
     """
     first = ranks.rank == 0
     chosen = Path(ranks.broadcast(ranks.together(lambda: str(_chosen(path)) if first else "")))

@@ -202,23 +202,12 @@ class CheckpointPolicy:
 class TraceRequest:
     """Which steps are traced, and where to.
 
-    Attributes
-    ----------
-    path : Path
-        A JSON file for chrome://tracing or Perfetto; compressed where it ends in ``.gz``.
-    steps : int
-        Steps in the trace.
-    warm_up : int
-        Steps before it, in which kernels are compiled and memory is allocated; at least 1.
-
-    Raises
-    ------
-    PlacerError
-        If there is no step to trace or to warm up with, or the path is a folder.
+    Raises PlacerError if there is no step to trace or to warm up with, or the path is a folder.
     """
 
-    path: Path
-    steps: int = 10
+    path: Path  # A JSON file for chrome://tracing or Perfetto; compressed where it ends in ``.gz``.
+    steps: int = 10  # Steps in the trace.
+    # Steps before it, in which kernels are compiled and memory is allocated; at least 1.
     warm_up: int = 5
 
     def __post_init__(self) -> None:

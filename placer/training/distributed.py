@@ -33,17 +33,10 @@ _POLL_S = 0.01
 class Ranks:
     """This process and the others of its run.
 
-    What they say to each other here goes over gloo, so that no GPU has to be waited for. All
-    ranks must call the same methods in the same order; alone there is nobody to wait for.
-
-    Parameters
-    ----------
-    comm : Communicator, optional
-        None for a process that trains alone.
-    everyone : Ranks, optional
-        These and the servers, which are hosts without a GPU and do not train: their rank is -1.
-    dense_group : torch.distributed.ProcessGroup, optional
-        Where gradients of dense layers are added up; all ranks by default.
+    What they say to each other here goes over gloo, so that no GPU has to be waited for. All ranks
+    must call the same methods in the same order; alone, without `comm`, there is nobody to wait
+    for. `everyone` are these ranks and the servers, which are hosts without a GPU and do not train:
+    their rank is -1. In `dense_group` gradients of dense layers are added up.
     """
 
     def __init__(
@@ -106,10 +99,7 @@ class Ranks:
     def agree(self, fault: Exception | None = None) -> None:
         """Raise on every rank if one of them has a fault: each its own, or else the first rank's.
 
-        Raises
-        ------
-        PlacerError
-            Of the same kind and with the same words as there.
+        Raises PlacerError of the same kind and with the same words as there.
         """
         if self._comm is None:
             if fault is not None:
@@ -146,10 +136,7 @@ class Ranks:
 
         `stopping` becomes true on all ranks at the same item, after `stops` says so on one.
 
-        Raises
-        ------
-        DataError
-            If ranks read different logs.
+        Raises DataError if ranks read different logs.
         """
         with closing(stream):
             while True:
@@ -288,16 +275,6 @@ def name_of_start(store: "Store", rank: int, world: int, wait_s: float) -> str:
     Each rank leaves a word that is its own, and rank 0 answers to that word. What a lost rank left
     is answered too, but never thanked for; rank 0 waits until the living ranks have taken its name.
 
-    Parameters
-    ----------
-    store : torch.distributed.Store
-        What earlier starts wrote may still be in it.
-    rank, world : int
-    wait_s : float
-        How long the other ranks are waited for, in seconds.
-
-    Examples
-    --------
     >>> store = dist.HashStore()
     >>> name_of_start(store, 0, 1, 1.0) != name_of_start(store, 0, 1, 1.0)
     True

@@ -17,33 +17,19 @@ class Dlrm(nn.Module):
     """Bottom MLP over the dense columns, dot interaction with the embeddings, top MLP.
 
     With x the bottom MLP's output and e_f the pooled embedding of feature f, the logit is
-    ``top([x, ⟨u, v⟩ for all pairs u ≠ v of x, e_1, …, e_F])``. The embeddings themselves are
-    not part of this module, so that it trains alike on placed and on unplaced ones.
+    ``top([x, ⟨u, v⟩ for all pairs u ≠ v of x, e_1, …, e_F])``. The embeddings themselves are not
+    part of this module, so that it trains alike on placed and on unplaced ones.
 
-    Tables narrower or wider than the model are projected to its width by a linear map without
-    bias, as in mixed dimension embeddings (Ginart et al. 2019, arXiv:1909.11810). Without dense
-    columns, x is a learned vector: the bottom MLP of nothing is its bias.
+    `feature_dims` are the widths of the features' pooled embeddings, in the model's order. Tables
+    narrower or wider than the model's `dim`, by default the widest table's, are projected to it by
+    a linear map without bias, as in mixed dimension embeddings (Ginart et al. 2019,
+    arXiv:1909.11810). Without dense columns, x is a learned vector: the bottom MLP of nothing is
+    its bias.
 
-    Parameters
-    ----------
-    feature_dims : mapping of feature name to int
-        Width of each feature's pooled embedding, in the model's order.
-    dense_columns : int
-        Numeric columns.
-    dim : int, optional
-        Width of the interaction; by default that of the widest table.
-    bottom, top : sequence of int
-        Widths of the hidden layers of the MLPs.
-    activation : {"relu", "gelu"}
-        After each hidden layer; ReLU is the paper's.
-    seed : int
-        Of the initial weights: normal with variance 2 / (inputs + outputs), as in the
-        reference implementation. The caller's random state is left alone.
-
-    Raises
-    ------
-    ProblemError
-        If there is no feature, or a width is not positive.
+    `bottom` and `top` are the widths of hidden layers; ReLU is the paper's activation. Initial
+    weights are normal with variance 2 / (inputs + outputs), as in the reference implementation; the
+    caller's random state is left alone. Raises ProblemError if there is no feature, or a width is
+    not positive.
     """
 
     def __init__(
@@ -88,17 +74,10 @@ class Dlrm(nn.Module):
         self.top = _mlp([self.dim + pairs.shape[1], *top, 1], generator, active)
 
     def forward(self, dense: Tensor, pooled: Mapping[str, Tensor]) -> Tensor:
-        """Return logits of a batch.
+        """Return logits of a batch, float32, shape (samples,).
 
-        Parameters
-        ----------
-        dense : float32, shape (samples, dense_columns)
-            As the log has it, NaN where missing; see `scale_dense`.
-        pooled : mapping of feature name to Tensor of shape (samples, width)
-
-        Returns
-        -------
-        float32, shape (samples,)
+        `dense` has shape (samples, dense_columns), as in the log, NaN where missing (see
+        `scale_dense`); `pooled` a tensor of shape (samples, width) for each feature.
         """
         if self.dense_columns:
             x = self.bottom(scale_dense(dense))

@@ -38,60 +38,36 @@ from placer.training.trainer import Trainer, step_work_s, usable_device
 
 @dataclass(frozen=True, slots=True)
 class TrainResult:
-    """What a run did.
+    """What a run did."""
 
-    Attributes
-    ----------
-    losses : tuple of (step, loss)
-        Mean log loss of each batch that this run trained on, before its update.
-    auc, log_loss : float or None
-        On the held-out samples; None where there were none, where all their labels are alike
-        (AUC), or where the run was interrupted.
-    eval_samples : int
-        Held-out samples.
-    steps : int
-        Steps taken, those before a resumed checkpoint included.
-    samples : int
-        Samples that this run trained on.
-    unlabelled_samples : int
-        Samples of the log that this run passed over because they have no label, each pass
-        counted; they are neither trained on nor evaluated.
-    train_s : float
-        Time of the training loop: reading and steps, without evaluation and checkpoints.
-    read_s : float
-        The part of `train_s` that went into waiting for the log, which a thread reads ahead.
-    interrupted : bool
-        Whether Ctrl-C ended it.
-    checkpoint : Path or None
-        The last one written.
-    keys : mapping of table name to KeyCounts
-        What the keys of each table that grows did, steps before a resumed checkpoint included.
-    hit_rates : HitRates or None
-        Lookups of this run that HBM served, those of the evaluation left out; None where the
-        backend reads all rows in place.
-    trace : TraceSummary or None
-        What the trace shows that was asked for; None if the run ended before it began.
-    planned_step_s : float or None
-        What the plan says a step takes on its machine; None where batches have another size.
-    planned_on : str or None
-        The machine of `planned_step_s`, where these steps ran on the CPU and it has real GPUs.
-    """
-
+    # Mean log loss of each batch that this run trained on, before its update.
     losses: tuple[tuple[int, float], ...]
+    # On the held-out samples; None where there were none, where all their labels are alike (AUC),
+    # or where the run was interrupted.
     auc: float | None
     log_loss: float | None
-    eval_samples: int
-    steps: int
-    samples: int
+    eval_samples: int  # Held-out samples.
+    steps: int  # Steps taken, those before a resumed checkpoint included.
+    samples: int  # Samples that this run trained on.
+    # Samples of the log that this run passed over because they have no label, each pass counted;
+    # they are neither trained on nor evaluated.
     unlabelled_samples: int
+    # Time of the training loop: reading and steps, without evaluation and checkpoints.
     train_s: float
+    # The part of `train_s` that went into waiting for the log, which a thread reads ahead.
     read_s: float
-    interrupted: bool = False
-    checkpoint: Path | None = None
+    interrupted: bool = False  # Whether Ctrl-C ended it.
+    checkpoint: Path | None = None  # The last one written.
+    # What the keys of each table that grows did, steps before a resumed checkpoint included.
     keys: Mapping[str, KeyCounts] = field(default_factory=dict)
+    # Lookups of this run that HBM served, those of the evaluation left out; None where the backend
+    # reads all rows in place.
     hit_rates: HitRates | None = None
+    # What the trace shows that was asked for; None if the run ended before it began.
     trace: TraceSummary | None = None
+    # What the plan says a step takes on its machine; None where batches have another size.
     planned_step_s: float | None = None
+    # The machine of `planned_step_s`, where these steps ran on the CPU and it has real GPUs.
     planned_on: str | None = None
 
     @property
@@ -273,10 +249,7 @@ def evaluate(
 
     Each rank predicts its part of a batch; every rank returns the result of all parts.
 
-    Raises
-    ------
-    DataError
-        If the other log has no label at all.
+    Raises DataError if the other log has no label at all.
     """
     held_out = HeldOut()
     if eval_log is None and not config.holdout_every:
@@ -303,12 +276,7 @@ def evaluate(
 def check_log(plan: Plan, log: Log, other_data: bool = False) -> None:
     """Check that a log's features read the tables that the plan places.
 
-    Parameters
-    ----------
-    plan : Plan
-    log : Log
-    other_data : bool
-        Whether its ids may become rows in another way than the plan was made for.
+    With `other_data`, ids may become rows in another way than the plan was made for.
     """
     if isinstance(log, EncodedLog) and not other_data:
         check_ids(plan, log.encoding.ids_sha256, "the log's encoding")

@@ -27,10 +27,7 @@ class JsonLines:
     A step has ``step``, ``loss`` and ``samples_per_s``; the last line has ``steps``, and ``auc``
     and ``log_loss`` of held-out samples.
 
-    Raises
-    ------
-    PlacerError
-        If the file's folder is not there, or the file has other lines.
+    Raises PlacerError if the file's folder is not there, or the file has other lines.
     """
 
     def __init__(self, path: StrPath) -> None:

@@ -10,23 +10,8 @@ def auc(scores: npt.ArrayLike, labels: npt.ArrayLike) -> float | None:
     """Area under the ROC curve: P(score of a click > score of a non-click), ties counting ½.
 
     Exact, from the ranks of the scores (the Mann–Whitney statistic, Hanley & McNeil 1982,
-    doi:10.1148/radiology.143.1.7063747), not from thresholds.
-
-    Parameters
-    ----------
-    scores : float, shape (samples,)
-        Logits or probabilities; only their order matters.
-    labels : shape (samples,)
-        1 for a click, 0 for none.
-
-    Returns
-    -------
-    float, or None where the labels are all alike and the AUC has no meaning.
-
-    Raises
-    ------
-    DataError
-        If a score is not a number: it has no rank.
+    doi:10.1148/radiology.143.1.7063747), not from thresholds. Labels are 1 for a click; where they
+    are all alike there is none. Raises DataError if a score is not a number: it has no rank.
     """
     values = np.asarray(scores)
     clicked = np.asarray(labels) > 0.5

@@ -28,35 +28,23 @@ small). One weight of one row that is off by 0.5 showed as 9e-3.
 
 @dataclass(frozen=True, slots=True)
 class ParityResult:
-    """How the placed and the unplaced model trained on the same batches.
+    """How the placed and the unplaced model trained on the same batches."""
 
-    Attributes
-    ----------
-    placed_losses, unplaced_losses : tuple of float
-        Mean log loss of each step.
-    placed_auc, unplaced_auc : float or None
-        On the held-out samples.
-    max_weight_difference : float
-        Largest absolute difference of a weight of a table at the end.
-    placed_step_s, unplaced_step_s : float
-        Median time of a step, reading excluded: the first one compiles kernels.
-    samples, unlabelled_samples : int
-        Samples that each model trained on, and those passed over because they have no label;
-        each pass counted.
-    eval_samples : int
-        Held-out samples.
-    """
-
+    # Mean log loss of each step.
     placed_losses: tuple[float, ...]
     unplaced_losses: tuple[float, ...]
+    # On the held-out samples.
     placed_auc: float | None
     unplaced_auc: float | None
-    max_weight_difference: float
+    max_weight_difference: float  # Largest absolute difference of a weight of a table at the end.
+    # Median time of a step, reading excluded: the first one compiles kernels.
     placed_step_s: float
     unplaced_step_s: float
+    # Samples that each model trained on, and those passed over because they have no label; each
+    # pass counted.
     samples: int = 0
     unlabelled_samples: int = 0
-    eval_samples: int = 0
+    eval_samples: int = 0  # Held-out samples.
 
     @property
     def steps(self) -> int:
@@ -90,26 +78,16 @@ def compare_training(
     """Train the placed and the unplaced model on the same batches from the same weights.
 
     Both use GELU where `train` uses ReLU by default. At ReLU's kink a rounding of 1e-8 becomes
-    another gradient, and Adagrad takes a step of the full learning rate with it in a row that
-    it sees for the first time: two correct models drift apart by 1e-3 within 50 steps. With a
-    smooth activation, only the placement can cause a difference.
+    another gradient, and Adagrad takes a step of the full learning rate with it in a row that it
+    sees for the first time: two correct models drift apart by 1e-3 within 50 steps. With a smooth
+    activation, only the placement can cause a difference.
 
-    The unplaced model holds whole tables in host memory, as `nn.EmbeddingBag` does with
-    PyTorch's optimizers: the machine must have room for both models.
+    The unplaced model holds whole tables in host memory, as `nn.EmbeddingBag` does with PyTorch's
+    optimizers: the machine must have room for both models. `on_step` is called with the steps taken
+    so far, for a progress bar.
 
-    Parameters
-    ----------
-    plan, log, config
-        As `placer.training.loop.train` takes them.
-    on_step : callable, optional
-        Called with the steps taken so far, for a progress bar.
-
-    Raises
-    ------
-    PlanMismatchError
-        If the log does not fit the plan.
-    DataError
-        If no sample has a label.
+    Raises PlanMismatchError if the log does not fit the plan. Raises DataError if no sample has a
+    label.
     """
     config = replace(config or TrainConfig(), activation="gelu")
     check_log(plan, log)

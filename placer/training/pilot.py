@@ -23,26 +23,14 @@ from placer.training.loop import train
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A choice of types, and how models with it did on held-out samples, one for each seed.
+    """A choice of types, and how models with it did on held-out samples, one for each seed."""
 
-    Attributes
-    ----------
-    dtype : str
-        Of cold rows.
-    exchange_dtype : str
-        Of pooled rows and their gradients between processes.
-    table_bytes : int
-        Of all rows, hot ones and optimizer state included.
-    exchanged_bytes : int
-        Of pooled rows and their gradients, for a sample whose rows are all on other GPUs.
-    aucs, log_losses : tuple of float
-        By seed.
-    """
-
-    dtype: ColdDType
-    exchange_dtype: DType
-    table_bytes: int
+    dtype: ColdDType  # Of cold rows.
+    exchange_dtype: DType  # Of pooled rows and their gradients between processes.
+    table_bytes: int  # Of all rows, hot ones and optimizer state included.
+    # Of pooled rows and their gradients, for a sample whose rows are all on other GPUs.
     exchanged_bytes: int
+    # By seed.
     aucs: tuple[float, ...] = ()
     log_losses: tuple[float, ...] = ()
 

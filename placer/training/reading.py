@@ -18,19 +18,13 @@ from placer.training.distributed import ALONE, Ranks
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reading:
-    """What a batch of the log holds besides its lookups.
+    """What a batch of the log holds besides its lookups."""
 
-    Attributes
-    ----------
-    samples, labelled : int
-        Samples of the log, and how many of them have a label.
-    dense, labels : Tensor
-        Of those that are this rank's, shapes (own, columns) and (own,), float32; empty where the
-        batch is not trained on.
-    """
-
+    # Samples of the log, and how many of them have a label.
     samples: int
     labelled: int
+    # Of those that are this rank's, shapes (own, columns) and (own,), float32; empty where the
+    # batch is not trained on.
     dense: Tensor
     labels: Tensor
 

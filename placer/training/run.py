@@ -43,30 +43,16 @@ from placer.training.trainer import AnyBatch, Trainer
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What the progress callback gets.
+    """What the progress callback gets."""
 
-    Attributes
-    ----------
-    step, epoch : int
-        Steps taken, and complete passes over the log, earlier runs included.
-    samples : int
-        Samples that this run trained on.
-    loss : float
-        Mean log loss since the last report.
-    samples_per_s : float
-        Of this run so far, reading included.
-    epochs : int
-        Passes of the whole run.
-    last_step : int or None
-        At which the run ends, if all samples have labels; None while the log's length is not known.
-    """
-
+    # Steps taken, and complete passes over the log, earlier runs included.
     step: int
     epoch: int
-    samples: int
-    loss: float
-    samples_per_s: float
-    epochs: int = 1
+    samples: int  # Samples that this run trained on.
+    loss: float  # Mean log loss since the last report.
+    samples_per_s: float  # Of this run so far, reading included.
+    epochs: int = 1  # Passes of the whole run.
+    # At which the run ends, if all samples have labels; None while the log's length is not known.
     last_step: int | None = None
 
     def __str__(self) -> str:
@@ -164,10 +150,8 @@ class Run:
     def restore(self, path: Path) -> None:
         """Go on from a checkpoint of this model, made under this plan or another.
 
-        Raises
-        ------
-        CheckpointError
-            If it is damaged, of another model or was trained with other settings.
+        Raises CheckpointError if it is damaged, of another model or was trained with other
+        settings.
         """
         saved = checkpoint.open_checkpoint(path, self._ranks)
         self._ranks.together(lambda: self._load(saved))

@@ -32,11 +32,8 @@ def update_counts(named: NamedTables) -> dict[str, AnyTensor]:
 def load_tables(embeddings: Embeddings, groups: Mapping[str, Mapping[str, AnyTensor]]) -> None:
     """Overwrite weights and optimizer state; each process reads the rows that it holds.
 
-    Raises
-    ------
-    CheckpointError
-        If a tensor is missing, of no table, of another shape or of another type; nothing is
-        changed then.
+    Raises CheckpointError if a tensor is missing, of no table, of another shape or of another type;
+    nothing is changed then.
     """
     named = named_tables(embeddings)
     stored = {

@@ -24,43 +24,23 @@ NAMES: tuple[str, ...] = (READ, *get_args(Phase))
 
 @dataclass(frozen=True, slots=True)
 class PhaseTime:
-    """Time of one phase in a step, without that of phases within it.
+    """Time of one phase in a step, without that of phases within it."""
 
-    Attributes
-    ----------
-    name : str
-        A phase of `placer.executor.phases`; ``read``, waiting for the log; or ``other``, what
-        is in none: the MLPs, their optimizer, the loop.
-    host_s : float
-        Mean time of the host, which on a GPU is what it takes to ask for the work.
-    device_s : float
-        Mean time of a GPU's kernels.
-    """
-
+    # A phase of `placer.executor.phases`; ``read``, waiting for the log; or ``other``, what is in
+    # none: the MLPs, their optimizer, the loop.
     name: str
-    host_s: float
-    device_s: float
+    host_s: float  # Mean time of the host, which on a GPU is what it takes to ask for the work.
+    device_s: float  # Mean time of a GPU's kernels.
 
 
 @dataclass(frozen=True, slots=True)
 class TraceSummary:
-    """What a trace shows.
-
-    Attributes
-    ----------
-    path : Path
-    steps : int
-        Steps in it, fewer than requested where the run ended before.
-    step_s : float
-        Mean time of a step under the profiler, all between two steps included.
-    phases : tuple of PhaseTime
-        Those that there are, in the order of a step.
-    """
+    """What a trace shows."""
 
     path: Path
-    steps: int
-    step_s: float
-    phases: tuple[PhaseTime, ...]
+    steps: int  # Steps in it, fewer than requested where the run ended before.
+    step_s: float  # Mean time of a step under the profiler, all between two steps included.
+    phases: tuple[PhaseTime, ...]  # Those that there are, in the order of a step.
 
 
 class Tracer:

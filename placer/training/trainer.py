@@ -32,28 +32,12 @@ AnyBatch = BagBatch | PreparedBatch | ShardedBatch
 class Trainer:
     """Takes steps and makes predictions with one set of embeddings.
 
-    Parameters
-    ----------
-    embeddings : Embeddings or UnplacedEmbeddings
-    plan : Plan
-        Says which features there are and how wide their tables are.
-    dense_columns : int
-        Numeric columns of the log.
-    config : TrainConfig
-    embedding_optimizers : sequence of torch.optim.Optimizer
-        Of embeddings that do not update themselves in the backward pass.
-    world : int
-        Ranks that train together: each takes steps and makes predictions with its own part of
-        each batch, and all have the same MLPs.
-    process_group : torch.distributed.ProcessGroup, optional
-        That of these ranks; all ranks by default.
+    Ranks train together, as many as `world`: each takes steps and makes predictions with its own
+    part of each batch, and all have the same MLPs. Embeddings that do not update themselves in the
+    backward pass have optimizers.
 
-    Raises
-    ------
-    ProblemError
-        If a feature is not pooled: the model needs one vector for each sample.
-    PlacerError
-        If there is no such device, or no such backend of `torch.compile`.
+    Raises ProblemError if a feature is not pooled: the model needs one vector for each sample.
+    Raises PlacerError if there is no such device, or no such backend of `torch.compile`.
     """
 
     def __init__(
@@ -99,20 +83,10 @@ class Trainer:
     ) -> Tensor:
         """Train on a batch; its mean log loss before the update, a scalar.
 
-        Parameters
-        ----------
-        lookups : BagBatch, PreparedBatch or ShardedBatch
-        dense : float32, shape (samples, dense_columns)
-        labels : float32, shape (samples,)
-            Pinned memory is copied to a GPU without waiting for it.
-        samples : int, optional
-            Of the batch that all ranks have together. What is returned is then this rank's share
-            of its mean loss: the ranks' shares add up to it, however the batch is parted.
-
-        Raises
-        ------
-        BackendError
-            If a rank is lost.
+        Dense features have shape (samples, dense_columns), labels (samples,): pinned memory is
+        copied to a GPU without waiting for it. With the `samples` of the batch that all ranks have
+        together, it is this rank's share of their mean loss: the shares add up to it, however the
+        batch is parted. Raises BackendError if a rank is lost.
         """
         labels = labels.to(self.device, non_blocking=True)
         for optimizer in self._optimizers:

@@ -47,13 +47,8 @@ def dense_part(text: str, workload: str | None = None, dim: int | None = None) -
     ``none``; ``workload``, the layers that the workload was published with, or those with another
     type of products, as ``workload:bfloat16``; ``measured:12ms``, a measured time; or a file.
 
-    Raises
-    ------
-    ProblemError
-        If it is none of these, or there are no such layers.
+    Raises ProblemError if it is none of these, or there are no such layers.
 
-    Examples
-    --------
     >>> dense_part("measured:12ms")
     MeasuredDense(step_s=0.012)
     >>> dense_part("workload:tf32", "criteo-kaggle").bottom

@@ -59,9 +59,6 @@ class _Draws:
     def uniform(self, low: float, high: float) -> float:
         return low + (high - low) * float(self._generator.random())
 
-    def log_uniform(self, low: float, high: float) -> float:
-        return math.exp(self.uniform(math.log(low), math.log(high)))
-
     def log_normal(self, median: float, sigma: float) -> float:
         # Away from 0 and 1, where the inverse normal is infinite.
         quantile = self.uniform(1e-12, 1 - 1e-12)
@@ -90,7 +87,7 @@ def random_workload(tables: int, seed: int = 0) -> Profile:
     draws = _Draws(seed)
     drawn = []
     for number in range(tables):
-        rows = round(draws.log_uniform(*_ROWS_RANGE))
+        rows = round(math.exp(draws.uniform(*map(math.log, _ROWS_RANGE))))
         drawn.append(draws.table(f"t{number + 1}", rows, draws.choice(_DIMS)))
     return Profile(
         tuple(drawn),
@@ -160,8 +157,6 @@ def neuroshard_workload(tables: int, seed: int = 0) -> Profile:
 def resized_meta_tables(shapes: Iterable[tuple[int, int]]) -> tuple[TableProfile, ...]:
     """Take tables of `meta_workload` by their number from 0, each with a dim, as t1, t2, ...
 
-    Examples
-    --------
     >>> [(t.name, t.table.rows, t.table.dim) for t in resized_meta_tables([(3, 64), (3, 8)])]
     [('t1', 6138289, 64), ('t2', 6138289, 8)]
     """

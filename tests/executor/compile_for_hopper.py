@@ -22,7 +22,9 @@ from triton.compiler import ASTSource
 
 from placer.errors import BackendError
 from placer.executor.backends.torch_kernels import RowReads, SegmentTable
+from placer.executor.backends.triton import key_kernels
 from placer.executor.backends.triton.triton_backend import TritonBackend
+from placer.executor.device_keys import BLOCK, WARPS
 from placer.executor.lookups.row_runs import CHUNK, find_runs
 from placer.executor.memory.arena import Arena, TieredRows
 from placer.executor.memory.cache_range import CacheRange
@@ -128,6 +130,13 @@ def compile_all(kernels: Compiler) -> None:
     for kinds in ((torch.int64, torch.int32, torch.int32), (torch.int32, torch.int64, torch.int64)):
         ids, slot_map, out = (indices(200, kind) for kind in kinds)
         kernels.translate(ids, segments, slot_map, out, indices(1))
+    narrow, shape = indices(99, torch.int32), {"BLOCK": BLOCK, "num_warps": WARPS}
+    for kind in (torch.int64, torch.int32):
+        keys = indices(200, kind), segments.table, narrow, indices(99), indices(200), narrow
+        kernels.run(key_kernels.find, (1, 2), *keys, **shape)
+    reads = indices(99, torch.uint8)
+    noted = indices(200), segments.table, narrow, narrow, reads
+    kernels.run(key_kernels.note_reads, (1, 2), *noted, **shape)
     for kind, policy in ((torch.int32, "lfu"), (torch.int64, "rank")):
         kernels.variant = f"{NAMES[kind]} {policy}"
         stage(kernels, kind, policy)

@@ -1,10 +1,92 @@
 """The `triton` backend keeps the contract: in Triton's interpreter, or compiled for a GPU."""
 
-from executor_cases import DEVICE
+import pytest
+import torch
+from executor_cases import DEVICE, machine, placed, shard
 from executor_contract import BackendContract
+from torch import Tensor
+
+from placer.errors import DataError
+from placer.executor import BagBatch, PlacedEmbeddings
+from placer.plan.plan import Plan
+from placer.tables import Feature, OptimizerName, Table
 
 
 class TestTriton(BackendContract):
     backend = "triton"
     device = DEVICE
     thread_samples = 12  # The interpreter has one thread.
+
+
+def _model(optimizer: OptimizerName, captures: bool) -> PlacedEmbeddings:
+    tables = tuple(
+        Table(name, 50, 8, "float32", optimizer, features=(Feature(name, 2, pooling=pooling),))
+        for name, pooling in (("a", "sum"), ("b", "mean"), ("c", "none"))
+    )
+    plan = Plan(tables, machine(1), tuple(shard(table) for table in tables))
+    model = placed(plan, device=DEVICE, backend="triton")
+    model._captured._can &= captures
+    return model
+
+
+def _batch(seed: int, samples: int = 6) -> BagBatch:
+    generator = torch.Generator().manual_seed(seed)
+    offsets = torch.arange(0, 3 * samples * 2 + 1, 2)
+    return BagBatch(torch.randint(0, 50, (6 * samples,), generator=generator), offsets, samples)
+
+
+def _loss(outputs: dict[str, Tensor]) -> Tensor:
+    weighted = [(index + 1) * rows.square().sum() for index, rows in enumerate(outputs.values())]
+    return torch.stack(weighted).sum()
+
+
+@pytest.mark.skipif(DEVICE != "cuda", reason="only a GPU has graphs")
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise_adagrad", "adam"])
+def test_captured_steps_train_like_others_to_the_bit(optimizer: OptimizerName) -> None:
+    models = [_model(optimizer, captures) for captures in (True, False)]
+    losses: list[list[float]] = []
+    for model in models:
+        seen: list[float] = []
+
+        def step(
+            batch: BagBatch, model: PlacedEmbeddings = model, seen: list[float] = seen
+        ) -> None:
+            loss = _loss(model(batch))
+            loss.backward()
+            seen.append(float(loss))
+
+        for seed in range(6):
+            step(_batch(seed))
+        first, second = _loss(model(_batch(6))), _loss(model(_batch(7)))  # Both are open.
+        second.backward()
+        first.backward()
+        _loss(model(_batch(8)))  # Never trained on.
+        with torch.no_grad():
+            seen.append(float(_loss(model(_batch(9)))))
+        step(_batch(10, samples=4))
+        model.set_lr(0.5)
+        step(_batch(11))
+        model.set_eps(1e-2)
+        for seed in range(12, 18):
+            step(_batch(seed))
+        losses.append(seen)
+    captured, plain = models
+    assert captured._captured._captured, "nothing was captured"
+    assert losses[0] == losses[1]
+    assert captured.update_count() == plain.update_count()
+    assert captured.hit_rates() == plain.hit_rates()
+    for name, trained in plain.state_dict().items():
+        assert torch.equal(captured.state_dict()[name], trained), name
+
+
+@pytest.mark.skipif(DEVICE != "cuda", reason="only a GPU has graphs")
+def test_a_bad_id_of_a_captured_step_is_reported() -> None:
+    model = _model("sgd", True)
+    for seed in range(6):
+        _loss(model(_batch(seed))).backward()
+    bad = _batch(6)
+    bad.ids[3] = 50
+    _loss(model(bad)).backward()
+    torch.cuda.synchronize()
+    with pytest.raises(DataError, match="id 50 is not a row of table 'a'"):
+        model(_batch(7))

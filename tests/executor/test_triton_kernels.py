@@ -429,6 +429,11 @@ class TestWithoutAGpu:
             "admit_rows",
             "move_to_entries",
             "place_lookups",
+            "mark_runs",
+            "start_runs",
+            "find_long_runs",
+            "find",
+            "note_reads",
         }
         of_rows = {"pool", "weight_gradients", "update_runs", "sum_chunks"}
         hot = [report for report in reports if report["kernel"] in of_rows]

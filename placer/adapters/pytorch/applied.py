@@ -42,10 +42,6 @@ class AppliedPlan(Summarized):
     With its `state_dict` and `load_state_dict` trainers save and resume what the model's own state
     dict does not have: `Stateful` of `torch.distributed.checkpoint` asks for no more, nor does
     Accelerate's ``register_for_checkpointing``.
-
-    Attributes
-    ----------
-    tables : mapping of table name to PlacedTable
     """
 
     tables: Mapping[str, PlacedTable]
@@ -70,20 +66,9 @@ class AppliedPlan(Summarized):
         """Update the tables in `optimizer.step()` from here on, not in each backward pass.
 
         So gradients accumulate over backward passes as those of parameters do, and
-        `optimizer.zero_grad()` drops them.
-
-        Parameters
-        ----------
-        optimizer : torch.optim.Optimizer
-            Of the dense parameters.
-        follow_lr : bool
-            Whether the tables' learning rate changes in the proportion in which a scheduler
-            changes that of the optimizer's first group.
-
-        Returns
-        -------
-        UpdateHandle
-            Its `remove` leads back to updates in backward.
+        `optimizer.zero_grad()` drops them. With `follow_lr`, the tables' learning rate changes in
+        the proportion in which a scheduler changes that of the optimizer's first group. The
+        `remove` of what is returned leads back to updates in backward.
         """
         tables = list(self.tables.values())
         group = optimizer.param_groups[0]
@@ -122,6 +107,8 @@ class AppliedPlan(Summarized):
         What `torch.nn.utils.clip_grad_norm_` does of the 2-norm. Tables must be updated with the
         optimizer, as their gradients are gone by then otherwise.
 
+        Raises PlacerError if `update_with` was not called; if ranks share the tables.
+
         Parameters
         ----------
         parameters : iterable of Tensor
@@ -133,11 +120,6 @@ class AppliedPlan(Summarized):
         -------
         Tensor
             The norm before, shape ().
-
-        Raises
-        ------
-        PlacerError
-            If `update_with` was not called; if ranks share the tables.
 
         Examples
         --------
@@ -193,10 +175,8 @@ class AppliedPlan(Summarized):
     def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
         """Restore what `state_dict` gave, under this or any other plan.
 
-        Raises
-        ------
-        CheckpointError
-            If a table's state, learning rate or eps is missing, or of another shape.
+        Raises CheckpointError if a table's state, learning rate or eps is missing, or of another
+        shape.
         """
         missing = self.constants().keys() - state_dict.keys()
         if missing:
@@ -234,10 +214,7 @@ class AppliedPlan(Summarized):
     def load_optimizer_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Restore what `optimizer_state_dict` gave, under this or any other plan.
 
-        Raises
-        ------
-        CheckpointError
-            If a table's state is missing or of another shape.
+        Raises CheckpointError if a table's state is missing or of another shape.
         """
         for table in self.tables.values():
             table.load_optimizer_state(state)

@@ -125,10 +125,7 @@ def apply_plan(
 def applied_plan(model: nn.Module) -> AppliedPlan:
     """Return the placed tables of a model, of a copy of it, or of one that was loaded.
 
-    Raises
-    ------
-    PlanMismatchError
-        If no plan is applied to it.
+    Raises PlanMismatchError if no plan is applied to it.
     """
     tables = {
         module.table.name: module.table for module in model.modules() if isinstance(module, StandIn)

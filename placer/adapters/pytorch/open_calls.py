@@ -13,12 +13,7 @@ class OpenCalls:
     """The training calls of one table, each a step of its key map.
 
     A call is open until its rows are updated, or until nobody can ask for their gradient any more:
-    so long its rows keep their keys.
-
-    Parameters
-    ----------
-    collected : list of Call
-        Calls that have a gradient and wait for the update.
+    so long its rows keep their keys. Those that `collected` holds wait for the update.
     """
 
     def __init__(self, collected: list[Call]) -> None:

@@ -30,10 +30,7 @@ _HOOKS = (
 class StandIn(nn.Module):
     """Looks up a placed table; has no parameters, so that no optimizer and no DDP sees any.
 
-    Parameters
-    ----------
-    original : nn.Embedding or nn.EmbeddingBag
-        Whose place this takes: kept, without its weight, until the plan is removed.
+    The module whose place it takes is kept, without its weight, until the plan is removed.
     """
 
     def __init__(self, original: EmbeddingModule, table: PlacedTable) -> None:

@@ -6,31 +6,16 @@ hot and cold rows needs `split_tables` first, which makes two tables of it, and 
 when saving. Importing this imports neither torch nor torchrec; docs/torchrec.md tells the rest.
 """
 
-from placer.adapters.torchrec.export import document, to_sharding_plan
-from placer.adapters.torchrec.parts import Part, parts_of
-from placer.adapters.torchrec.read import from_sharding_plan
-from placer.adapters.torchrec.sharding import sharding_of
-from placer.adapters.torchrec.state import (
-    load_optimizer_state_dict,
-    load_state_dict,
-    merge_optimizer_state_dict,
-    merge_state_dict,
-    split_state_dict,
-)
-from placer.adapters.torchrec.tables import managed_collisions, split_tables
-
-__all__ = [
-    "Part",
-    "document",
-    "from_sharding_plan",
-    "load_optimizer_state_dict",
-    "load_state_dict",
-    "managed_collisions",
-    "merge_optimizer_state_dict",
-    "merge_state_dict",
-    "parts_of",
-    "sharding_of",
-    "split_state_dict",
-    "split_tables",
-    "to_sharding_plan",
-]
+from placer.adapters.torchrec.export import document as document
+from placer.adapters.torchrec.export import to_sharding_plan as to_sharding_plan
+from placer.adapters.torchrec.parts import Part as Part
+from placer.adapters.torchrec.parts import parts_of as parts_of
+from placer.adapters.torchrec.read import from_sharding_plan as from_sharding_plan
+from placer.adapters.torchrec.sharding import sharding_of as sharding_of
+from placer.adapters.torchrec.state import load_optimizer_state_dict as load_optimizer_state_dict
+from placer.adapters.torchrec.state import load_state_dict as load_state_dict
+from placer.adapters.torchrec.state import merge_optimizer_state_dict as merge_optimizer_state_dict
+from placer.adapters.torchrec.state import merge_state_dict as merge_state_dict
+from placer.adapters.torchrec.state import split_state_dict as split_state_dict
+from placer.adapters.torchrec.tables import managed_collisions as managed_collisions
+from placer.adapters.torchrec.tables import split_tables as split_tables

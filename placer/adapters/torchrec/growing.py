@@ -31,14 +31,7 @@ def with_fixed_rows(plan: Plan) -> Plan:
 
 
 def mpzch_options(table: Table, gpus: int) -> dict[str, Any]:
-    """Return the arguments of TorchRec's `HashZchManagedCollisionModule`, as JSON.
-
-    Parameters
-    ----------
-    table : Table
-        Of `with_fixed_rows`.
-    gpus : int
-    """
+    """Return arguments of TorchRec's `HashZchManagedCollisionModule` for a resized table."""
     features = [feature.name for feature in table.features]
     return {
         "name": table.name,

@@ -29,18 +29,9 @@ OPTIMIZERS: dict[str, OptimizerName] = {
 
 @dataclass(frozen=True, slots=True)
 class TableOfModel:
-    """A table of a TorchRec module.
+    """A table of a TorchRec module."""
 
-    Attributes
-    ----------
-    path : str
-        The module's path in the model, empty if it is the model.
-    config : EmbeddingBagConfig or EmbeddingConfig
-    weight : Parameter
-    pooled : bool
-    """
-
-    path: str
+    path: str  # The module's path in the model, empty if it is the model.
     config: Any
     weight: Any
     pooled: bool

@@ -20,12 +20,7 @@ from placer.plan.order import Ranks
 
 
 class IdToRank(nn.Module):
-    """A table's ids as ranks in a row order; only the ids that the order lists are kept.
-
-    Parameters
-    ----------
-    ranks : Ranks
-    """
+    """A table's ids as ranks in a row order; only the ids that the order lists are kept."""
 
     ascending: Tensor
     rank_of_ascending: Tensor
@@ -76,6 +71,9 @@ class SplitCollection(nn.Module):
     means divided by the length of the whole bag, rows sorted back into order. Selecting the
     lookups of a part waits for the device.
 
+    Raises PlanMismatchError if a table cannot be split: it is weighted and pooled by mean, or its
+    optimizer has been applied already.
+
     Parameters
     ----------
     collection : EmbeddingBagCollection or EmbeddingCollection
@@ -89,12 +87,6 @@ class SplitCollection(nn.Module):
     ----------
     placed_tables : EmbeddingBagCollection or EmbeddingCollection
         What TorchRec shards.
-
-    Raises
-    ------
-    PlanMismatchError
-        If a table cannot be split: it is weighted and pooled by mean, or its optimizer has been
-        applied already.
     """
 
     def __init__(

@@ -22,27 +22,16 @@ Staged = Literal["uva", "cached"]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A table of TorchRec's that holds the ranks `start`..`stop` of a plan's table.
+    """A table of TorchRec's that holds the ranks `start`..`stop` of a plan's table."""
 
-    Attributes
-    ----------
-    name : str
-        The table's own name, where it is whole and its rows are in the order of ids; else that
-        name with ``__hot``, ``__cold`` or ``__ranked`` behind it.
-    table : Table
-        As TorchRec has it: of `stop` − `start` rows.
-    source : str
-        Name of the plan's table.
-    sharding : Sharding
-        How TorchRec places it.
-    """
-
+    # The table's own name, where it is whole and its rows are in the order of ids; else that name
+    # with ``__hot``, ``__cold`` or ``__ranked`` behind it.
     name: str
-    table: Table
-    source: str
+    table: Table  # As TorchRec has it: of `stop` − `start` rows.
+    source: str  # Name of the plan's table.
     start: int
     stop: int
-    sharding: Sharding
+    sharding: Sharding  # How TorchRec places it.
 
     @property
     def remapped(self) -> bool:
@@ -53,16 +42,9 @@ class Part:
 def parts_of(plan: Plan, table: Table, *, staged_as: Staged | None = None) -> tuple[Part, ...]:
     """Return the tables that TorchRec needs for a table of a plan.
 
-    Parameters
-    ----------
-    staged_as : {"uva", "cached"}, optional
-        How TorchRec reads rows that the plan stages, which it cannot: in place, or through a
-        cache of the plan's staging rows. By default such plans are refused.
-
-    Raises
-    ------
-    PlanMismatchError
-        If TorchRec has no such placement; the message names the table and says why.
+    Rows that the plan stages, which TorchRec cannot do, are read in place or through a cache of the
+    plan's staging rows, as `staged_as` says. Raises PlanMismatchError, which names the table and
+    says why, if TorchRec has no such placement.
     """
     shards = tuple(_readable(shard, staged_as) for shard in plan.shards_by_table[table.name])
     if not shards:

@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from placer.adapters.torchrec.export import require_torchrec
+from placer.adapters.torchrec.parts import Part
 from placer.adapters.torchrec.sharding import sharding_of
+from placer.adapters.torchrec.state import split_tables_of
 from placer.errors import PlanMismatchError
 from placer.plan.buffers import with_buffers
 from placer.plan.fields import RowOrder, SolverRecord
@@ -15,10 +17,6 @@ from placer.profile.profile import Profile
 from placer.tables import OptimizerName, Table
 from placer.topology.devices import Gpu, Host, Link
 from placer.topology.topology import Topology
-
-if TYPE_CHECKING:
-    from placer.adapters.torchrec.modules import SplitCollection
-    from placer.adapters.torchrec.parts import Part
 
 LOOKUPS: dict[str, Lookup] = {
     "dense": "device",
@@ -74,7 +72,7 @@ def from_sharding_plan(
     from placer.adapters.torchrec.models import tables_of
 
     machine = topology if isinstance(topology, Topology) else topology_of(topology)
-    split = _split_parts(module)
+    split = split_tables_of(module)
     tables: dict[str, Table] = {}
     shards: list[Shard] = []
     hot_ids = {}
@@ -82,10 +80,11 @@ def from_sharding_plan(
         table = model_table.as_table(optimizer, dict(pooling_factors or {}))
         own = _shards_of(machine, table, _sharding_in(sharding_plan, model_table.path, name))
         if name in split:
-            part, child = split[name]
-            table = _whole_table(part, child)
+            part, parts, ranks = split[name]
+            rows = max(one.stop for one in parts)
+            table = replace(part.table, name=part.source, rows=rows)
             own = [_as_ranks(shard, part) for shard in own]
-            hot_ids[table.name] = child.ranks[table.name].listed
+            hot_ids[table.name] = ranks.listed
         tables[table.name] = table
         shards += own
     if profile is not None:
@@ -102,17 +101,7 @@ def topology_of(topology: Any) -> Topology:
 
     Rank r is ``gpu:r``. TorchRec takes host memory as a cap for each rank; ours is one for each
     host, the sum of its ranks'. Where ranks compute on CPUs, each rank's memory is taken for its
-    GPU's, because it is the only tier that there is.
-
-    Parameters
-    ----------
-    topology : torchrec.distributed.planner.types.Topology
-        Its bandwidths are in bytes per millisecond.
-
-    Returns
-    -------
-    Topology
-        With bandwidths in bytes per second, and no launch time, which TorchRec has not.
+    GPU's, because it is the only tier that there is. Launches take no time, as in TorchRec.
     """
     local = topology.local_world_size
     on_cpu = topology.compute_device == "cpu"
@@ -139,19 +128,6 @@ def topology_of(topology: Any) -> Topology:
         tuple(links),
         emulated=on_cpu,
     )
-
-
-def _split_parts(module: Any) -> "dict[str, tuple[Part, SplitCollection]]":
-    """Return the parts of split tables, by the names of their tables in TorchRec's model."""
-    from placer.adapters.torchrec.modules import SplitCollection
-
-    return {
-        part.name: (part, child)
-        for child in module.modules()
-        if isinstance(child, SplitCollection)
-        for parts in child.parts.values()
-        for part in parts
-    }
 
 
 def _sharding_in(sharding_plan: Any, path: str, table: str) -> Any:
@@ -204,12 +180,7 @@ def _shards_of(machine: Topology, table: Table, sharding: Any) -> list[Shard]:
     return shards
 
 
-def _whole_table(part: "Part", child: "SplitCollection") -> Table:
-    rows = max(own.stop for own in child.parts[part.source])
-    return replace(part.table, name=part.source, rows=rows)
-
-
-def _as_ranks(shard: Shard, part: "Part") -> Shard:
+def _as_ranks(shard: Shard, part: Part) -> Shard:
     first, last, step = shard.rows
     return replace(shard, table=part.source, rows=(part.start + first, part.start + last, step))
 

@@ -42,24 +42,14 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """How TorchRec places one table.
+    """How TorchRec places one table."""
 
-    Attributes
-    ----------
-    kind : str
-        Its sharding type.
-    kernel : str
-        Its compute kernel.
-    blocks : tuple of Block
-        In TorchRec's order: of a grid, the row blocks of one column slice after the other.
-        Row-wise ones may be empty.
-    load_factor : float or None
-        Rows of the caches over rows of the table, for ``fused_uvm_caching``.
-    """
-
-    kind: ShardingType
-    kernel: Kernel
+    kind: ShardingType  # Its sharding type.
+    kernel: Kernel  # Its compute kernel.
+    # In TorchRec's order: of a grid, the row blocks of one column slice after the other. Row-wise
+    # ones may be empty.
     blocks: tuple[Block, ...]
+    # Rows of the caches over rows of the table, for ``fused_uvm_caching``.
     load_factor: float | None = None
 
 
@@ -72,10 +62,7 @@ def even_blocks(rows: int, ways: int) -> list[tuple[int, int]]:
 def sharding_of(topology: Topology, table: Table, shards: Sequence[Shard]) -> Sharding:
     """Return the shards of `table` as TorchRec would name them.
 
-    Raises
-    ------
-    PlanMismatchError
-        If TorchRec has no such placement; the message says why.
+    Raises PlanMismatchError if TorchRec has no such placement; the message says why.
     """
 
     def refuse(reason: str) -> PlanMismatchError:

@@ -22,25 +22,14 @@ _KEY = re.compile(
 def merge_state_dict(state_dict: Mapping[str, Any], module: Any) -> dict[str, "Tensor"]:
     """Return a state as the model before `split_tables` has it: whole tables, rows in id order.
 
-    Collective where values are sharded: all ranks call it, and rank 0 gets the tables, which have
-    to fit its host's memory; the others get an empty dict.
-
-    Parameters
-    ----------
-    state_dict : mapping
-        ``model.state_dict()`` of a split model, sharded by TorchRec or not.
-    module : nn.Module
-        That model, which knows how its tables were split.
-
-    Raises
-    ------
-    CheckpointError
-        If a part of a table is missing.
+    `state_dict` is that of the split model, `module`, sharded by TorchRec or not. Collective where
+    values are sharded: all ranks call it, and rank 0 gets the tables, which have to fit its host's
+    memory; the others get an empty dict. Raises CheckpointError if a part of a table is missing.
     """
     whole = {key: _whole(value) for key, value in state_dict.items()}
     if any(value is None for value in whole.values()):
         return {}
-    split = _split_tables(module)
+    split = split_tables_of(module)
     merged: dict[str, Tensor] = {}
     for key, value in whole.items():
         name, own = _whole_key(key, split)
@@ -54,12 +43,7 @@ def merge_state_dict(state_dict: Mapping[str, Any], module: Any) -> dict[str, "T
 def split_state_dict(state_dict: Mapping[str, Any], module: Any) -> dict[str, "Tensor"]:
     """Return the state of the model before `split_tables`, as the split one has it.
 
-    Parameters
-    ----------
-    state_dict : mapping
-        Of whole tables, rows in id order.
-    module : nn.Module
-        The split model, sharded or not.
+    `state_dict` is of whole tables, rows in id order; `module` the split model, sharded or not.
     """
     return _values_of(module.state_dict(), state_dict, module)
 
@@ -67,18 +51,10 @@ def split_state_dict(state_dict: Mapping[str, Any], module: Any) -> dict[str, "T
 def load_state_dict(module: Any, state_dict: Mapping[str, Any]) -> None:
     """Fill a model from the state of the one before `split_tables`, each rank its own shards.
 
-    Parameters
-    ----------
-    module : nn.Module
-        Split or not, sharded by TorchRec or not. TorchRec draws the weights of tables that it
-        shards again, so this also copies those of the model that it was called with.
-    state_dict : mapping
-        Of whole tables, rows in id order; all of it, on every rank.
-
-    Raises
-    ------
-    CheckpointError
-        If something is missing, or of another shape.
+    The model may be split or not, sharded by TorchRec or not. TorchRec draws the weights of tables
+    that it shards again, so this also copies those of the model that it was called with. The state
+    is of whole tables, rows in id order; all of it, on every rank. Raises CheckpointError if
+    something is missing, or of another shape.
     """
     _load(module.state_dict(), state_dict, module)
 
@@ -88,19 +64,9 @@ def merge_optimizer_state_dict(
 ) -> dict[str, dict[str, dict[str, "Tensor"]]]:
     """Return the state of TorchRec's fused optimizers for whole tables, rows in id order.
 
-    Collective, and for rank 0 alone, like `merge_state_dict`.
-
-    Parameters
-    ----------
-    state_dict : mapping
-        ``model.fused_optimizer.state_dict()``.
-    module : nn.Module
-        The model, which knows how its tables were split.
-
-    Returns
-    -------
-    dict
-        As TorchRec has it: ``{"state": {key of a weight: {"C3.momentum1": tensor}}}``.
+    `state_dict` is ``model.fused_optimizer.state_dict()``; what is returned has the same form,
+    ``{"state": {key of a weight: {"C3.momentum1": tensor}}}``. Collective, and for rank 0 alone,
+    like `merge_state_dict`.
     """
     merged: dict[str, dict[str, dict[str, Tensor]]] = {"state": {}}
     state = _gathered(_flat(state_dict))
@@ -114,21 +80,13 @@ def merge_optimizer_state_dict(
 def load_optimizer_state_dict(module: Any, state_dict: Mapping[str, Any]) -> None:
     """Fill the fused optimizers of a sharded model from the state for whole tables.
 
-    Parameters
-    ----------
-    module : DistributedModelParallel
-    state_dict : mapping
-        Of `merge_optimizer_state_dict`; all of it, on every rank.
-
-    Raises
-    ------
-    CheckpointError
-        If something is missing, or of another shape.
+    The state is that of `merge_optimizer_state_dict`; all of it, on every rank. Raises
+    CheckpointError if something is missing, or of another shape.
     """
     _load(_flat(module.fused_optimizer.state_dict()), _flat(state_dict), module)
 
 
-class _Split(NamedTuple):
+class Split(NamedTuple):
     """A part of a split table, all parts of the table, and the order of its rows."""
 
     part: Part
@@ -136,12 +94,12 @@ class _Split(NamedTuple):
     ranks: Ranks
 
 
-def _split_tables(module: Any) -> dict[str, _Split]:
+def split_tables_of(module: Any) -> dict[str, Split]:
     """Return the tables that a model was split into, by name."""
     from placer.adapters.torchrec.modules import SplitCollection
 
     return {
-        part.name: _Split(part, parts, child.ranks[name])
+        part.name: Split(part, parts, child.ranks[name])
         for child in module.modules()
         if isinstance(child, SplitCollection)
         for name, parts in child.parts.items()
@@ -149,7 +107,7 @@ def _split_tables(module: Any) -> dict[str, _Split]:
     }
 
 
-def _whole_key(key: str, split: Mapping[str, _Split]) -> tuple[str, _Split | None]:
+def _whole_key(key: str, split: Mapping[str, Split]) -> tuple[str, Split | None]:
     """Return a value's key in the model before `split_tables`, and its part of the table."""
     match = _KEY.fullmatch(key)
     if match is None:
@@ -172,7 +130,7 @@ def _values_of(keys: Iterable[str], state: Mapping[str, Any], module: Any) -> di
     """Return values by the split model's keys, from the state before `split_tables`."""
     import torch
 
-    split, values = _split_tables(module), {}
+    split, values = split_tables_of(module), {}
     for key in keys:
         name, own = _whole_key(key, split)
         if name not in state:
@@ -207,7 +165,7 @@ def _ids(part: Part, ranks: Ranks) -> Any:
     return np.concatenate((ranks.listed[part.start : part.stop], ranks.unlisted_ids(unlisted)))
 
 
-def _joined(key: str, own: _Split, state: Mapping[str, Any]) -> "Tensor":
+def _joined(key: str, own: Split, state: Mapping[str, Any]) -> "Tensor":
     """Return a whole table from its parts, one of which has this key."""
     import torch
 

@@ -41,8 +41,6 @@ def find(paths: AnyPath | Sequence[AnyPath], metadata: list[str] | None = None) 
 
     Raises DataError if there is none, or a store cannot be reached.
 
-    Examples
-    --------
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     for name in ("day=2/a.csv", "day=10/a.csv", "day=2/_SUCCESS"):
     ...         Path(folder, name).parent.mkdir(exist_ok=True)

@@ -6,7 +6,6 @@ the old result or the new one; only then is removed what the old one alone named
 """
 
 import re
-import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -41,8 +40,6 @@ class Staging:
 
     Nothing is sent if the block fails.
 
-    Examples
-    --------
     >>> with Staging() as staging:
     ...     _ = staging.output("memory://bucket/plan.json").write_text("{}")
     >>> with Staging() as staging:
@@ -139,11 +136,7 @@ def _copy(uri: str, place: StagedPath) -> StagedPath:
         missing: OSError | None = None
         for name in _parts(content):
             try:
-                with (
-                    system.open_input_stream(f"{_above(file)}{name}") as source,
-                    copy.with_name(name).open("wb") as target,
-                ):
-                    shutil.copyfileobj(source, target, 1 << 20)
+                fs.copy_files(f"{_above(file)}{name}", str(copy.with_name(name)), system)
             except FileNotFoundError as error:
                 missing = error  # It was replaced, or the reader says what is missing.
         before, content = content, _read(system, file, uri)
@@ -175,6 +168,8 @@ def _parts(content: bytes) -> list[str]:
 
 def _send(place: StagedPath) -> None:
     """Send a result and all beside it, what names others last."""
+    from pyarrow import fs
+
     if not place.exists():
         return
     system, path = store_of(place.uri)
@@ -190,8 +185,7 @@ def _send(place: StagedPath) -> None:
             target = f"{above}{file.as_posix()}"
             if scheme_of(place.uri) not in _OBJECT_STORES:
                 system.create_dir(_above(target), recursive=True)
-            with (folder / file).open("rb") as source, system.open_output_stream(target) as sent:
-                shutil.copyfileobj(source, sent, 1 << 20)
+            fs.copy_files(str(folder / file), target, None, system)
         now = {f"{above}{file.as_posix()}" for file in files}
         for name in before:
             if (old := f"{_above(naming)}{name}") not in now and _kind(system, old):

@@ -41,12 +41,7 @@ _SCALES = np.array([1.0, *(10.0**n for n in range(7, -1, -1))])
 
 
 class PlainText:
-    """Reads the columns of blocks that hold nothing but short numbers and texts.
-
-    Parameters
-    ----------
-    missing : {"zero", "empty"}
-    """
+    """Reads the columns of blocks that hold nothing but short numbers and texts."""
 
     def __init__(self, layout: Layout, columns: Columns, missing: Missing) -> None:
         self._separator = (layout.separator or ",").encode()

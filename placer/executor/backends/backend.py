@@ -7,7 +7,6 @@ but what happens here, and results are bit-equal between them.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -17,10 +16,12 @@ from torch import Tensor
 from placer.executor.backends.cold_rows import exchange_records, note_in_place
 from placer.executor.backends.faults import Faults
 from placer.executor.backends.host_pooling import HostPooling
+from placer.executor.backends.sliced_update import SlicedUpdate, SliceReads
 from placer.executor.backends.torch_kernels import (
     RowReads,
     SegmentTable,
     TorchKernels,
+    in_one_piece,
     places_of,
 )
 from placer.executor.local.hit_rates import LookupCounts
@@ -39,61 +40,6 @@ from placer.executor.streams import recorded
 
 _SEGMENT_TABLES = 16
 """So many shapes of batches are remembered."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SliceReads:
-    """All lookups in one of a table's several column slices.
-
-    Attributes
-    ----------
-    arena : Arena
-    step : ArenaStep
-    lookups : list of slice
-        Of the arena's step, feature by feature.
-    sources : int32
-        The row of `gradients` of each lookup of the arena's step.
-    gradients : float32, shape (bags of the arena, width)
-    weights : float32 or None
-        Weight of each lookup of the arena's step.
-    rule : Rule
-    """
-
-    arena: Arena
-    step: ArenaStep
-    lookups: list[slice]
-    sources: Tensor
-    gradients: Tensor
-    weights: Tensor | None
-    rule: Rule
-
-    def of(self, values: Tensor) -> Tensor:
-        """Return values of these lookups, out of those of the arena's step."""
-        return torch.cat([values[part] for part in self.lookups])
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SlicedUpdate:
-    """An update that waits for the mean of g² over whole rows.
-
-    Attributes
-    ----------
-    backend : Backend
-    column_slices : sequence of (Arena, RowReads, Rule)
-        What each column slice sums.
-    squares : float32, shape (at least runs,)
-        Σ g² of the summed gradient of each row that was read, in the order of slots, over the
-        column slices at hand.
-    """
-
-    backend: "Backend"
-    column_slices: Sequence[tuple[Arena, RowReads, Rule]]
-    squares: Tensor
-
-    def apply(self, mean_squares: Tensor) -> None:
-        """Update all column slices by the mean of g² over whole rows, in the same order."""
-        for arena, reads, rule in self.column_slices:
-            self.backend.update_rows(arena.weights, arena.state, reads, rule, mean_squares)
 
 
 class Backend(TorchKernels):
@@ -120,6 +66,11 @@ class Backend(TorchKernels):
     ----------
     name : str
     in_one_memory : bool
+    can_be_captured : bool
+        Whether steps over rows in HBM wait for nothing, so that they can be CUDA graphs.
+    is_written : bool
+        Whether rows may have been read or written by others than prepared steps, so that a batch
+        that is found on another stream waits for them.
     counts : LookupCounts
         Nothing is counted where all rows are in one memory.
     """
@@ -129,6 +80,8 @@ class Backend(TorchKernels):
     ) -> None:
         self.name = "torch" if host is None else "tiered"
         self.in_one_memory = host is None
+        self.can_be_captured = False
+        self.is_written = True
         self.counts = LookupCounts(device)
         self._host = HostPooling(host or self)
         self._device, self._policy = device, policy
@@ -146,6 +99,11 @@ class Backend(TorchKernels):
         """Return zeroed memory for an arena; `drive` is the folder of rows on a drive."""
         return allocate(spec, self._device, None if self.in_one_memory else self._policy, drive)
 
+    def follow(self, stream: torch.cuda.Stream) -> None:
+        """Let rows move only once what is queued on a stream is done."""
+        if self._stream is not None:
+            self._stream.wait_stream(stream)
+
     def prepare(
         self,
         arenas: Sequence[Arena],
@@ -153,8 +111,11 @@ class Backend(TorchKernels):
         features: Sequence[FeatureRead],
         reads: Sequence[ArenaReads],
         training: bool,
+        fault: Tensor | None = None,
     ) -> tuple[ArenaStep, ...]:
         """Find a batch's rows; `training` says that a backward pass may follow.
+
+        `fault` is lowered to the place of the first bad id; with it, the caller has it watched.
 
         Raises
         ------
@@ -162,14 +123,14 @@ class Backend(TorchKernels):
             If an id is no row of its table. A device is not waited for: a later call
             raises for its faults.
         """
-        self._faults.poll()
+        found = self.new_fault() if fault is None else fault
         with phase("map"):
-            fault = self._faults.new()
             slots = [
-                self._slots(batch.ids, arena.spec, read, fault)
+                self._slots(batch.ids, arena.spec, read, found)
                 for arena, read in zip(arenas, reads, strict=True)
             ]
-            self._faults.watch(fault, batch, features)
+            if fault is None:
+                self.watch(found, batch, features)
         if self.in_one_memory:
             return tuple(map(ArenaStep, reads, slots))
         ticket = self._window.open()
@@ -178,6 +139,15 @@ class Backend(TorchKernels):
             self._located(index, arena, read, slots, ticket, training)
             for index, (arena, read) in enumerate(zip(arenas, reads, strict=True))
         )
+
+    def new_fault(self) -> Tensor:
+        """Return int64, shape (1,), above all places of a batch."""
+        return self._faults.new()
+
+    def watch(self, fault: Tensor, batch: BagBatch, features: Sequence[FeatureRead]) -> None:
+        """Raise for a batch's bad ids, if it had any: now on a CPU, at a later batch on a GPU."""
+        self._faults.poll()
+        self._faults.watch(fault, batch, features)
 
     def forward(self, arena: Arena, step: ArenaStep, weights: Tensor | None) -> Tensor:
         """Sum of each bag's rows, each times its weight: float32, shape (bags, width)."""
@@ -191,9 +161,13 @@ class Backend(TorchKernels):
         return out
 
     def join(self, arena: Arena, gradients: Sequence[Tensor]) -> Tensor:
-        """Return gradients of an arena's bags from its segments': float32, (bags, width)."""
-        if len(gradients) == 1:
-            return gradients[0].contiguous()
+        """Return gradients of an arena's bags from its segments': float32, (bags, width).
+
+        No copy is made of those that lie one after the other, as those of rows that were joined do.
+        """
+        whole = in_one_piece(gradients)
+        if whole is not None:
+            return whole
         # One kernel; a copy for each segment takes four times as long.
         return torch.cat([torch.empty((0, arena.spec.key.width), device=self._device), *gradients])
 
@@ -214,11 +188,15 @@ class Backend(TorchKernels):
             runs, ordered = self._sort(step.places)
             places = ordered.slots.index_select(0, runs.firsts)
         scales = None if weights is None else weights.detach().index_select(0, runs.order)
-        sources = self.bags_of_lookups(step.reads).index_select(0, runs.order)
+        sources = self.sorted_bags(step.reads, runs) if step.sources is None else step.sources
         row_reads = RowReads(runs, places, sources, scales, gradients)
         self.update_rows(arena.weights, arena.state, row_reads, rule)
         if step.host is not None:
             self._host.update(arena, step.host, gradients, weights, rule)
+
+    def sorted_bags(self, reads: ArenaReads, runs: Runs) -> Tensor:
+        """Return the bag of each lookup in the order of the runs, int32."""
+        return self.bags_of_lookups(reads).index_select(0, runs.order)
 
     def sliced_update(self, column_slices: Sequence[SliceReads]) -> SlicedUpdate:
         """Row-wise Adagrad of one table whose rows are spread over several column slices.
@@ -253,6 +231,14 @@ class Backend(TorchKernels):
         if step.host is not None:
             self._host.weight_gradients(arena, step.host, gradients, out)
         return out
+
+    def open_step(self) -> Ticket:
+        """Return the ticket of a step whose rows have been found without `prepare`."""
+        return self._window.open()
+
+    def is_open(self, ticket: Ticket | None) -> bool:
+        """Return whether a step's backward pass may still come."""
+        return self._window.is_open(ticket)
 
     def finish(self, steps: Sequence[ArenaStep]) -> None:
         """The rows of a step have been updated, or will not be."""
@@ -363,16 +349,28 @@ class Backend(TorchKernels):
         self, spec: ArenaSpec, row_cache: RowCache, runs: Runs, ordered: SortedSlots
     ) -> Resolved:
         """Return which runs are of staged and cached rows, with places outside the row cache."""
-        stop, last_lookup = spec.cache_ranges[-1].stop, runs.lookups - 1
+        first, last = self.edges_of_cold_runs(spec, runs, ordered)
+        run_places = self.places_of_runs(spec, row_cache.entries, runs, ordered)
+        most = min(runs.lookups, spec.cache_ranges[-1].stop - spec.home)
+        return Resolved(run_places, first, last, most)
+
+    def edges_of_cold_runs(
+        self, spec: ArenaSpec, runs: Runs, ordered: SortedSlots
+    ) -> tuple[Tensor, Tensor]:
+        """Return the first run of staged and cached rows and the run behind the last, int32, 0-d.
+
+        Lookups of the arena's rows in HBM, which come before them, are counted.
+        """
         edges = self._edges.get(spec)  # On the device already.
         if edges is None:
-            edges = self._edges[spec] = torch.tensor([spec.home, stop], device=self._device)
+            bounds = [0, spec.home, spec.cache_ranges[-1].stop]
+            edges = self._edges[spec] = torch.tensor(bounds, device=self._device)
         # Runs are in the order of slots, so those of staged and cached rows are neighbours.
         edges = torch.searchsorted(ordered.slots, edges.to(ordered.slots.dtype))
-        run_of_edge = ordered.run.index_select(0, edges.clamp(max=last_lookup))
-        first, last = torch.where(edges <= last_lookup, run_of_edge, runs.count).unbind()
-        run_places = self.places_of_runs(spec, row_cache.entries, runs, ordered)
-        return Resolved(run_places, first, last, min(runs.lookups, stop - spec.home))
+        self.counts.home += edges[1] - edges[0]
+        run_of_edge = ordered.run.index_select(0, edges[1:].clamp(max=runs.lookups - 1))
+        first, last = torch.where(edges[1:] < runs.lookups, run_of_edge, runs.count).unbind()
+        return first, last
 
     def _move(self, arena: Arena, moves: Moves) -> Moved:
         """Start to move rows; when they have moved."""

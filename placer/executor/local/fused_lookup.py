@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from placer.executor.backends.backend import Backend, SliceReads
+from placer.executor.backends.backend import Backend
+from placer.executor.backends.sliced_update import SliceReads
 from placer.executor.growing_keys import GrowingKeys
 from placer.executor.lookups.batch_reads import Segment
 from placer.executor.lookups.steps import ArenaStep
@@ -79,7 +80,7 @@ class FusedLookup(torch.autograd.Function):
         with phase("forward"):
             for arena, step in zip(runtime.arenas, steps, strict=True):
                 pooled = runtime.backend.forward(arena, step, step.reads.spread(weights))
-                outputs.extend(_own_tensors(pooled, step.reads.segments))
+                outputs.extend(own_tensors(pooled, step.reads.segments))
         return tuple(outputs)
 
     @staticmethod
@@ -101,14 +102,14 @@ class FusedLookup(torch.autograd.Function):
                 weight_gradients = _weight_gradients(runtime, ctx.steps, gradients, weights)
         with phase("update"):
             runtime.updates.add_(1)
-            _update(runtime, ctx.steps, gradients, weights)
+            update(runtime, ctx.steps, gradients, weights)
         runtime.backend.finish(ctx.steps)
         runtime.keys.end_step()
         ctx.steps = ()  # Whoever keeps an output keeps this node.
         return None, weight_gradients, None, None
 
 
-def _own_tensors(pooled: Tensor, segments: Sequence[Segment]) -> list[Tensor]:
+def own_tensors(pooled: Tensor, segments: Sequence[Segment]) -> list[Tensor]:
     """Return each segment's rows as a tensor that autograd does not take for a view of the others.
 
     So callers may modify an output in place, as they may any module's.
@@ -128,12 +129,13 @@ def _weight_gradients(
     return result
 
 
-def _update(
+def update(
     runtime: Runtime,
     steps: Sequence[ArenaStep],
     gradients: Sequence[Tensor],
     weights: Tensor | None,
 ) -> None:
+    """Update the rows of a step, arena by arena."""
     sliced: dict[str, dict[tuple[int, int], SliceReads]] = defaultdict(dict)
     for arena, step, gradient in zip(runtime.arenas, steps, gradients, strict=True):
         if not step.reads.lookups:

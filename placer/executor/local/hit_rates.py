@@ -53,7 +53,7 @@ class LookupCounts:
 
     def __init__(self, device: torch.device) -> None:
         self._lookups = 0
-        self._home = torch.zeros((), dtype=torch.int64, device=device)
+        self.home = torch.zeros((), dtype=torch.int64, device=device)
         self.by_table = False
         self._step = 0
         # Columns that lookups of each table read, and those of them that were in HBM.
@@ -74,9 +74,14 @@ class LookupCounts:
             self._add_tables(slots, spec, reads, row_cache, stands_for * spec.key.width)
         self._lookups += slots.numel()
         if spec.home == spec.rows:
-            self._home += slots.numel()
-        elif spec.home:
-            self._home += ((slots >= 0) & (slots < spec.home)).sum()
+            self.home += slots.numel()
+        elif row_cache is None and spec.home:  # Else whoever sorts the slots counts them.
+            self.home += ((slots >= 0) & (slots < spec.home)).sum()
+
+    def add_captured(self, lookups: int) -> None:
+        """Count a step whose kernels are a CUDA graph, in which what the device counts is."""
+        self._step += 1
+        self._lookups += lookups
 
     def _add_tables(
         self,
@@ -100,12 +105,12 @@ class LookupCounts:
         row_cache = sum((cache.stats() for cache in row_caches), RowCacheStats())
         read = {table: columns for table, columns in self._read.items() if columns}
         tables = {table: int(self._in_hbm[table]) / columns for table, columns in read.items()}
-        return HitRates(self._lookups, int(self._home), row_cache, tables)
+        return HitRates(self._lookups, int(self.home), row_cache, tables)
 
     def reset(self) -> None:
         """Count from zero."""
         self._lookups = 0
-        self._home.zero_()
+        self.home.zero_()
         self._step = 0
         self._read.clear()
         self._in_hbm.clear()

@@ -12,19 +12,24 @@ from torch import Tensor
 
 from placer.errors import DataError, PlanMismatchError
 from placer.executor.backends import make_backend
+from placer.executor.backends.triton.triton_backend import TritonBackend
 from placer.executor.embeddings import Embeddings
 from placer.executor.growing_keys import GrowingKeys
+from placer.executor.local.captured_batches import CapturedBatches
 from placer.executor.local.fused_lookup import FusedLookup, Runtime
 from placer.executor.local.hit_rates import HitRates
 from placer.executor.local.local_id_order import LocalIdOrder
 from placer.executor.local.memory_use import memory_use
 from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.lookups.batch_reads import (
+    ArenaReads,
+    Bags,
     FeatureRead,
     arena_reads,
     feature_reads,
     keep_until_used,
     ready_to_read,
+    tensors_of,
 )
 from placer.executor.lookups.steps import PreparedBatch
 from placer.executor.memory.arena_order import has_records
@@ -157,6 +162,10 @@ class PlacedEmbeddings(Embeddings):
         self._layout = lay_out(plan, self.optimizers, self.device, sliced_elsewhere)
         grows = plan.growing if growing is None else growing
         self.keys = GrowingKeys(grows, plan.tables_by_name, seed)
+        if grows and isinstance(kernels, TritonBackend):
+            from placer.executor.device_keys import DeviceKeys
+
+            self.keys = DeviceKeys(grows, plan.tables_by_name, seed, self.device, kernels.run)
         folder = None if drive is None else Path(drive)
         self._runtime = Runtime(
             tuple(kernels.allocate(spec, folder) for spec in self._layout.arenas),
@@ -170,10 +179,11 @@ class PlacedEmbeddings(Embeddings):
             whole_rows,
         )
         order = self.id_order()
+        self._captured = CapturedBatches(self._runtime, self.features)
         self._anchor = torch.zeros((), device=self.device, requires_grad=True)
         # Batches are prepared beside the step in training, on a stream of their own.
         self._stream: torch.cuda.Stream | None = None
-        self._ready: deque[torch.cuda.Event] = deque()
+        self._begun: deque[torch.cuda.Event] = deque()
         if self.device.type == "cuda":
             self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         for weight in order.weights():
@@ -203,6 +213,7 @@ class PlacedEmbeddings(Embeddings):
             updates=runtime.updates.clone(),
             whole_rows=whole_rows,
         )
+        part._captured = CapturedBatches(part._runtime, part.features)
         return part
 
     def by_row(self) -> "PlacedEmbeddings":
@@ -212,6 +223,7 @@ class PlacedEmbeddings(Embeddings):
             FeatureRead(table.name, table.name, table.rows, "none", None)
             for table in self.plan.tables
         )
+        rows._captured = CapturedBatches(rows._runtime, rows.features)
         return rows
 
     @property
@@ -253,16 +265,22 @@ class PlacedEmbeddings(Embeddings):
         """
         if self._stream is None:
             return self._prepare(batch, training=True)
-        # Work queued so far has to come first: updates, and writing the batch.
-        self._stream.wait_stream(torch.cuda.current_stream(self.device))
+        training, backend = torch.cuda.current_stream(self.device), self._runtime.backend
+        # Rows move once the updates queued so far are done; where they are is known before. So a
+        # batch on the host is found beside the step that is trained now.
+        backend.follow(training)
+        if backend.is_written or any(tensor.is_cuda for tensor in tensors_of(batch)):
+            self._stream.wait_stream(training)
+            backend.is_written = False
         keep_until_used(batch, self._stream)  # It may be let go of before it is read.
+        self._begun.append(recorded())
         with torch.cuda.stream(self._stream):
-            prepared = self._prepare(batch, training=True)
-            self._ready.append(recorded())
+            prepared = self._prepare(batch, training=True, ahead=True)
+            ready = recorded()
         # A host that runs further ahead gains nothing, and holds memory for all those batches.
-        if len(self._ready) > _MOST_AHEAD:
-            self._ready.popleft().synchronize()
-        return replace(prepared, ready=self._ready[-1])
+        if len(self._begun) > _MOST_AHEAD:
+            self._begun.popleft().synchronize()
+        return replace(prepared, ready=ready)
 
     @uncompiled
     def forward(self, batch: BagBatch | PreparedBatch) -> dict[str, Tensor]:
@@ -283,10 +301,13 @@ class PlacedEmbeddings(Embeddings):
                 # Rows staged for another batch may be this one's.
                 torch.cuda.current_stream(self.device).wait_stream(self._stream)
             batch = self._prepare(batch, training)
+            self._runtime.backend.is_written = True
         elif batch.ready is not None:
             stream = torch.cuda.current_stream(self.device)
             stream.wait_event(batch.ready)
             keep_until_used(batch, stream)
+            if batch.unfound is not None:
+                batch = self._prepare(batch.unfound, training=True)
         if is_step:
             self.keys.begin()
         steps = tuple(batch.steps)
@@ -341,6 +362,10 @@ class PlacedEmbeddings(Embeddings):
         )
 
     def id_order(self) -> LocalIdOrder:
+        self._runtime.backend.is_written = True
+        return self._id_order()
+
+    def _id_order(self) -> LocalIdOrder:
         return LocalIdOrder(
             self.plan,
             self.optimizers,
@@ -350,12 +375,25 @@ class PlacedEmbeddings(Embeddings):
             self._runtime.updates,
         )
 
-    def _prepare(self, batch: BagBatch, training: bool) -> PreparedBatch:
-        """Check a batch and find its rows, on the current stream."""
+    def _prepare(self, batch: BagBatch, training: bool, ahead: bool = False) -> PreparedBatch:
+        """Check a batch and find its rows, on the current stream.
+
+        One that a graph finds in no time is left for its forward pass to find.
+        """
         batch, bags = ready_to_read(batch, self.features, self.device)
         runtime = self._runtime
         if runtime.keys.in_batches:
-            batch = runtime.keys.rows_of(batch, self.features, training, self.id_order)
-        reads = arena_reads(bags, self.features, self._layout)
-        steps = runtime.backend.prepare(runtime.arenas, batch, self.features, reads, training)
+            batch = runtime.keys.rows_of(batch, self.features, training, self._id_order)
+        is_whole = bags.kept is None and not runtime.keys.maps
+        if ahead and is_whole and self._captured.holds(batch, bags):
+            return PreparedBatch(bags, [], unfound=batch)
+        steps = None
+        if training and not ahead:
+            steps = self._captured.find(batch, bags, self._reads)
+        if steps is None:
+            reads = self._reads(bags)
+            steps = runtime.backend.prepare(runtime.arenas, batch, self.features, reads, training)
         return PreparedBatch(bags, list(steps))
+
+    def _reads(self, bags: Bags) -> tuple[ArenaReads, ...]:
+        return arena_reads(bags, self.features, self._layout)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from placer.errors import BackendError
+from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.lookups.batch_reads import ArenaReads, Bags
 from placer.executor.lookups.row_runs import Runs
 from placer.executor.memory.layout import ArenaSpec
@@ -87,6 +88,10 @@ class Window:
         self._tickets.add(ticket)
         return ticket
 
+    def is_open(self, ticket: Ticket | None) -> bool:
+        """Return whether a step has been opened and not been closed."""
+        return ticket is not None and ticket in self._tickets
+
     def close(self, ticket: Ticket) -> None:
         """The step's rows may move."""
         self._tickets.discard(ticket)
@@ -157,6 +162,8 @@ class ArenaStep:
         For the rows that the host pools.
     moved : Event, Future of one or of None, or None
         When staged and cached rows are at their places, where that takes time.
+    sources : int32, shape (lookups,), or None
+        The bag of each lookup in the order of `runs`, where it is known before the update.
     """
 
     reads: ArenaReads
@@ -167,6 +174,7 @@ class ArenaStep:
     run_places: Tensor | None = None
     host: HostReads | None = None
     moved: Moved = None
+    sources: Tensor | None = None
 
     def wait_for_rows(self, device: torch.device) -> None:
         """Let the host, or the device's current stream, wait until all rows are at their places."""
@@ -194,8 +202,11 @@ class PreparedBatch:
         The forward pass takes them out, so that who still has the batch then keeps no memory.
     ready : torch.cuda.Event or None
         When all this is there, if it was made on a stream of its own.
+    unfound : BagBatch or None
+        The batch itself, on the device, where its rows are found in its forward pass.
     """
 
     bags: Bags
     steps: list[ArenaStep]
     ready: "torch.cuda.Event | None" = None
+    unfound: BagBatch | None = None

@@ -46,7 +46,7 @@ plan counts on a part is missed. They fade as lookups do.
 
 DECAY = 0.5 ** (1 / HALF_LIFE_STEPS)
 
-IN_PLACE, _WRITTEN_BACK = 4, 5
+IN_PLACE, WRITTEN_BACK = 4, 5
 """Counters that are kept in the order of `RowCacheStats`."""
 
 _FREE = torch.iinfo(torch.int32).min
@@ -101,11 +101,11 @@ class RowCache:
         self.policy: Policy = policy
         self._start, self._stop = home, parts[-1].stop if parts else home
         cached = [part for part in parts if part.cache_rows]
-        self._cached_start = cached[0].start if cached else self._stop
+        self.cached_start = cached[0].start if cached else self._stop
 
         # Narrow slots halve the directory and what is sorted at each step.
         self._kind = torch.int32 if self._stop < torch.iinfo(torch.int32).max else torch.int64
-        self._vacant = torch.iinfo(self._kind).max
+        self.vacant = torch.iinfo(self._kind).max
 
         def fixed(values: list[int]) -> Tensor:
             return torch.tensor(values, dtype=self._kind, device=device)
@@ -116,7 +116,7 @@ class RowCache:
         self._part_listed = fixed([part.warm is not None for part in cached] or [0]).bool()
         self._has_order = any(part.is_ordered for part in cached)
         size = self.entries + 1
-        vacant = torch.full((size,), self._vacant, dtype=self._kind, device=device)
+        vacant = torch.full((size,), self.vacant, dtype=self._kind, device=device)
         none = torch.full((size,), -1, dtype=torch.int32, device=device)
         self.directory = Directory(
             slots=vacant,
@@ -136,7 +136,7 @@ class RowCache:
         """
         # The last slot of the directory is the largest of all: no position is behind the end.
         if slots.dtype != self._kind:
-            slots = slots.long().clamp(max=self._vacant).to(self._kind)
+            slots = slots.long().clamp(max=self.vacant).to(self._kind)
         flat, held = slots.flatten(), self.directory
         position = torch.searchsorted(held.sorted_slots, flat, out_int32=True)
         missing = held.sorted_slots.index_select(0, position) != flat
@@ -213,9 +213,9 @@ class RowCache:
         """
         held = self.directory
         age = (ticket - held.last_used).clamp_(min=1)
-        key = torch.where(held.slots < self._cached_start, -age, held.priority.view(torch.int32))
+        key = torch.where(held.slots < self.cached_start, -age, held.priority.view(torch.int32))
         key = torch.where(held.last_used < oldest_open, key, _PROTECTED)
-        key = torch.where(held.slots == self._vacant, _FREE, key)
+        key = torch.where(held.slots == self.vacant, _FREE, key)
         key[self.entries :].fill_(_PROTECTED)
         return torch.sort(key, stable=True).indices.int(), (key < _PROTECTED).count_nonzero()
 
@@ -227,7 +227,7 @@ class RowCache:
         reaches a few of the host's pages at once.
         """
         leaves = torch.arange(order.numel(), dtype=torch.int32, device=order.device) < number
-        slots = torch.where(leaves, self.slots_at(order), self._vacant)
+        slots = torch.where(leaves, self.slots_at(order), self.vacant)
         return order.index_select(0, torch.sort(slots, stable=True).indices)
 
     def admit(
@@ -258,23 +258,27 @@ class RowCache:
             count=number.int().reshape(1),
         )
         entered = torch.where(here, victims, self.entries).long()
-        priority = lookups.float()
-        if self.policy == "rank":
-            priority = self._rank_priority(incoming.to(self._kind))
-        elif self._has_order:
-            priority += self._expected_lookups(incoming.to(self._kind))
+        priority = self.first_priority(incoming, lookups).float()
         held.priority.scatter_(0, entered, priority)
         held.last_used.scatter_(0, entered, ticket)
         held.dirty.scatter_(0, entered, False)
-        held.slots.scatter_(0, entered, torch.where(here, incoming, self._vacant).to(self._kind))
-        held.counters[_WRITTEN_BACK] += leaves.count_nonzero()
+        held.slots.scatter_(0, entered, torch.where(here, incoming, self.vacant).to(self._kind))
+        held.counters[WRITTEN_BACK] += leaves.count_nonzero()
         return moves
+
+    def first_priority(self, incoming: Tensor, lookups: Tensor) -> Tensor:
+        """Return the priority of rows that enter; slots of −1 get any."""
+        if self.policy == "rank":
+            return self._rank_priority(incoming.to(self._kind))
+        if self._has_order:
+            return lookups + self._expected_lookups(incoming.to(self._kind))
+        return lookups
 
     def sort(self) -> None:
         """Bring the directory in order, in the same memory: captured graphs go on reading it."""
         slots, entries = torch.sort(self.directory.slots)
         self.directory.sorted_slots.copy_(slots)
-        self.directory.sorted_entries.copy_(torch.where(slots == self._vacant, -1, entries))
+        self.directory.sorted_entries.copy_(torch.where(slots == self.vacant, -1, entries))
 
     def mark_dirty(self, entries: Tensor) -> None:
         """Note that rows in entries are newer than their originals; −1 is nobody."""

@@ -51,8 +51,6 @@ _BATCH_ROWS = 1 << 16
 def merge_counts(parts: Iterable[pa.Table | pa.RecordBatch]) -> pa.Table:
     """Add parts of the counts of a log: associative and commutative, so that a tree may do it.
 
-    Examples
-    --------
     >>> one = pa.table([["row"], ["user"], [7], [2], [0]], schema=SCHEMA)
     >>> merge_counts([one, one]).to_pylist()
     [{'kind': 'row', 'name': 'user', 'id': 7, 'count': 4, 'first': 0}]

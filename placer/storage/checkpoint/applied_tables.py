@@ -80,11 +80,8 @@ def load_tables(folder: str | os.PathLike[str], applied: AppliedPlan) -> None:
 
     Each rank reads the rows that it holds.
 
-    Raises
-    ------
-    CheckpointError
-        If the folder is missing or damaged, or lacks a tensor of the tables or has it in another
-        shape or type. That is checked before anything is changed.
+    Raises CheckpointError if the folder is missing or damaged, or lacks a tensor of the tables or
+    has it in another shape or type. That is checked before anything is changed.
     """
     stored = read_tensors(Path(folder))
     counts = {

@@ -112,17 +112,9 @@ def load_stored(
 def key_states(
     what: str, stored: dict[str, TensorRows], keys: GrowingKeys, prefix: str, cut: str = ""
 ) -> dict[str, Tensor]:
-    """Take the state of key maps out of what a checkpoint holds.
+    """Take the state of key maps out of what a checkpoint holds; `what` begins the error's message.
 
-    Parameters
-    ----------
-    what : str
-        How the error begins.
-    stored : dict of name to TensorRows
-        Without them afterwards.
-    keys : GrowingKeys
-    prefix, cut : str
-        What a name has in the checkpoint besides, and with what it begins here alone.
+    Names have `prefix` in the checkpoint in place of `cut` here.
     """
     named = {name: f"{prefix}{name.removeprefix(cut)}" for name in keys.names()}
     for full in named.values():

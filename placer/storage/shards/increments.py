@@ -23,28 +23,11 @@ def write_increment(plan: Plan, before: Checkpoint, after: Checkpoint, path: Str
     their values. Of a table that grows, ``<table>.keys`` are the keys of these rows (that of row 0
     means nothing), and ``<table>.deleted`` the keys that had a row before and have none after. Both
     checkpoints are read once, a bounded number of rows at a time, and the later one's changed rows
-    once more.
+    once more. The file is there when it is complete. Returns how many rows changed, of all tables.
 
-    Parameters
-    ----------
-    plan : Plan
-        Of these tables.
-    before, after : Checkpoint
-        As `placer.training.checkpoint.open_checkpoint` opens them.
-    path : str or path
-        The file; it is there when it is complete.
-
-    Returns
-    -------
-    int
-        Rows that changed, of all tables.
-
-    Raises
-    ------
-    CheckpointError
-        If a checkpoint lacks a table of the plan, has it otherwise, or was not read from files.
-    PlacerError
-        If the file cannot be written; what was there before is there still.
+    Raises CheckpointError if a checkpoint lacks a table of the plan, has it otherwise, or was not
+    read from files. Raises PlacerError if the file cannot be written; what was there before is
+    there still.
     """
     if not (before.sha256 and after.sha256):
         raise CheckpointError("an increment is between two checkpoints in files; open_checkpoint")

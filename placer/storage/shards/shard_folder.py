@@ -166,20 +166,10 @@ class ShardFolder:
 def open_shards(path: StrPath, *, verify: bool = True) -> ShardFolder:
     """Return a folder that `write_shards` or `reshard` made.
 
-    Parameters
-    ----------
-    path : str or path
-    verify : bool
-        Whether every byte of a file is compared with ``shards.json`` before it is used; sizes
-        always are.
-
-    Raises
-    ------
-    CheckpointError
-        If it is no such folder, a file is missing or truncated, ``shards.json`` or the plan
-        was altered, or it is of a newer format; the message names the file.
-    PlanError
-        If a shard of the plan is malformed.
+    With `verify`, every byte of a file is compared with ``shards.json`` before it is used; sizes
+    always are. Raises CheckpointError if it is no such folder, a file is missing or truncated,
+    ``shards.json`` or the plan was altered, or it is of a newer format; the message names the file.
+    Raises PlanError if a shard of the plan is malformed.
     """
     folder = Path(path)
     manifest = read_manifest(
@@ -222,19 +212,12 @@ def refuse_other_plan(folder: ShardFolder, plan: Plan) -> None:
 
 
 class NewShards:
-    """A folder of shards that is being written; see `new_shards`.
-
-    Attributes
-    ----------
-    entries : dict of str to ShardEntry
-        What has been written, by the file's name.
-    kept, linked : set of str
-        Files that are another one, and those of them that took no space on the disk.
-    """
+    """A folder of shards that is being written; see `new_shards`."""
 
     def __init__(self, path: Path, plan: Plan) -> None:
         self.path, self.plan = path, plan
-        self.entries: dict[str, ShardEntry] = {}
+        self.entries: dict[str, ShardEntry] = {}  # What has been written, by the file's name.
+        # Files that are another one, and those of them that took no space on the disk.
         self.kept: set[str] = set()
         self.linked: set[str] = set()
 

@@ -22,6 +22,20 @@ def first_at_least(ordered, size, values, BITS: tl.constexpr):
     return below
 
 
+@triton.jit(do_not_specialize=["size", "home", "stop"])
+def find_edges(ordered, run, count, size, home, stop, first, last, in_home, BITS: tl.constexpr):
+    """Find the first run of slots from `home` on, and from `stop` on; count the lookups before."""
+    edges = tl.arange(0, 4)
+    bounds = tl.where(edges == 0, 0, tl.where(edges == 1, home, stop))
+    below = first_at_least(ordered, size, bounds, BITS)
+    runs = tl.load(run + below, mask=below < size, other=0)
+    runs = tl.where(below < size, runs, tl.load(count))
+    tl.store(first + edges * 0, runs, mask=edges == 1)
+    tl.store(last + edges * 0, runs, mask=edges == 2)
+    before = tl.sum(tl.where(edges == 1, below, tl.where(edges == 0, -below, 0)), 0)
+    tl.atomic_add(in_home, before.to(tl.int64))
+
+
 @triton.jit(do_not_specialize=["home", "host_start", "entries"])
 def place_runs(ordered, starts, count, home, host_start, entries, run_places, BLOCK: tl.constexpr):
     """The place of each run, as if none were in the row cache."""
@@ -138,6 +152,77 @@ def bar_rows(
         first += tl.num_programs(0) * BLOCK
 
 
+@triton.jit(do_not_specialize=["entries", "cached_start", "vacant", "ticket", "oldest"])
+def order_entries(
+    slots, last_used, priority, keys, available, entries, cached_start, vacant, ticket, oldest,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Write the keys by which entries make room, of `RowCache.evictable`; count those that may."""
+    entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    here = entry < entries
+    slot = tl.load(slots + entry, mask=here, other=0)
+    used = tl.load(last_used + entry, mask=here, other=0)
+    bits = tl.load(priority + entry, mask=here, other=0.0).to(tl.int32, bitcast=True)
+    key = tl.where(slot < cached_start, -tl.maximum(ticket - used, 1), bits)
+    free = slot == vacant
+    may = here & (free | (used < oldest))
+    key = tl.where(may, tl.where(free, -2147483648, key), 2147483647)
+    tl.store(keys + entry, key, mask=entry <= entries)
+    tl.atomic_add(available, tl.sum(may.to(tl.int32), 0))
+
+
+@triton.jit(do_not_specialize=["size", "rows", "vacant"])
+def leaving_slots(
+    order, slots, turns, available, out, size, rows, vacant, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Write the slots of the entries that make room, in their order; behind them the largest."""
+    number = tl.minimum(tl.load(turns + rows - 1), tl.load(available))
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    leaves = place < tl.minimum(number, size)
+    entry = tl.load(order + place, mask=leaves, other=0)
+    slot = tl.load(slots + entry, mask=leaves, other=0)
+    tl.store(out + place, tl.where(leaves, slot, vacant), mask=place < size)
+
+
+@triton.jit(do_not_specialize=["rows", "most", "nobody", "ticket"])
+def fill_entries(
+    order, by_slot, turns, available, rows, incoming, priority, slots, last_used, priorities, dirty,
+    moved, outgoing, count, written_back, most, nobody, ticket, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Give the entries that make room to rows, as `RowCache.admit` does."""
+    number = tl.minimum(tl.load(turns + rows - 1), tl.load(available))
+    move = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = move < most
+    here = inside & (move < number)
+    entry = tl.load(order + tl.load(by_slot + move, mask=here, other=0), mask=here, other=nobody)
+    new = tl.load(incoming + move, mask=here, other=-1)
+    old = tl.load(slots + entry, mask=here, other=-1)
+    leaves = here & (tl.load(dirty + entry, mask=here, other=0) != 0)
+    tl.store(moved + move, tl.where(here, entry, -1).to(tl.int32), mask=inside)
+    tl.store(incoming + move, new, mask=inside)
+    tl.store(outgoing + move, tl.where(leaves, old, -1), mask=inside)
+    tl.store(slots + entry, new, mask=here)
+    tl.store(last_used + entry, ticket, mask=here)
+    new_priority = tl.load(priority + move, mask=here, other=0).to(tl.float32)
+    tl.store(priorities + entry, new_priority, mask=here)
+    tl.store(dirty + entry, 0, mask=here)
+    tl.store(count + move, number, mask=inside & (move == 0))
+    tl.atomic_add(written_back, tl.sum(leaves.to(tl.int64), 0))
+
+
+@triton.jit(do_not_specialize=["size", "vacant"])
+def store_sorted(
+    ordered, order, sorted_slots, sorted_entries, size, vacant, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Overwrite the directory's order, in the same memory."""
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    here = place < size
+    slot = tl.load(ordered + place, mask=here, other=0)
+    entry = tl.load(order + place, mask=here, other=0)
+    tl.store(sorted_slots + place, slot, mask=here)
+    tl.store(sorted_entries + place, tl.where(slot == vacant, -1, entry).to(tl.int32), mask=here)
+
+
 @triton.jit
 def admit_rows(
     first_run,
@@ -148,6 +233,7 @@ def admit_rows(
     turns,
     available,
     order,
+    by_slot,
     entries,
     incoming,
     lookups,
@@ -169,8 +255,9 @@ def admit_rows(
         admitted = here & (tl.load(wanted + row, mask=here, other=0) != 0) & (turn < most)
         entry = tl.load(entries + row, mask=here, other=0)
         left += tl.sum((here & (entry < 0) & (admitted == 0)).to(tl.int32), 0)
-        taken = tl.load(order + turn, mask=admitted, other=-1)
-        tl.store(entries + row, taken, mask=admitted)
+        place = tl.load(by_slot + turn, mask=admitted, other=0)
+        taken = tl.load(order + place, mask=admitted, other=-1)
+        tl.store(entries + row, taken.to(tl.int32), mask=admitted)
         tl.store(incoming + turn, tl.load(slots + row, mask=admitted, other=0), mask=admitted)
         tl.store(lookups + turn, tl.load(counts + row, mask=admitted, other=0), mask=admitted)
         first += tl.num_programs(0) * BLOCK

@@ -18,13 +18,11 @@ from torch import Tensor
 from placer.errors import BackendError
 from placer.executor.backends.backend import Backend
 from placer.executor.backends.torch_kernels import RowReads, SegmentTable
+from placer.executor.backends.triton.staging import TritonStaging
 from placer.executor.lookups.batch_reads import ArenaReads
 from placer.executor.lookups.row_runs import CHUNK, Runs, SortedSlots
-from placer.executor.lookups.steps import Resolved
 from placer.executor.memory.arena import TieredRows
-from placer.executor.memory.directory import Moves, Resolution
-from placer.executor.memory.layout import ArenaSpec
-from placer.executor.memory.row_cache import IN_PLACE, RowCache
+from placer.executor.memory.directory import Moves
 from placer.executor.names import Policy
 from placer.executor.optimizers.rule import Rule
 
@@ -69,10 +67,11 @@ SEGMENT_PROGRAMS = 256
 BAGS = 256
 """Bags whose lookups a program numbers: as long as the longest of them takes."""
 
-EXCHANGE_PROGRAMS, EXCHANGE_BYTES, EXCHANGE_WARPS = 32, 4096, 4
+EXCHANGE_PROGRAMS, EXCHANGE_BYTES, EXCHANGE_WARPS = 16, 16384, 8
 """Programs that copy rows over the link, bytes of rows that each has under way each way, and its
-warps. With twice the bytes under way the link is 4% faster, and other kernels take a third longer:
-what the link has not taken yet stands in their way to HBM (measured on an H200)."""
+warps. On two H200 with half the bytes under way the link is 4 and 20% slower; with twice as many
+it is no faster, and other kernels take twice as long: what the link has not taken yet stands in
+their way to HBM. Programs are few because a matrix product wants the multiprocessors whole."""
 
 MAX_WORDS = 2048
 """Words of a row that a program copies at once."""
@@ -84,7 +83,7 @@ WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 """What rows may be copied as, widest first. The compiler joins them to 16 bytes."""
 
 
-class TritonBackend(Backend):
+class TritonBackend(TritonStaging):
     """A handful of Triton kernels for what takes a hundred PyTorch operators, with equal results.
 
     Runs on a GPU, and on the CPU in Triton's interpreter. All matrices must be contiguous. Rows in
@@ -129,9 +128,10 @@ class TritonBackend(Backend):
         self._lookup: ModuleType = lookup_kernels
         self._update: ModuleType = update_kernels
         self._exchange: ModuleType = move_kernels
-        self._cache: ModuleType = cache_kernels
+        self._cache = cache_kernels
         self._runs: ModuleType = run_kernels
         self._multiprocessors = 0
+        self.can_be_captured = device.type == "cuda"
         if device.type == "cuda":
             properties = torch.cuda.get_device_properties(device)
             self._multiprocessors = properties.multi_processor_count
@@ -206,16 +206,16 @@ class TritonBackend(Backend):
             return super().find_runs(slots)
         ordered, positions = torch.sort(slots, stable=True)
         order, run = (torch.empty_like(slots, dtype=torch.int32) for _ in range(2))
-        self._pass(self._runs.mark_runs, lookups, ordered, positions, order, run, lookups)
+        self.each(self._runs.mark_runs, lookups, ordered, positions, order, run, lookups)
         del positions
         run.cumsum_(0)
         starts, count = run.new_empty(lookups + 1), run.new_empty(1)
         covering = run.new_empty(-(-lookups // CHUNK))
         long_runs, blocks = torch.empty_like(covering), covering.numel()
-        self._pass(
+        self.each(
             self._runs.start_runs, lookups, run, starts, count, covering, lookups, CHUNK=CHUNK
         )
-        self._pass(
+        self.each(
             self._runs.find_long_runs, blocks, starts, covering, long_runs, blocks, CHUNK=CHUNK
         )
         return Runs(order, starts, count, covering, long_runs), SortedSlots(ordered, run)
@@ -250,95 +250,12 @@ class TritonBackend(Backend):
             BLOCKS=blocks, ROWS=tile, num_warps=EXCHANGE_WARPS,
         )  # fmt: skip
 
-    def places_of_runs(
-        self, spec: ArenaSpec, entries: int, runs: Runs, ordered: SortedSlots
-    ) -> Tensor:
-        places = torch.empty_like(ordered.slots)
-        self._walk(
-            self._cache.place_runs, runs.lookups,
-            ordered.slots, runs.starts, runs.count, spec.home, spec.host_start, entries, places,
-        )  # fmt: skip
-        return places
-
-    def slots_and_counts(
-        self, resolved: Resolved, runs: Runs, ordered: SortedSlots
-    ) -> tuple[Tensor, Tensor]:
-        slots = ordered.slots.new_empty(resolved.most)
-        counts = torch.empty_like(slots, dtype=torch.int32)
-        self._walk(
-            self._cache.read_rows, resolved.most,
-            ordered.slots, runs.starts, resolved.first, resolved.last, slots, counts,
-        )  # fmt: skip
-        return slots, counts
-
-    def resolve(
-        self,
-        row_cache: RowCache,
-        home: int,
-        resolved: Resolved,
-        slots: Tensor,
-        counts: Tensor,
-        others: Sequence[Resolved],
-        ticket: int,
-        oldest: int,
-    ) -> Resolution:
-        held, most = row_cache.directory, resolved.most
-        entries = torch.empty_like(counts)
-        wanted = torch.zeros_like(counts, dtype=torch.uint8)
-        rows = (resolved.first, resolved.last)
-        row_cache.fade()
-        size = held.slots.numel()
-        self._walk(
-            self._cache.find_rows, most,
-            *rows, slots, counts, held.sorted_slots, held.sorted_entries, size,
-            held.last_used, held.priority, held.counters, entries, wanted, ticket,
-            COUNTED=row_cache.policy == "lfu", BITS=size.bit_length(),
-        )  # fmt: skip
-        for theirs in others:
-            self._walk(
-                self._cache.bar_rows, theirs.most,
-                theirs.first, theirs.last, theirs.run_places, home + row_cache.entries,
-                row_cache.entries, *rows, slots, wanted, BITS=most.bit_length(),
-            )  # fmt: skip
-        order, available = row_cache.evictable(ticket, oldest)
-        turns = torch.cumsum(wanted, 0, dtype=torch.int32)
-        number = torch.minimum(turns[-1], available)
-        incoming = slots.new_empty(min(most, row_cache.entries))
-        order = row_cache.by_slot(order, number)
-        lookups = torch.empty_like(incoming, dtype=torch.int32)
-        self._walk(
-            self._cache.admit_rows, most,
-            *rows, slots, counts, wanted, turns, available, order, entries, incoming, lookups,
-            held.counters[IN_PLACE:],
-        )  # fmt: skip
-        moves = row_cache.admit(incoming, lookups, order, number, ticket)
-        del wanted, turns, order, incoming, lookups
-        row_cache.sort()
-        return Resolution(entries, moves)
-
-    def move_to_entries(
-        self, resolved: Resolved, entries: Tensor, row_cache: RowCache, home: int, training: bool
-    ) -> None:
-        self._walk(
-            self._cache.move_to_entries, resolved.most,
-            resolved.first, resolved.last, entries, home, resolved.run_places,
-            row_cache.directory.dirty.view(torch.uint8), TRAINED=training,
-        )  # fmt: skip
-
-    def places_of_lookups(self, runs: Runs, run_of: Tensor, run_places: Tensor) -> Tensor:
-        places = torch.empty_like(run_places)
-        self._pass(
-            self._cache.place_lookups, runs.lookups,
-            runs.order, run_of, run_places, places, runs.lookups,
-        )  # fmt: skip
-        return places
-
-    def _pass(self, kernel: object, size: int, *arguments: object, **options: object) -> None:
+    def each(self, kernel: object, size: int, *arguments: object, **options: object) -> None:
         """Launch over `size` elements, which the host knows: one program for each block."""
         grid = (-(-size // BLOCK),)
         self.run(kernel, grid, *arguments, **options, BLOCK=BLOCK, num_warps=BLOCK_WARPS)
 
-    def _walk(self, kernel: object, size: int, *arguments: object, **options: object) -> None:
+    def walk(self, kernel: object, size: int, *arguments: object, **options: object) -> None:
         """Launch over at most `size` elements, which a fixed number of programs shares."""
         grid = self.shared(-(-size // BLOCK), BLOCK_WARPS)
         self.run(kernel, grid, *arguments, **options, BLOCK=BLOCK, num_warps=BLOCK_WARPS)

@@ -1,0 +1,62 @@
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, operator, index"
+"""Triton kernels that find the rows of keys, and note which rows a step reads.
+
+Slots, tags and hashes are those of `placer.growing.kernels`. A segment is a feature of a table that
+grows: its first lookup, its table, its lookups, where the table's slots begin and how many there
+are, where its rows begin, and which bits of a slot are a row.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def find(ids, table, slots, keys, out, misses, BLOCK: tl.constexpr):
+    """The row of each key, 0 for those that have none; and how many those are, by table."""
+    segment = table + tl.program_id(1).to(tl.int64) * 8
+    first = tl.load(segment)
+    lookups = tl.load(segment + 2)
+    slot_start = tl.load(segment + 3)
+    size = tl.load(segment + 4)
+    row_start = tl.load(segment + 5)
+    mask = tl.load(segment + 6)
+    position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = position < lookups
+    key = tl.load(ids + first + position, mask=inside, other=0).to(tl.int64)
+    bits = key.to(tl.uint64)
+    bits = (bits ^ (bits >> 33)) * 0xFF51AFD7ED558CCD
+    bits = (bits ^ (bits >> 33)) * 0xC4CEB9FE1A85EC53
+    bits = (bits ^ (bits >> 33)) >> 32
+    at = ((bits * size.to(tl.uint64)) >> 32).to(tl.int64)
+    tag = (bits * (mask + 1).to(tl.uint64)).to(tl.int64) & 0xFFFFFFFF
+    row = position * 0
+    slot = tl.load(slots + slot_start + at, mask=inside, other=0).to(tl.int64) & 0xFFFFFFFF
+    searching = inside & (slot != 0)
+    while tl.max(searching.to(tl.int32), 0) > 0:
+        same = searching & (slot - (slot & mask) == tag)
+        held = tl.load(keys + row_start + (slot & mask), mask=same, other=0)
+        found = same & (held == key)
+        row = tl.where(found, slot & mask, row)
+        at = tl.where(at + 1 == size, 0, at + 1)
+        searching = searching & (found == 0)
+        slot = tl.load(slots + slot_start + at, mask=searching, other=0).to(tl.int64) & 0xFFFFFFFF
+        searching = searching & (slot != 0)
+    tl.store(out + first + position, row, mask=inside)
+    missing = tl.sum((inside & (row == 0)).to(tl.int32), 0)
+    tl.atomic_add(misses + tl.load(segment + 1), missing, mask=missing > 0)
+
+
+@triton.jit
+def note_reads(rows, table, steps, last, reads, BLOCK: tl.constexpr):
+    """Note the step in which rows are read, and one more step that reads them, 255 at most."""
+    segment = table + tl.program_id(1).to(tl.int64) * 8
+    lookups = tl.load(segment + 2)
+    position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    step = tl.load(steps + tl.load(segment + 1))
+    row = tl.load(rows + tl.load(segment) + position, mask=position < lookups, other=0)
+    at = tl.load(segment + 5) + row
+    new = (row != 0) & (tl.load(last + at, mask=row != 0, other=0) != step)
+    before = tl.atomic_xchg(last + at, step + row.to(tl.int32) * 0, mask=new)
+    new = new & (before != step)  # One of all lookups of a row sees the step before.
+    count = tl.load(reads + at, mask=new, other=0).to(tl.int32) + 1
+    tl.store(reads + at, tl.minimum(count, 255).to(tl.uint8), mask=new)

@@ -1,0 +1,125 @@
+"""Batches found by CUDA graphs, where the host takes longer to start kernels than the GPU to run.
+
+Batches that come in one shape, such as those with one id a feature, start the same kernels in the
+same order. After a few of them, all that finds a batch's rows is captured as a graph. A later
+batch of that shape is copied to where the graph reads, and one call starts it. The kernels are the
+same, and so are the results, to the bit.
+"""
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from placer.executor.local.fused_lookup import Runtime
+from placer.executor.lookups.bag_batch import BagBatch
+from placer.executor.lookups.batch_reads import ArenaReads, Bags, FeatureRead
+from placer.executor.lookups.steps import ArenaStep, Ticket
+
+SEEN = 3
+"""Batches of one shape before it is captured."""
+
+MOST_LOOKUPS = 1 << 22
+"""For larger batches a GPU takes longer than the host does to start their kernels."""
+
+MOST_SHAPES = 2
+"""A captured shape keeps some 30 bytes a lookup that others give back after their step."""
+
+Shape = tuple[int, torch.dtype, tuple[tuple[int, int], ...]]
+
+
+@dataclass(slots=True, eq=False)
+class CapturedBatch:
+    """The graph of one shape of batches, and the tensors that it reads and writes."""
+
+    ids: Tensor
+    offsets: Tensor
+    fault: Tensor
+    steps: tuple[ArenaStep, ...]
+    graph: torch.cuda.CUDAGraph
+    ticket: "weakref.ref[Ticket] | None" = None
+
+
+class CapturedBatches:
+    """Captures how a module finds batches, where all its rows are in HBM.
+
+    Parameters
+    ----------
+    runtime : Runtime
+    features : sequence of FeatureRead
+    """
+
+    def __init__(self, runtime: Runtime, features: Sequence[FeatureRead]) -> None:
+        self._runtime, self._features = runtime, features
+        self._captured: dict[Shape, CapturedBatch] = {}
+        self._last: Shape | None = None
+        self._seen = 0
+        self._can = runtime.backend.can_be_captured and all(
+            arena.spec.home == arena.spec.rows and not arena.spec.key.splits_rows
+            for arena in runtime.arenas
+        )
+
+    def holds(self, batch: BagBatch, bags: Bags) -> bool:
+        """Return whether batches of this shape have been captured."""
+        return batch.weights is None and _shape(batch, bags) in self._captured
+
+    def find(
+        self, batch: BagBatch, bags: Bags, reads: Callable[[Bags], tuple[ArenaReads, ...]]
+    ) -> tuple[ArenaStep, ...] | None:
+        """Return the step of a batch on the device, to be trained; None if it must be prepared.
+
+        So it must if its shape is not captured, or if the last step of that shape is still open:
+        the graph would overwrite what that reads.
+        """
+        backend, shape = self._runtime.backend, _shape(batch, bags)
+        if not self._can or not 0 < bags.lookups <= MOST_LOOKUPS or backend.counts.by_table:
+            return None
+        if batch.weights is not None or torch.cuda.is_current_stream_capturing():
+            return None
+        captured = self._captured.get(shape)
+        if captured is None:
+            self._seen = self._seen + 1 if shape == self._last else 1
+            self._last = shape
+            if self._seen <= SEEN or len(self._captured) == MOST_SHAPES:
+                return None
+            captured = self._captured[shape] = self._capture(batch, bags, reads)
+        elif captured.ticket is not None and backend.is_open(captured.ticket()):
+            return None
+        else:
+            captured.ids.copy_(batch.ids)
+            captured.offsets.copy_(bags.offsets)
+            backend.counts.add_captured(sum(step.reads.lookups for step in captured.steps))
+        captured.graph.replay()
+        backend.watch(captured.fault, batch, self._features)
+        ticket = backend.open_step()
+        captured.ticket = weakref.ref(ticket)
+        return tuple(replace(step, ticket=ticket) for step in captured.steps)
+
+    def _capture(
+        self, batch: BagBatch, bags: Bags, reads: Callable[[Bags], tuple[ArenaReads, ...]]
+    ) -> CapturedBatch:
+        """Record the graph for a batch; it does not run yet."""
+        runtime = self._runtime
+        ids, offsets = batch.ids.clone(), bags.offsets.clone()
+        held = BagBatch(ids, offsets, batch.batch_size, bounds=batch.bounds)
+        arena_reads = reads(replace(bags, offsets=offsets))
+        graph = torch.cuda.CUDAGraph()
+        # Relaxed: threads that load data may go on using the device.
+        with torch.cuda.graph(graph, capture_error_mode="relaxed"):
+            fault = runtime.backend.new_fault()
+            steps = runtime.backend.prepare(
+                runtime.arenas, held, self._features, arena_reads, training=True, fault=fault
+            )
+            steps = tuple(self._with_sources(step) for step in steps)
+        runtime.backend.finish(steps)
+        return CapturedBatch(ids, offsets, fault, steps, graph)
+
+    def _with_sources(self, step: ArenaStep) -> ArenaStep:
+        assert step.runs is not None, "lookups that are trained on are sorted"
+        return replace(step, sources=self._runtime.backend.sorted_bags(step.reads, step.runs))
+
+
+def _shape(batch: BagBatch, bags: Bags) -> Shape:
+    return batch.batch_size, batch.ids.dtype, bags.spans
