@@ -69,6 +69,10 @@ class GrowingKeys:
         self.open_steps = self.ahead = 0
         self.in_batches = True
 
+    def read_by_rows(self) -> None:
+        """Let calls find the rows of keys once, however often rows are read and updated."""
+        self.in_batches, self.seed = False, 0  # The seed that `PlacedEmbeddings` has by default.
+
     def rows_of(
         self,
         batch: BagBatch,

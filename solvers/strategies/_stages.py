@@ -12,6 +12,7 @@ from solvers.model.delays import Delay
 from solvers.model.instance import Instance, ShardingOption
 from solvers.search.arena_construction import assignments_by_arena
 from solvers.search.branching import BranchingParams, branch_and_bound, points_of
+from solvers.search.candidates.shards import assigned
 from solvers.search.construction import options_for, packed, short_options
 from solvers.search.moves import improve
 from solvers.strategies._search import Search
@@ -125,6 +126,15 @@ def _packed(search: Search) -> Iterator[Assignment | None]:
                 yield assignment
         if fits and instance.tables * instance.gpus > MANY_PLACES:
             return
+
+
+def choose(search: Search) -> Assignment | None:
+    """Choose among candidates of all tables; construct a plan where none of theirs fits."""
+    found, limit_s = assigned(search.instance, search.clock)
+    if found is None:
+        return construct(search)
+    search.prove(limit_s)
+    return found
 
 
 def anneal(search: Search, share: float) -> Assignment | None:

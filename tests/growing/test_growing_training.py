@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from cli_cases import invoke
+from fast_and_full import combinations
 from growing_cases import CONFIG, HOW, click_samples, growing_log, growing_plan
 from safetensors.torch import load_file
 
@@ -39,9 +40,7 @@ def _assert_same_run(one: Path, other: Path) -> None:
             assert torch.equal(tensor, second.tensors[group][name]), (group, name)
 
 
-@pytest.mark.parametrize("placement", ["hbm", "cached"])
-@pytest.mark.parametrize("stop_after", [5, 18, 25])
-@pytest.mark.parametrize("looks_ahead", [False, True])
+@combinations("placement, stop_after, looks_ahead", ["hbm", "cached"], [5, 18, 25], [False, True])
 def test_a_resumed_run_is_bit_equal(
     placement: str, stop_after: int, looks_ahead: bool, tmp_path: Path
 ) -> None:
@@ -241,6 +240,7 @@ main()
 """
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_bit_equal(planned: Path, tmp_path: Path) -> None:
     def training(name: str, *more: str) -> list[str]:
         return _training(planned, "--checkpoints", str(tmp_path / name), "--every", "5", *more)
