@@ -78,11 +78,7 @@ class Growing:
         return int(self.capacity * _SLOTS_PER_KEY) + 8
 
     def sketch_blocks(self, part: int = 0, parts: int = 1) -> range:
-        """Return the blocks that count keys of a part, where keys wait; neighbours may share one.
-
-        >>> [list(Growing(100, admission=2).sketch_blocks(part, 3)) for part in range(3)]
-        [[0, 1], [1, 2], [2, 3]]
-        """
+        """Return the blocks that count the waiting keys of a part; neighbours may share one."""
         blocks = -(-self.capacity // SKETCH_CELLS) * (self.admission > 1)
         return range(part * blocks // parts, -(-(part + 1) * blocks // parts))
 

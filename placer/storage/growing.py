@@ -47,15 +47,7 @@ class Grown:
 
 
 def resized_keys(checkpoint: Checkpoint, old: Plan, new: Plan) -> dict[str, Resized]:
-    """Return the keys of a checkpoint in the newer plan's tables that grow.
-
-    Raises
-    ------
-    PlanMismatchError
-        If a table grows in one of the plans alone.
-    CheckpointError
-        If the checkpoint lacks the keys of a table, or has those of another capacity.
-    """
+    """Return the keys of a checkpoint in the newer plan's tables that grow; these do so in both."""
     resized = {}
     for name in new.tables_by_name:
         was, how = old.growing.get(name), new.growing.get(name)
