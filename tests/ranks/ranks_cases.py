@@ -39,10 +39,10 @@ def table_with(
     return Table(name, rows, 8, "float32", optimizer, features)
 
 
-def every_placement(optimizer: str, poolings: Sequence[str] = POOLINGS) -> Plan:
+def every_placement(optimizer: str, poolings: Sequence[str] = POOLINGS, rows: int = 61) -> Plan:
     """A table for each placement there is, in one plan."""
     plans = [
-        placements(table_with(optimizer, poolings, name=name))[name]
+        placements(table_with(optimizer, poolings, name=name, rows=rows))[name]
         for name in placements(table_with(optimizer))
     ]
     return Plan(
