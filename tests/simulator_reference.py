@@ -138,11 +138,13 @@ class Pool:
         cached = [e for e in may_go if self.slot[e] >= self.first_cached]
         staged.sort(key=lambda e: (-max(1, ticket - self.used[e]), e))
         cached.sort(key=lambda e: (self.priority[e], e))
-        room = free + staged + cached
+        misses = sorted(set(wanted) - set(hits))
+        room = (free + staged + cached)[: len([slot for slot in misses if slot not in left])]
+        room.sort(key=lambda e: self.slot[e] if self.slot[e] >= 0 else len(self.names))
         copied: dict[int, int] = {}
         back: dict[int, int] = {}
         in_place: dict[int, int] = {}
-        for slot in sorted(set(wanted) - set(hits)):
+        for slot in misses:
             if slot in left or len(copied) == len(room):
                 in_place[slot] = wanted[slot]
                 continue
