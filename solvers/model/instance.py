@@ -31,7 +31,7 @@ from placer.plan.memory import home_of, key_map_bytes
 from placer.problem import Problem
 from solvers.model.arena_times import ArenaTimes
 from solvers.model.constraint_rules import ConstraintRules
-from solvers.model.curves import Latest, at_share, weighed
+from solvers.model.curves import Latest, weighed
 from solvers.model.delays import Delay
 from solvers.model.drive_rows import DriveRows, is_open
 from solvers.model.knapsack import Float, costs_at_price, priced_costs
@@ -239,12 +239,7 @@ class Instance:
         shard = self.drives.settled(shard, gpu)
         key = self._key(shard, gpu)
         if key not in self._curves:
-            if shard.option.share >= 0 and not shard.is_replica:
-                open_share = shard._replace(option=shard.option._replace(share=ANY_SHARE))
-                curve = at_share(self.curve(open_share, gpu), shard.option.share)
-            else:
-                curve = self._rules.within_tier(shard, self._weighed(shard, gpu))
-            self._curves[key] = curve
+            self._curves[key] = self._rules.within_tier(shard, self._weighed(shard, gpu))
         return self._curves[key]
 
     def free_curve(self, shard: TableShard, gpu: int) -> CostCurve:

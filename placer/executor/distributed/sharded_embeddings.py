@@ -377,8 +377,7 @@ def make_embeddings(
     plan, process_group, average_gradients
         See `ShardedEmbeddings`.
     **options
-        See `PlacedEmbeddings`. Tables of float16 and bfloat16 are rounded stochastically by
-        default.
+        See `PlacedEmbeddings`. Tables of 16-bit numbers are rounded stochastically by default.
 
     Returns
     -------
