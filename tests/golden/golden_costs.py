@@ -290,14 +290,7 @@ def curves(problem_name: str, model_name: str) -> dict[str, Any]:
 
 def cut_record(cut: Any) -> list[Any]:
     """How a table is cut."""
-    return [
-        cut.row_slices,
-        list(cut.column_widths),
-        cut.replicated_rows,
-        cut.cold,
-        cut.blocked,
-        float(cut.share),
-    ]
+    return [cut.row_slices, list(cut.column_widths), cut.replicated_rows, cut.cold, cut.blocked]
 
 
 def curve_record(model: CostModel, asked: Problem, piece: Any, gpu: int) -> dict[str, Any]:
