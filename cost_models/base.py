@@ -19,8 +19,7 @@ Cold = Literal["staged", "uva", "host", "cached"]
 """How rows in DRAM are read; see docs/plan-format.md."""
 
 ANY_SHARE = -1.0
-"""`ShardingOption.share` and `ColdHome.drive_share` where shards may have any number of their rows
-in HBM, or on a drive."""
+"""`ColdHome.drive_share` where shards may have any number of their rows on a drive."""
 
 _REPLICA, _STAND_IN = -1, -2
 """`TableShard.column_slice` of the replicated rows, and of a stand-in."""
@@ -76,9 +75,6 @@ class ShardingOption(NamedTuple):
     blocked : bool
         Row slices are contiguous blocks of equally many rows, the i-th on GPU number
         `first_gpu` + i; those of the next column slice are on the GPUs behind.
-    share : float
-        Share of its rows that each shard has in HBM; negative where any number of them may
-        be. Solvers fix it where all shards of a table must have the same.
     first_gpu : int
         Of `blocked` row slices.
     home : ColdHome
@@ -96,7 +92,6 @@ class ShardingOption(NamedTuple):
     replicated_rows: int = 0
     cold: Cold = "staged"
     blocked: bool = False
-    share: float = ANY_SHARE
     first_gpu: int = 0
     home: ColdHome = IN_DRAM
 
