@@ -178,7 +178,7 @@ def test_a_block_that_was_read_lately_is_not_read_again(
         submit(queue, operation, file, size, addresses, offsets)
 
     rows, per_block, later = 280_000, 7, 9
-    batches = [torch.arange(at * per_block, rows, 130 * per_block) for at in range(30)]
+    batches = [torch.arange(at * per_block, rows, 80 * per_block) for at in range(30)]
     with opened(tmp_path, rows, 516) as records:
         expected = drawn(rows, 516)
         records.write(torch.arange(rows), expected)

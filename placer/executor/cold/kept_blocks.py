@@ -6,7 +6,7 @@ import numpy as np
 
 from placer.executor.cold.block_queue import DEPTH, Array
 
-_MOST_BYTES, _MOST_SHARE = 256 << 20, 1 / 12
+_MOST_BYTES, _MOST_SHARE = 256 << 20, 1 / 8
 """Of a file's blocks that stay in memory, and of all of them. A row that is read for a batch is
 written back when its entry of the row cache is wanted for another, about ten batches later."""
 
