@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from placer.errors import PlanMismatchError
 from placer.executor.memory.cache_range import CacheRange
 from placer.executor.memory.directory import RowCacheStats
 from placer.executor.memory.row_cache import (
@@ -356,13 +355,6 @@ def test_rates_of_a_pool_that_nobody_asked_are_unknown() -> None:
     assert astuple(stats + stats) == (16, 12, 6, 2, 2, 0)
     pool.reset_stats()
     assert pool.stats() == RowCacheStats()
-
-
-def test_ranges_must_follow_each_other_with_caches_behind() -> None:
-    with pytest.raises(PlanMismatchError, match=r"slots 5\.\.9 do not follow slot 4"):
-        RowCache([CacheRange(0, 4, 1, 0), CacheRange(5, 9, 1, 0)], 0, CPU)
-    with pytest.raises(PlanMismatchError, match=r"cache_rows \[1, 0\].*behind"):
-        RowCache([CacheRange(0, 4, 0, 1), CacheRange(4, 9, 1, 0)], 0, CPU)
 
 
 class NoWaiting(TorchDispatchMode):

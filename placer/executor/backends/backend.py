@@ -16,7 +16,7 @@ from torch import Tensor
 from placer.executor.backends.cold_rows import exchange_records, note_in_place
 from placer.executor.backends.faults import Faults
 from placer.executor.backends.host_pooling import HostPooling
-from placer.executor.backends.sliced_update import SlicedUpdate, SliceReads
+from placer.executor.backends.sliced_update import SliceReads
 from placer.executor.backends.torch_kernels import (
     RowReads,
     SegmentTable,
@@ -196,11 +196,19 @@ class Backend(TorchKernels):
         """Return the bag of each lookup in the order of the runs, int32."""
         return self.bags_of_lookups(reads).index_select(0, runs.order)
 
-    def sliced_update(self, column_slices: Sequence[SliceReads]) -> SlicedUpdate:
-        """Row-wise Adagrad of one table whose rows are spread over several column slices.
+    def sliced_update(
+        self, column_slices: Sequence[SliceReads]
+    ) -> tuple[list[tuple[Arena, RowReads, Rule]], Tensor]:
+        """Sum the gradients of a table whose rows are spread over several column slices.
 
-        The state grows by mean(g²) over the whole row, so all column slices are summed before one
-        is updated. The same lookups read every column slice, hence the order of one serves all.
+        Under row-wise Adagrad the state grows by mean(g²) over the whole row, so all column slices
+        are summed before `update_rows` changes one. The same lookups read every column slice,
+        hence the order of one serves all.
+
+        Returns
+        -------
+        What each column slice sums; and Σ g² of the summed gradient of each row that was read, in
+        the order of slots, over the column slices at hand: float32, shape (at least runs,).
         """
         runs = self.find_runs(column_slices[0].of(column_slices[0].step.slots))
         first = runs.order.index_select(0, runs.firsts)
@@ -220,7 +228,7 @@ class Backend(TorchKernels):
             else:  # A device holds two of them at most.
                 parts = [parts[0].add_(own)] if parts else [own]
         squares = parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
-        return SlicedUpdate(self, updates, squares)
+        return updates, squares
 
     def weight_gradients(self, arena: Arena, step: ArenaStep, gradients: Tensor) -> Tensor:
         """Gradient of each lookup's weight, its row · its bag's gradient: shape (lookups,)."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,30 +24,18 @@ _BLOCK_ROWS = 8192
 """Rows that are encoded or decoded at a time: bounds the temporary memory."""
 
 
-class Medium(Protocol):
-    """What holds records, uint8 of shape (rows, bytes of a record), all zero at first."""
-
-    def read(self, rows: Tensor) -> Tensor:
-        """Return records of distinct rows, int64 on the host."""
-        ...
-
-    def write(self, rows: Tensor, records: Tensor) -> None:
-        """Overwrite records of distinct rows."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class HostRecords:
-    """Records in host memory."""
+    """Records in host memory, uint8 of shape (rows, bytes of a record), all zero at first."""
 
     records: Tensor
 
     def read(self, rows: Tensor) -> Tensor:
-        """Copy some records."""
+        """Return records of distinct rows, int64 on the host."""
         return self.records.index_select(0, rows)
 
     def write(self, rows: Tensor, records: Tensor) -> None:
-        """Overwrite some records."""
+        """Overwrite records of distinct rows."""
         self.records.index_copy_(0, rows, records)
 
 
@@ -58,7 +46,7 @@ class StoredRows:
     start: int
     stop: int
     records: Records
-    medium: Medium
+    medium: HostRecords | DriveRecords
 
 
 class ColdStore:
@@ -210,7 +198,7 @@ class ColdColumn:
         self.store.write(rows, **{"state" if self.is_state else "weights": values})
 
 
-def new_drive_records(folder: Path | None, rows: int, record_bytes: int) -> Medium:
+def new_drive_records(folder: Path | None, rows: int, record_bytes: int) -> DriveRecords:
     """Make zeroed records in a file that nobody else sees, and that ends with its process.
 
     Parameters

@@ -20,7 +20,6 @@ from placer.executor.cold.cold_store import (
     ColdColumn,
     ColdStore,
     HostRecords,
-    Medium,
     StoredRows,
     new_drive_records,
 )
@@ -240,11 +239,12 @@ def _store(spec: ArenaSpec, device: torch.device, drive: Path | None) -> ColdSto
         ranges = list(members)
         start, stop = ranges[0].start - spec.home, ranges[-1].stop - spec.home
         records = _records(spec.key, dtype)
-        medium: Medium
-        if memory == "ssd":
-            medium = new_drive_records(drive, stop - start, records.nbytes)
-        else:
-            medium = HostRecords(host_rows((stop - start, records.nbytes), torch.uint8, device))
+        shape = stop - start, records.nbytes
+        medium = (
+            new_drive_records(drive, *shape)
+            if memory == "ssd"
+            else HostRecords(host_rows(shape, torch.uint8, device))
+        )
         parts.append(StoredRows(start, stop, records, medium))
     return ColdStore(parts)
 

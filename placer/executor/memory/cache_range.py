@@ -1,15 +1,12 @@
 """The ranges of slots that a row cache serves."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from placer.errors import PlanMismatchError
 from placer.plan.shard import Memory
 from placer.tables import ColdDType
 
@@ -52,20 +49,3 @@ def warm_slots(part: CacheRange) -> Tensor:
     if part.warm is None:
         return torch.arange(part.start, min(part.start + part.cache_rows, part.stop))
     return torch.from_numpy(part.start + part.warm[: part.cache_rows])
-
-
-def check_ranges(parts: Sequence[CacheRange], home: int) -> None:
-    """Check that ranges follow one another from slot `home` on, cached ones behind the others."""
-    edges = [home, *(part.stop for part in parts)]
-    for (start, _), part in zip(pairwise(edges), parts, strict=True):
-        if part.start != start:
-            raise PlanMismatchError(
-                f"the row cache's slots {part.start}..{part.stop} do not follow slot {start}; lay "
-                "the arena's staged and cached shards out one after the other"
-            )
-    cached = [bool(part.cache_rows) for part in parts]
-    if cached != sorted(cached):
-        raise PlanMismatchError(
-            f"shards with cache_rows {[part.cache_rows for part in parts]}: lay those that "
-            "are cached out behind those that are staged"
-        )

@@ -283,6 +283,4 @@ def _ids_by_rank(plan: Plan, table: Table) -> npt.NDArray[np.int64]:
     if plan.order_of(table.name).kind == "id":
         return np.arange(table.rows)
     hot = plan.hot_ids[table.name]
-    cold = np.ones(table.rows, dtype=bool)
-    cold[hot] = False
-    return np.concatenate([hot, np.flatnonzero(cold)])
+    return np.concatenate([hot, np.delete(np.arange(table.rows), hot)])

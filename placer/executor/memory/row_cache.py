@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from placer.errors import PlanMismatchError
-from placer.executor.memory.cache_range import CacheRange, check_ranges, warm_slots
+from placer.executor.memory.cache_range import CacheRange, warm_slots
 from placer.executor.memory.directory import Directory, Moves, Resolution, RowCacheStats
 from placer.executor.names import Policy
 
@@ -69,7 +69,7 @@ class RowCache:
     Raises
     ------
     PlanMismatchError
-        If the ranges leave gaps or are out of order, or have too many entries.
+        If there are too many entries.
 
     Notes
     -----
@@ -88,7 +88,6 @@ class RowCache:
         device: torch.device | str,
         policy: Policy = "lfu",
     ) -> None:
-        check_ranges(parts, home)
         self.entries = sum(part.staging_rows + part.cache_rows for part in parts)
         if self.entries >= _PROTECTED:
             raise PlanMismatchError(
