@@ -1,6 +1,7 @@
 """What every rank knows of a plan that all of them share."""
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -17,7 +18,6 @@ from placer.executor.distributed.placement.division import (
 )
 from placer.executor.distributed.placement.local_plans import (
     HeldShards,
-    local_features,
     local_plan,
     shards_by_holders,
 )
@@ -25,7 +25,7 @@ from placer.executor.distributed.placement.table_routes import TableRoutes, tabl
 from placer.executor.lookups.batch_reads import FeatureRead
 from placer.growing import Growing
 from placer.plan.plan import Plan
-from placer.tables import OptimizerName
+from placer.tables import Feature, OptimizerName
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,11 +76,10 @@ class Survey:
 
     def plan_of(self, unit: Unit, channels: Channels, rank: int) -> Plan:
         """Return the plan by which a rank holds one of its units."""
-        poolings = {
-            (channel.target.name, self.features[channel.feature].name): channel.pooling
-            for channel in (channels.served[at] for at in unit.channels)
-        }
-        features = [local_features(target, poolings) for target in unit.targets]
+        features: dict[str, list[Feature]] = defaultdict(list)
+        for channel in (channels.served[at] for at in unit.channels):
+            own = Feature(channel.name, pooling=channel.pooling)
+            features[channel.target.name].append(own)
         gpus = [gpu for gpu in self.plan.topology.gpus if self.ranks[gpu.id] == rank]
         return local_plan(
             self.plan, unit.targets, features, self.shards, self.optimizers, gpus
