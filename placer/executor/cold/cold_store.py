@@ -4,17 +4,14 @@ No kernel addresses such rows. The row cache's entries have copies of those that
 which the host decodes and encodes as they move.
 """
 
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from placer.errors import PlacerError
 from placer.executor.cold.drive import DriveRecords
 from placer.executor.cold.records import Records
 
@@ -196,23 +193,6 @@ class ColdColumn:
     def write(self, rows: Tensor, values: Tensor) -> None:
         """Overwrite the values of distinct rows."""
         self.store.write(rows, **{"state" if self.is_state else "weights": values})
-
-
-def new_drive_records(folder: Path | None, rows: int, record_bytes: int) -> DriveRecords:
-    """Make zeroed records in a file that nobody else sees, and that ends with its process.
-
-    Parameters
-    ----------
-    folder : Path or None
-        Where, made if it is missing; None is the system's folder for temporary files.
-    rows, record_bytes : int
-    """
-    where = Path(tempfile.gettempdir()) if folder is None else folder
-    try:
-        where.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise PlacerError(f"cannot make {where}: {error.strerror}; name another place") from error
-    return DriveRecords(where, rows, record_bytes)
 
 
 def _within(rows: Tensor, part: StoredRows) -> Tensor:

@@ -9,6 +9,7 @@ Cold rows that are records (`placer.executor.cold`) have places of their own bet
 matrices. What reads such a row where it is, because it got no entry, goes through the store.
 """
 
+import tempfile
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -21,8 +22,8 @@ from placer.executor.cold.cold_store import (
     ColdStore,
     HostRecords,
     StoredRows,
-    new_drive_records,
 )
+from placer.executor.cold.drive import DriveRecords
 from placer.executor.cold.records import Records
 from placer.executor.memory.arena_order import ArenaKey
 from placer.executor.memory.host_memory import host_rows
@@ -241,7 +242,7 @@ def _store(spec: ArenaSpec, device: torch.device, drive: Path | None) -> ColdSto
         records = _records(spec.key, dtype)
         shape = stop - start, records.nbytes
         medium = (
-            new_drive_records(drive, *shape)
+            DriveRecords(drive or Path(tempfile.gettempdir()), *shape)
             if memory == "ssd"
             else HostRecords(host_rows(shape, torch.uint8, device))
         )
