@@ -27,10 +27,10 @@ from placer.executor.backends.triton.triton_backend import TritonBackend
 from placer.executor.device_keys import BLOCK, WARPS
 from placer.executor.lookups.row_runs import CHUNK
 from placer.executor.memory.arena import Arena, TieredRows
-from placer.executor.memory.cache_range import CacheRange
 from placer.executor.memory.directory import Moves
-from placer.executor.memory.layout import ArenaKey, ArenaSpec, SlotRange
+from placer.executor.memory.layout import ArenaKey, ArenaSpec
 from placer.executor.memory.row_cache import RowCache
+from placer.executor.memory.slot_range import SlotRange
 from placer.executor.names import Policy
 from placer.executor.optimizers.rule import Rule
 from placer.tables import OPTIMIZER_STATE, OptimizerName
@@ -157,9 +157,9 @@ def compile_all(kernels: Compiler) -> None:
 def stage(kernels: Compiler, kind: torch.dtype, policy: Policy) -> None:
     """Two steps that are open at once, over an arena whose rows are half in HBM, half cached."""
     key = ArenaKey("fp32", 4, "sgd", False)
-    cached = (CacheRange(100, 200, 10, 20),)
-    ranges = (SlotRange("gpu:0", "hbm", "device", 0, 100),)
-    spec = ArenaSpec(key, 200, ranges, cached, indices(1))
+    cached = (SlotRange(100, 200, 10, 20),)
+    ranges = (SlotRange(0, 100, 0, 0, memory="hbm", lookup="device"), *cached)
+    spec = ArenaSpec(key, 200, ranges, indices(1))
     row_cache = RowCache(cached, 100, META, policy)
     arena = Arena(spec, matrix(200, 4), None, row_cache)
     tickets = [kernels._window.open(), kernels._window.open()]

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from placer.errors import PlanMismatchError
-from placer.executor.memory.cache_range import CacheRange, warm_slots
 from placer.executor.memory.directory import Directory, Moves, Resolution, RowCacheStats
+from placer.executor.memory.slot_range import SlotRange, warm_slots
 from placer.executor.names import Policy
 
 HALF_LIFE_STEPS = 100
@@ -55,7 +55,7 @@ class RowCache:
 
     Parameters
     ----------
-    parts : sequence of CacheRange
+    parts : sequence of SlotRange
         One after the other from slot `home` on; those that are cached behind the others.
     home : int
         Slots of the arena before the first staged or cached one.
@@ -83,7 +83,7 @@ class RowCache:
 
     def __init__(
         self,
-        parts: Sequence[CacheRange],
+        parts: Sequence[SlotRange],
         home: int,
         device: torch.device | str,
         policy: Policy = "lfu",
@@ -258,7 +258,7 @@ class RowCache:
         """Count from nothing again."""
         self.directory.counters.zero_()
 
-    def _warm_up(self, cached: list[CacheRange]) -> None:
+    def _warm_up(self, cached: list[SlotRange]) -> None:
         """Give entries to the rows of cached shards that the plan calls the hottest."""
         none = torch.empty(0, dtype=torch.int64)
         warm = [warm_slots(part) for part in cached]

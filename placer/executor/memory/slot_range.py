@@ -1,4 +1,4 @@
-"""The ranges of slots that a row cache serves."""
+"""The ranges of slots that the shards of an arena have."""
 
 from dataclasses import dataclass, field
 
@@ -7,13 +7,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from placer.plan.shard import Memory
+from placer.plan.shard import Lookup, Memory
 from placer.tables import ColdDType
 
 
 @dataclass(frozen=True, slots=True)
-class CacheRange:
-    """Slots ``start..stop`` of a shard that is staged or cached, the hottest first.
+class SlotRange:
+    """Slots ``start..stop`` of a shard; if it is staged or cached, the hottest first.
 
     Attributes
     ----------
@@ -26,11 +26,14 @@ class CacheRange:
     is_ordered : bool
         Whether the plan says which rows are hot, so that the first ones are.
     device : str
-        Whose HBM has the entries.
-    memory : {"dram", "ssd"}
+        Who reads the rows: its HBM has the entries.
+    memory : {"hbm", "dram", "ssd"}
         Where the rows are at home.
     dtype : {"float32", "float16", "bfloat16", "int8"} or None
         Their type there; None is the table's.
+    lookup : {"device", "uva", "staged", "cached", "host"}
+    home : str
+        The device in whose memory the rows are: the host for ``dram`` and ``ssd``.
     """
 
     start: int
@@ -42,9 +45,11 @@ class CacheRange:
     device: str = ""
     memory: Memory = "dram"
     dtype: ColdDType | None = None
+    lookup: Lookup = "staged"
+    home: str = ""
 
 
-def warm_slots(part: CacheRange) -> Tensor:
+def warm_slots(part: SlotRange) -> Tensor:
     """Return slots of a cached shard that begin with an entry, hottest first."""
     if part.warm is None:
         return torch.arange(part.start, min(part.start + part.cache_rows, part.stop))
