@@ -179,21 +179,5 @@ class ColdStore:
                     yield part, here
 
 
-@dataclass(frozen=True, slots=True)
-class ColdColumn:
-    """The weights of a store, or the state."""
-
-    store: ColdStore
-    is_state: bool
-
-    def read(self, rows: Tensor) -> Tensor:
-        """Return values of distinct rows, int64; all on the host."""
-        return self.store.read_state(rows) if self.is_state else self.store.read_weights(rows)
-
-    def write(self, rows: Tensor, values: Tensor) -> None:
-        """Overwrite the values of distinct rows."""
-        self.store.write(rows, **{"state" if self.is_state else "weights": values})
-
-
 def _within(rows: Tensor, part: StoredRows) -> Tensor:
     return torch.nonzero((rows >= part.start) & (rows < part.stop)).squeeze(1)
