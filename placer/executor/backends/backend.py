@@ -16,10 +16,10 @@ from torch import Tensor
 from placer.executor.backends.cold_rows import exchange_records, note_in_place
 from placer.executor.backends.faults import Faults
 from placer.executor.backends.host_pooling import HostPooling
-from placer.executor.backends.sliced_update import SliceReads
 from placer.executor.backends.torch_kernels import (
     RowReads,
     SegmentTable,
+    SliceReads,
     TorchKernels,
     in_one_piece,
     places_of,

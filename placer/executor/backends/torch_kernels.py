@@ -11,7 +11,8 @@ from torch import Tensor
 
 from placer.executor.lookups.batch_reads import ArenaReads
 from placer.executor.lookups.row_runs import Runs, find_runs
-from placer.executor.memory.arena import TieredRows
+from placer.executor.lookups.steps import ArenaStep
+from placer.executor.memory.arena import Arena, TieredRows
 from placer.executor.memory.directory import Moves
 from placer.executor.memory.layout import ArenaSpec
 from placer.executor.optimizers.rule import Rule, row_sums, updated
@@ -71,6 +72,37 @@ class RowReads:
         """Return each run's summed gradient, runs at place −1 included; wait for the device."""
         starts = self.runs.starts[: int(self.runs.count)].long()
         return row_sums(self.gradients, self.sources.long(), self.scales, starts)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SliceReads:
+    """All lookups in one of a table's several column slices.
+
+    Attributes
+    ----------
+    arena : Arena
+    step : ArenaStep
+    lookups : list of slice
+        Of the arena's step, feature by feature.
+    sources : int32
+        The row of `gradients` of each lookup of the arena's step.
+    gradients : float32, shape (bags of the arena, width)
+    weights : float32 or None
+        Weight of each lookup of the arena's step.
+    rule : Rule
+    """
+
+    arena: Arena
+    step: ArenaStep
+    lookups: list[slice]
+    sources: Tensor
+    gradients: Tensor
+    weights: Tensor | None
+    rule: Rule
+
+    def of(self, values: Tensor) -> Tensor:
+        """Return values of these lookups, out of those of the arena's step."""
+        return torch.cat([values[part] for part in self.lookups])
 
 
 class TorchKernels:

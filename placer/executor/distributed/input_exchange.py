@@ -50,7 +50,7 @@ class InputExchange:
         weights = batch.weights
         wanted = training and weights is not None and weights.requires_grad
         header = [batch.batch_size, fault is not None, weights is not None, wanted, training]
-        headers = self.comm.gather("header", torch.tensor(header, dtype=torch.int64)).tolist()
+        headers = self.comm.numbers(header)
         if fault is not None:
             raise fault
         _check_headers(headers, training)

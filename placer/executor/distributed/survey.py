@@ -100,7 +100,7 @@ def check_same(
     for name in sorted(plan.hot_ids):
         digest.update(name.encode() + plan.hot_ids[name].tobytes())
     number = int.from_bytes(digest.digest()[:7], "little")
-    said = comm.gather("header", torch.tensor([number])).flatten().tolist()
+    said = comm.numbers([number])
     other = [rank for rank, theirs in enumerate(said) if theirs != said[0]]
     if other:
         raise PlanMismatchError(
@@ -111,11 +111,11 @@ def check_same(
 
 def check_all_built(failure: PlacerError | None, comm: Communicator) -> None:
     """Raise on all ranks if one of them lacks the memory for its part, or what else it needs."""
-    said = comm.gather("header", torch.tensor([int(failure is not None)])).flatten().tolist()
+    said = comm.numbers([int(failure is not None)])
+    bad = [rank for rank, (failed,) in enumerate(said) if failed]
     if failure is not None:
         raise failure
-    if any(said):
-        bad = [rank for rank, failed in enumerate(said) if failed]
+    if bad:
         raise PlanMismatchError(
             f"ranks {bad} cannot hold their part of the plan; see what they say"
         )
