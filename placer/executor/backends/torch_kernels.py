@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from placer.executor.lookups.batch_reads import ArenaReads
-from placer.executor.lookups.row_runs import Runs, find_runs
+from placer.executor.lookups.row_runs import Runs
 from placer.executor.lookups.steps import ArenaStep
 from placer.executor.memory.arena import Arena, TieredRows
 from placer.executor.memory.directory import Moves
 from placer.executor.memory.layout import ArenaSpec
-from placer.executor.optimizers.rule import Rule, row_sums, updated
+from placer.executor.optimizers.rule import Rule, row_sums, runs, updated
 from placer.executor.phases import phase
 
 
@@ -215,13 +215,22 @@ class TorchKernels:
             state.write_places(places, after)
 
     def find_runs(self, slots: Tensor) -> Runs:
-        """Sort the slots of a step's lookups and find the runs."""
+        """Sort the slots of a step's lookups, shape (lookups,), and find the runs."""
         with phase("sort"):
-            return find_runs(slots)
+            order, _, starts = runs(slots)
+        starts = torch.nn.functional.pad(starts.int(), (0, 1), value=slots.numel())
+        count = torch.tensor([starts.numel() - 1], dtype=torch.int32, device=slots.device)
+        return Runs(order.int(), starts, count, starts[:0], starts[:0])
 
     def bags_of_lookups(self, reads: ArenaReads) -> Tensor:
-        """Return the bag of each lookup, int32."""
-        return reads.sources()
+        """Return the bag of each lookup, int32.
+
+        Counted up where bags start: a repetition of the bags would need int64 indices.
+        """
+        bags = torch.zeros(reads.lookups + 1, dtype=torch.int32, device=reads.offsets.device)
+        starts = reads.offsets[1:]
+        bags.index_add_(0, starts, torch.ones_like(starts, dtype=torch.int32))
+        return bags.cumsum_(0)[: reads.lookups]
 
     def exchange(self, matrices: Sequence[TieredRows], moves: Moves) -> None:
         """Write evicted rows back and read admitted ones, for each matrix (weights, state).

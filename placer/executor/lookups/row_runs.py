@@ -12,10 +12,7 @@ alone. Plain PyTorch waits for that number, and has no chunks.
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
-
-from placer.executor.optimizers.rule import runs
 
 CHUNK = 128
 """Lookups that one program sums at most. Smaller chunks balance the programs better, and need
@@ -62,11 +59,3 @@ class Runs:
     def firsts(self) -> Tensor:
         """Sorted position of each run's first lookup, int32; beyond the last run, any."""
         return self.starts[:-1].clamp(0, max(self.lookups - 1, 0))
-
-
-def find_runs(slots: Tensor) -> Runs:
-    """Sort a step's slots, shape (lookups,), and find the runs; waits for the device."""
-    order, _, starts = runs(slots)
-    starts = torch.nn.functional.pad(starts.int(), (0, 1), value=slots.numel())
-    count = torch.tensor([starts.numel() - 1], dtype=torch.int32, device=slots.device)
-    return Runs(order.int(), starts, count, starts[:0], starts[:0])

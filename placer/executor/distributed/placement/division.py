@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from placer.errors import PlanMismatchError
@@ -56,11 +56,7 @@ class Target:
     @property
     def bases(self) -> tuple[int, ...]:
         """Row of the target where each part begins."""
-        bases, base = [], 0
-        for part in self.parts:
-            bases.append(base)
-            base += part.count
-        return tuple(bases)
+        return tuple(accumulate((part.count for part in self.parts), initial=0))[:-1]
 
     @property
     def width(self) -> int:
