@@ -2,7 +2,7 @@
 """The backend in Triton: rows are pooled, updated and moved by its kernels."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -10,11 +10,14 @@ from torch import Tensor
 from placer.executor.backends.torch_kernels import RowReads, SegmentTable
 from placer.executor.backends.triton.launcher import BLOCK, BLOCK_WARPS
 from placer.executor.backends.triton.staging import TritonStaging
+from placer.executor.growing_keys import GrowingKeys
 from placer.executor.lookups.batch_reads import ArenaReads
 from placer.executor.lookups.row_runs import CHUNK
 from placer.executor.memory.arena import TieredRows
 from placer.executor.memory.directory import Moves
 from placer.executor.optimizers.rule import Rule
+from placer.growing import Growing
+from placer.tables import Table
 
 # Sizes of the programs: derived for an H200; on an H100 none that were tried are 6% faster. To keep
 # 4.8 TB/s busy at some 700 ns of latency, 25 KiB must be under way on each of 132 multiprocessors,
@@ -83,6 +86,15 @@ class TritonBackend(TritonStaging):
     BackendError
         If Triton is missing, or the device is the CPU and the interpreter is off.
     """
+
+    def key_maps(
+        self, growing: Mapping[str, Growing], tables: Mapping[str, Table], seed: int | None
+    ) -> GrowingKeys:
+        if not growing:
+            return super().key_maps(growing, tables, seed)
+        from placer.executor.device_keys import DeviceKeys  # Needs Numba.
+
+        return DeviceKeys(growing, tables, seed, self._device, self.run)
 
     def translate(
         self, ids: Tensor, segments: SegmentTable, slot_map: Tensor, out: Tensor, fault: Tensor
