@@ -14,6 +14,7 @@ from fast_and_full import combinations, mostly_slow
 from torch import Tensor
 
 from placer.errors import BackendError
+from placer.executor.backends import make_backend
 from placer.executor.backends.torch_kernels import RowReads, SegmentTable
 from placer.executor.backends.triton import triton_backend
 from placer.executor.backends.triton.triton_backend import TritonBackend
@@ -397,7 +398,7 @@ class TestWithoutAGpu:
     def test_triton_is_missing(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "triton", None)
         with pytest.raises(BackendError, match=r"pip install 'embedding-placer\[gpu\]'"):
-            TritonBackend(CPU)
+            make_backend("triton", CPU)
 
     @pytest.mark.slow
     def test_kernels_compile_for_hopper(self, tmp_path: Path) -> None:

@@ -8,13 +8,14 @@ captured in a CUDA graph.
 
 import math
 from contextlib import AbstractContextManager, nullcontext
-from types import ModuleType
 from typing import Any
 
 import torch
+import triton
 
 from placer.errors import BackendError
 from placer.executor.backends.backend import Backend
+from placer.executor.backends.triton import lookup_kernels
 from placer.executor.names import Policy
 
 RESIDENT_WARPS = 32
@@ -25,38 +26,19 @@ BLOCK, BLOCK_WARPS = 1024, 4
 
 
 class TritonLauncher(Backend):
-    """Has the kernels and starts them; see `TritonBackend`."""
+    """Starts kernels; see `TritonBackend`."""
 
     def __init__(
         self, device: torch.device, policy: Policy = "lfu", host: Backend | None = None
     ) -> None:
         super().__init__(device, policy, host)
         self.name = "triton"
-        try:
-            import triton
-        except ImportError as error:
-            raise BackendError(
-                "backend 'triton' needs triton: pip install 'embedding-placer[gpu]'"
-            ) from error
-        from placer.executor.backends.triton import (
-            cache_kernels,
-            lookup_kernels,
-            move_kernels,
-            run_kernels,
-            update_kernels,
-        )
-
         compiled = isinstance(lookup_kernels.pool, triton.JITFunction)
         if device.type == "cpu" and compiled:
             raise BackendError(
                 "backend 'triton' on device 'cpu' needs Triton's interpreter: "
                 "set TRITON_INTERPRET=1 before Python starts"
             )
-        self._lookup: ModuleType = lookup_kernels
-        self._update: ModuleType = update_kernels
-        self._exchange: ModuleType = move_kernels
-        self._cache: ModuleType = cache_kernels
-        self._runs: ModuleType = run_kernels
         self._multiprocessors = 0
         self.can_be_captured = device.type == "cuda"
         if device.type == "cuda":

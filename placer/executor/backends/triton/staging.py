@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from placer.executor.backends.cold_rows import note_in_place
+from placer.executor.backends.triton import cache_kernels, run_kernels
 from placer.executor.backends.triton.launcher import TritonLauncher
 from placer.executor.lookups.row_runs import CHUNK, Runs
 from placer.executor.lookups.steps import Moved, Ticket
@@ -80,7 +81,7 @@ class TritonStaging(TritonLauncher):
             slots = ordered.slots.new_empty(resolved.most)
             counts = torch.empty_like(slots, dtype=torch.int32)
             self.walk(
-                self._cache.read_rows, resolved.most,
+                cache_kernels.read_rows, resolved.most,
                 ordered.slots, runs.starts, resolved.first, resolved.last, slots, counts,
             )  # fmt: skip
             run_of = ordered.run
@@ -98,7 +99,7 @@ class TritonStaging(TritonLauncher):
             del entries
             places = torch.empty_like(resolved.run_places)
             self.each(
-                self._cache.place_lookups, runs.lookups,
+                cache_kernels.place_lookups, runs.lookups,
                 runs.order, run_of, resolved.run_places, places, runs.lookups,
             )  # fmt: skip
         return places, runs, resolved.run_places, moved
@@ -112,17 +113,17 @@ class TritonStaging(TritonLauncher):
         with phase("sort"):
             ordered, positions = torch.sort(slots, stable=True)
             order, run = (torch.empty_like(slots, dtype=torch.int32) for _ in range(2))
-            self.each(self._runs.mark_runs, lookups, ordered, positions, order, run, lookups)
+            self.each(run_kernels.mark_runs, lookups, ordered, positions, order, run, lookups)
             del positions
             run.cumsum_(0)
             starts, count = run.new_empty(lookups + 1), run.new_empty(1)
             covering = run.new_empty(-(-lookups // CHUNK))
             long_runs, blocks = torch.empty_like(covering), covering.numel()
             self.each(
-                self._runs.start_runs, lookups, run, starts, count, covering, lookups, CHUNK=CHUNK
+                run_kernels.start_runs, lookups, run, starts, count, covering, lookups, CHUNK=CHUNK
             )
             self.each(
-                self._runs.find_long_runs, blocks, starts, covering, long_runs, blocks, CHUNK=CHUNK
+                run_kernels.find_long_runs, blocks, starts, covering, long_runs, blocks, CHUNK=CHUNK
             )
         return Runs(order, starts, count, covering, long_runs), SortedSlots(ordered, run)
 
@@ -132,7 +133,7 @@ class TritonStaging(TritonLauncher):
         """Return the place of each run, as if none were in the row cache."""
         places = torch.empty_like(ordered.slots)
         self.walk(
-            self._cache.place_runs, runs.lookups,
+            cache_kernels.place_runs, runs.lookups,
             ordered.slots, runs.starts, runs.count, spec.home, spec.host_start, entries, places,
         )  # fmt: skip
         return places
@@ -147,7 +148,7 @@ class TritonStaging(TritonLauncher):
         first, last = runs.count.new_empty(2).unbind()
         stop = spec.cache_ranges[-1].stop
         self.run(
-            self._cache.find_edges, (1,),
+            cache_kernels.find_edges, (1,),
             ordered.slots, ordered.run, runs.count, runs.lookups,
             spec.home, stop, first, last, self.counts.home,
             BITS=runs.lookups.bit_length(), num_warps=1,
@@ -173,28 +174,28 @@ class TritonStaging(TritonLauncher):
         row_cache.fade()
         size, vacant = held.slots.numel(), row_cache.vacant
         self.walk(
-            self._cache.find_rows, most,
+            cache_kernels.find_rows, most,
             *rows, slots, counts, held.sorted_slots, held.sorted_entries, size,
             held.last_used, held.priority, held.counters, entries, wanted, ticket,
             COUNTED=row_cache.policy == "lfu", BITS=size.bit_length(),
         )  # fmt: skip
         for theirs in others:
             self.walk(
-                self._cache.bar_rows, theirs.most,
+                cache_kernels.bar_rows, theirs.most,
                 theirs.first, theirs.last, theirs.run_places, home + row_cache.entries,
                 row_cache.entries, *rows, slots, wanted, BITS=most.bit_length(),
             )  # fmt: skip
         turns = torch.cumsum(wanted, 0, dtype=torch.int32)
         keys, available = entries.new_empty(size), entries.new_zeros(1)
         self.each(
-            self._cache.order_entries, size,
+            cache_kernels.order_entries, size,
             held.slots, held.last_used, held.priority, keys, available,
             row_cache.entries, row_cache.cached_start, vacant, ticket, self._window.oldest,
         )  # fmt: skip
         order = torch.sort(keys, stable=True).indices
         leaving = torch.empty_like(held.slots)
         self.each(
-            self._cache.leaving_slots, size,
+            cache_kernels.leaving_slots, size,
             order, held.slots, turns, available, leaving, size, most, vacant,
         )  # fmt: skip
         by_slot = torch.sort(leaving, stable=True).indices
@@ -202,7 +203,7 @@ class TritonStaging(TritonLauncher):
         incoming = slots.new_empty(min(most, row_cache.entries))
         lookups = torch.empty_like(incoming, dtype=torch.int32)
         self.walk(
-            self._cache.admit_rows, most,
+            cache_kernels.admit_rows, most,
             *rows, slots, counts, wanted, turns, available, order, by_slot, entries,
             incoming, lookups, held.counters[IN_PLACE:],
         )  # fmt: skip
@@ -213,7 +214,7 @@ class TritonStaging(TritonLauncher):
             entries.new_zeros(1),
         )
         self.each(
-            self._cache.fill_entries, incoming.numel(),
+            cache_kernels.fill_entries, incoming.numel(),
             order, by_slot, turns, available, most,
             incoming, row_cache.first_priority(incoming, lookups),
             held.slots, held.last_used, held.priority, held.dirty.view(torch.uint8),
@@ -223,7 +224,7 @@ class TritonStaging(TritonLauncher):
         del wanted, turns, order, by_slot, lookups
         ordered, order = torch.sort(held.slots)
         self.each(
-            self._cache.store_sorted, size,
+            cache_kernels.store_sorted, size,
             ordered, order, held.sorted_slots, held.sorted_entries, size, vacant,
         )  # fmt: skip
         return Resolution(entries, moves)
@@ -233,7 +234,7 @@ class TritonStaging(TritonLauncher):
     ) -> None:
         """Note that rows that have an entry are there, and trained ones newer than originals."""
         self.walk(
-            self._cache.move_to_entries, resolved.most,
+            cache_kernels.move_to_entries, resolved.most,
             resolved.first, resolved.last, entries, home, resolved.run_places,
             row_cache.directory.dirty.view(torch.uint8), TRAINED=training,
         )  # fmt: skip

@@ -8,6 +8,12 @@ import torch
 from torch import Tensor
 
 from placer.executor.backends.torch_kernels import RowReads, SegmentTable
+from placer.executor.backends.triton import (
+    lookup_kernels,
+    move_kernels,
+    run_kernels,
+    update_kernels,
+)
 from placer.executor.backends.triton.launcher import BLOCK, BLOCK_WARPS
 from placer.executor.backends.triton.staging import TritonStaging
 from placer.executor.growing_keys import GrowingKeys
@@ -84,7 +90,7 @@ class TritonBackend(TritonStaging):
     Raises
     ------
     BackendError
-        If Triton is missing, or the device is the CPU and the interpreter is off.
+        If the device is the CPU and the interpreter is off.
     """
 
     def key_maps(
@@ -101,7 +107,7 @@ class TritonBackend(TritonStaging):
     ) -> None:
         grid = (min(-(-segments.longest // BLOCK), SEGMENT_PROGRAMS), segments.table.shape[0])
         self.run(
-            self._lookup.translate, grid,
+            lookup_kernels.translate, grid,
             ids, segments.table, slot_map, out, fault, BLOCK=BLOCK, num_warps=BLOCK_WARPS,
         )  # fmt: skip
 
@@ -114,7 +120,7 @@ class TritonBackend(TritonStaging):
         bags, width = out.shape
         columns, tile = self._pool_tile(rows, width)
         self.run(
-            self._lookup.pool, (-(-bags // tile), -(-width // columns)),
+            lookup_kernels.pool, (-(-bags // tile), -(-width // columns)),
             *_memories(rows), places, offsets, weights, out, bags,
             WIDTH=width, COLUMNS=columns, BAGS=tile,
             num_warps=1,
@@ -129,7 +135,7 @@ class TritonBackend(TritonStaging):
         lookups, width = out.numel(), gradients.shape[1]
         columns, tile = self._pool_tile(rows, width)
         self.run(
-            self._lookup.weight_gradients, (-(-lookups // tile),),
+            lookup_kernels.weight_gradients, (-(-lookups // tile),),
             *_memories(rows), places, bags, gradients, out, lookups,
             WIDTH=width, COLUMNS=columns, LOOKUPS=tile, num_warps=1,
         )  # fmt: skip
@@ -164,7 +170,7 @@ class TritonBackend(TritonStaging):
         out = torch.empty(reads.lookups, dtype=torch.int32, device=self._device)
         tiles = (-(-reads.bags // BAGS),)
         self.run(
-            self._runs.bags_of_lookups, tiles, reads.offsets, out, reads.bags,
+            run_kernels.bags_of_lookups, tiles, reads.offsets, out, reads.bags,
             BLOCK=BAGS, num_warps=BLOCK_WARPS,
         )  # fmt: skip
         return out
@@ -183,7 +189,7 @@ class TritonBackend(TritonStaging):
         blocks = max(-(-words // columns), -(-state_words // state_columns))
         programs = min(EXCHANGE_PROGRAMS, -(-moves.entries.numel() // tile))
         self.run(
-            self._exchange.exchange, (programs,),
+            move_kernels.exchange, (programs,),
             hbm, dram, state_hbm, state_dram, matrices[0].home,
             moves.entries, moves.incoming, moves.outgoing, moves.count,
             WORDS=words, BLOCK=columns, STATE_WORDS=state_words, STATE_BLOCK=state_columns,
@@ -212,7 +218,7 @@ class TritonBackend(TritonStaging):
         gradients = (reads.sources, reads.scales, reads.gradients)
         effects = (mean_squares, squares, *constants)
         self.run(
-            self._update.update_runs, self.shared(-(-runs.lookups // tile), warps),
+            update_kernels.update_runs, self.shared(-(-runs.lookups // tile), warps),
             *matrices, runs.starts, runs.count, reads.places,
             *gradients, *effects, **shape, **by_row, **rule, UNROLL=UPDATE_UNROLL,
         )  # fmt: skip
@@ -220,13 +226,13 @@ class TritonBackend(TritonStaging):
             return
         partials = torch.empty((2 * runs.blocks, width), device=self._device)
         self.run(
-            self._update.sum_chunks, self.shared(-(-2 * runs.blocks // tile), warps),
+            update_kernels.sum_chunks, self.shared(-(-2 * runs.blocks // tile), warps),
             partials, runs.starts, runs.covering, runs.long_runs, runs.blocks,
             reads.places, *gradients, **shape, **by_row, UNROLL=CHUNK_UNROLL,
         )  # fmt: skip
         chunks = _tile_rows(SUM_ELEMENTS, block)
         self.run(
-            self._update.update_long_runs, self.shared(runs.blocks, SUM_WARPS),
+            update_kernels.update_long_runs, self.shared(runs.blocks, SUM_WARPS),
             *matrices, runs.starts, runs.long_runs, runs.blocks,
             reads.places, partials, *effects, **shape, **rule,
             CHUNKS=chunks, SCAN=SCAN, num_warps=SUM_WARPS,
