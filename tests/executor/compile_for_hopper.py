@@ -131,12 +131,15 @@ def compile_all(kernels: Compiler) -> None:
         ids, slot_map, out = (indices(200, kind) for kind in kinds)
         kernels.translate(ids, segments, slot_map, out, indices(1))
     narrow, shape = indices(99, torch.int32), {"BLOCK": BLOCK, "num_warps": WARPS}
+    rows, noted = indices(200), indices(91)
     for kind in (torch.int64, torch.int32):
-        keys = indices(200, kind), segments.table, narrow, indices(99), indices(200), narrow
+        ids = indices(200, kind)
+        keys = segments.table, ids, narrow, indices(99), rows, noted, 30
         kernels.run(key_kernels.find, (1, 2), *keys, **shape)
-    reads = indices(99, torch.uint8)
-    noted = indices(200), segments.table, narrow, narrow, reads
-    kernels.run(key_kernels.note_reads, (1, 2), *noted, **shape)
+        chosen = segments.table, ids, indices(99, torch.bool), rows, noted, 30
+        kernels.run(key_kernels.readers, (1, 2), *chosen, **shape)
+    read = segments.table, rows, narrow, narrow, indices(99, torch.uint8)
+    kernels.run(key_kernels.note_reads, (1, 2), *read, **shape)
     for kind, policy in ((torch.int32, "lfu"), (torch.int64, "rank")):
         kernels.variant = f"{NAMES[kind]} {policy}"
         stage(kernels, kind, policy)

@@ -439,6 +439,7 @@ class TestWithoutAGpu:
             "start_runs",
             "find_long_runs",
             "find",
+            "readers",
             "note_reads",
         }
         of_rows = {"pool", "weight_gradients", "update_runs", "sum_chunks"}
