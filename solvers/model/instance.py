@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -153,17 +154,18 @@ class Instance:
         self._option_costs: dict[tuple[int, ShardingOption, int], Float] = {}
         self._replicas: OrderedDict[int, Replicas] = OrderedDict()
 
+    def recounted(self, chain_weights: Float | None = None, **counted: Any) -> "Instance":
+        """Return an instance of the same problem that counts otherwise, by this class's parameters.
+
+        Its curves are not asked for again, and it has replicas if this one has.
+        """
+        how = {"like": self, "with_replicas": self.with_replicas, **counted}
+        return Instance(self.problem, self.cost_model, chain_weights, **how)
+
     lacks_dram = cached_property(takes_drives)
     needs_servers = cached_property(takes_servers)
     objective_of_servers = cached_property(objective_of_servers)
-
-    @cached_property
-    def prices(self) -> Float:
-        """Prices of a byte of HBM, in seconds, from infinity down to 0.
-
-        Dense around the price at which all tables, whole, would fill all HBM together.
-        """
-        return prices_of(self)
+    prices = cached_property(prices_of)
 
     def is_gpu(self, gpu: int) -> bool:
         """Return whether this is a GPU, and not a server."""
