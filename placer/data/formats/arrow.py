@@ -11,7 +11,6 @@ from placer.data.files.opening import open_file
 from placer.data.files.stores import local_path, scheme_of, shown
 from placer.data.formats.base import (
     SAMPLE_ROWS,
-    BatchCursor,
     Batches,
     ColumnSource,
     plain_schema,
@@ -38,10 +37,6 @@ class IpcSource(ColumnSource):
         self._infer(schemas[0], None if self._named.recorded else self._sample(schemas[0]))
         for file, own in zip(self.files, schemas, strict=True):
             check_schema(file, own, self.columns)
-
-    def open(self) -> BatchCursor:
-        """Return a cursor at the log's start."""
-        return BatchCursor(self, self._batches())
 
     def _batches(self) -> Batches:
         for file in self.files:

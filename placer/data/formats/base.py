@@ -1,8 +1,9 @@
-"""What the formats that Arrow reads share: a source of columns and a cursor over its batches."""
+"""What the formats that Arrow reads share: a source of columns, in record batches."""
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +22,7 @@ from placer.data.formats.nested import unfolded, with_fields
 from placer.data.formats.values import raw_batch
 from placer.data.layout import Layout, NamedColumns
 from placer.data.names import IdType
-from placer.data.source import Cursor, Place, RawBatch, Source
+from placer.data.source import Place, RawBatch, Source, Span
 from placer.errors import DataError
 
 BATCH_ROWS = 16384
@@ -107,6 +108,25 @@ class ColumnSource(Source):
     def _prepare(self) -> None:
         """Find what the files hold, and choose the columns."""
 
+    def _batches(self) -> Batches:
+        """Yield the log's record batches, where the format has such."""
+        raise NotImplementedError
+
+    def spans(self) -> Generator[Span]:
+        """Yield all samples of the log."""
+        return self._spans_of(self._batches())
+
+    def _spans_of(self, batches: Batches) -> Generator[Span]:
+        """Yield record batches as samples."""
+
+        def read(file: str, row: int, batch: pa.RecordBatch, start: int, stop: int) -> RawBatch:
+            part = batch.slice(start, min(stop - start, BATCH_ROWS))
+            return self.raw(part, Place(file, row + start))
+
+        with closing(batches):
+            for file, row, batch in batches:
+                yield Span(batch.num_rows, partial(read, file, row, batch))
+
     def raw(self, batch: pa.RecordBatch | pa.Table, place: Place) -> RawBatch:
         """Return the samples of a batch, with what objects hold and the file's folders say."""
         batch = unfolded(batch, self.columns.names)
@@ -147,51 +167,6 @@ class ColumnSource(Source):
         table = pa.Table.from_batches([batch]) if isinstance(batch, pa.RecordBatch) else batch
         table = unfolded(table, once(schema.names))
         return self._partitions.filled(table, file, schema.names).select(once(schema.names))
-
-
-class BatchCursor(Cursor):
-    """Reads record batches, one after another."""
-
-    def __init__(self, source: ColumnSource, batches: Batches) -> None:
-        self._source, self._batches = source, batches
-        self._file, self._first = "", 0
-        self._batch: pa.RecordBatch | None = None
-        # Rows of the batch, and samples of the log, that are behind us.
-        self._used = 0
-        self._done = 0
-
-    def read(self, samples: int) -> RawBatch | None:
-        """Return the next samples, at least one and at most `samples`; None at the end."""
-        batch = self.next_batch()
-        if batch is None:
-            return None
-        part = batch.slice(self._used, min(samples, BATCH_ROWS))
-        raw = self._source.raw(part, Place(self._file, self._first + self._used))
-        self._move(part.num_rows)
-        return raw
-
-    def close(self) -> None:
-        """Let go of the file that is open."""
-        self._batches.close()
-        self._batch, self._used = None, 0
-
-    def next_batch(self) -> pa.RecordBatch | None:
-        """Return the batch that holds the next row; None at the log's end."""
-        while self._batch is None or self._used == self._batch.num_rows:
-            found = next(self._batches, None)
-            self._batch, self._used = None, 0
-            if found is None:
-                return None
-            self._file, self._first, self._batch = found
-        return self._batch
-
-    def _at_hand(self) -> int:
-        batch = self.next_batch()
-        return 0 if batch is None else batch.num_rows - self._used
-
-    def _move(self, samples: int) -> None:
-        self._used += samples
-        self._done += samples
 
 
 @contextmanager
