@@ -16,7 +16,6 @@ from placer.data.formats.base import (
     plain_schema,
     reading,
 )
-from placer.data.formats.columns import check_schema
 from placer.data.formats.nested import flat, outermost
 from placer.errors import DataError
 
@@ -33,10 +32,7 @@ class IpcSource(ColumnSource):
     """
 
     def _prepare(self) -> None:
-        schemas = [flat(self._partitions.added_to(_schema(file))) for file in self.files]
-        self._infer(schemas[0], None if self._named.recorded else self._sample(schemas[0]))
-        for file, own in zip(self.files, schemas, strict=True):
-            check_schema(file, own, self.columns)
+        self._infer_from([_schema(file) for file in self.files])
 
     def _batches(self) -> Batches:
         for file in self.files:

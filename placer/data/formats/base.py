@@ -13,12 +13,13 @@ from placer.data.files.stores import first_line, shown
 from placer.data.formats.columns import (
     Columns,
     check_columns,
+    check_schema,
     infer_columns,
     once,
     written_as_text,
 )
 from placer.data.formats.inference import PARTITION
-from placer.data.formats.nested import unfolded, with_fields
+from placer.data.formats.nested import flat, unfolded, with_fields
 from placer.data.formats.values import raw_batch
 from placer.data.layout import Layout, NamedColumns
 from placer.data.names import IdType
@@ -132,6 +133,18 @@ class ColumnSource(Source):
         batch = unfolded(batch, self.columns.names)
         batch = self._partitions.filled(batch, place.file, self.columns.names)
         return raw_batch(batch, place, self.columns, self._named.missing)
+
+    def _infer_from(self, schemas: Sequence[pa.Schema]) -> list[pa.Schema]:
+        """Choose the columns by the first file, which all have to have; return flat schemas."""
+        whole = [flat(self._partitions.added_to(schema)) for schema in schemas]
+        self._infer(whole[0], None if self._named.recorded else self._sample(whole[0]))
+        for file, own in zip(self.files, whole, strict=True):
+            check_schema(file, own, self.columns)
+        return whole
+
+    def _sample(self, schema: pa.Schema) -> pa.Table | None:
+        """Return the first samples, where files have a schema."""
+        raise NotImplementedError
 
     def _infer(self, schema: pa.Schema, sample: pa.Table | None, *, as_text: bool = False) -> None:
         """Choose the columns of a schema, of which `sample` has some samples."""

@@ -19,9 +19,10 @@ from placer.data.formats.text import Block, TextReader, head_lines, lone_return,
 from placer.data.formats.values import wrong_id
 from placer.data.keys import is_text
 from placer.data.layout import Layout
-from placer.data.names import CATEGORIES, DENSE, LABEL, IdType, listed
+from placer.data.names import CATEGORIES, DENSE, LABEL, IdType
 from placer.data.source import Place, RawBatch, Span
 from placer.errors import DataError
+from placer.units import listed
 
 _TRUE = ["1", "true", "True", "TRUE", "t", "T", "yes", "Yes", "YES", "y", "Y"]
 _FALSE = ["0", "false", "False", "FALSE", "f", "F", "no", "No", "NO", "n", "N"]

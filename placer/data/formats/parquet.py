@@ -19,7 +19,6 @@ from placer.data.formats.base import (
     ColumnSource,
     reading,
 )
-from placer.data.formats.columns import check_schema
 from placer.data.formats.nested import flat, outermost
 from placer.data.formats.values import numbers_among
 from placer.data.keys import is_list
@@ -69,10 +68,7 @@ class ParquetSource(ColumnSource):
     def _prepare(self) -> None:
         kept = self.files
         self._schemas = [_schema(file, one) for file, one in zip(kept, self.footers, strict=True)]
-        full = [flat(self._partitions.added_to(schema)) for schema in self._schemas]
-        self._infer(full[0], None if self._named.recorded else self._sample(full[0]))
-        for file, own in zip(kept, full, strict=True):
-            check_schema(file, own, self.columns)
+        full = self._infer_from(self._schemas)
         # The newest file alone: columns come with a day, and stay.
         further = self._further_columns(kept[-1], full[-1].names, full[0].names)
         self.notes = (*self.notes, *further)
