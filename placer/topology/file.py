@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar
 import yaml
 from pydantic import BeforeValidator, Field, PlainSerializer
 
-from placer.config_file import StrictModel, read_file, write_yaml
+from placer.config_file import StrictModel, read_file
 from placer.errors import PlacerError, TopologyError
 from placer.topology.devices import Drive, Gpu, Host, Link, LinkKind, TopologyFields
 from placer.units import parse_bytes
@@ -134,16 +134,8 @@ def read(path: str | os.PathLike[str]) -> TopologyFields:
         raise TopologyError(f"{path}: {error}") from error
 
 
-def write(topology: TopologyFields, path: str | os.PathLike[str]) -> None:
-    """Write a topology as YAML, atomically; `read` gives an equal one back.
-
-    Devices and links that differ only in a number share an entry.
-    """
-    write_yaml(path, dumps(topology), "topology", TopologyError)
-
-
 def dumps(topology: TopologyFields) -> str:
-    """Return a topology as YAML text."""
+    """Return a topology as YAML text; devices and links alike but for a number share an entry."""
     document: dict[str, Any] = {"name": topology.name}
     if topology.emulated:
         document["emulated"] = True
