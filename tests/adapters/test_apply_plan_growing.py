@@ -357,11 +357,11 @@ def _by_key(applied: AppliedPlan) -> dict[str, dict[int, Tensor]]:
     return found
 
 
-def _start(**how: object) -> tuple[Model, AppliedPlan, Plan]:
-    plan = plan_for("columns", TABLES, "adagrad")
-    model = Model()
+def _start(more: int = 0, **how: object) -> tuple[Model, AppliedPlan, Plan]:
+    plan = plan_for("columns", [replace(one, rows=one.rows + more) for one in TABLES], "adagrad")
+    model = Model(more=more)
     _alike(model)
-    growing = {name: replace(one, **how) for name, one in HOW.items()}
+    growing = {name: replace(one, capacity=one.capacity + more, **how) for name, one in HOW.items()}
     return model, apply_plan(model, plan, lr=0.1, growing=growing, backend="torch"), plan
 
 
@@ -386,9 +386,20 @@ def _work(rank: int, folder: str) -> None:
         if step % 3 == 2:
             optimizer.step()
     handle.remove()
-    state = first.state_dict()
+    state, trained = first.state_dict(), one.state_dict()
     second.load_state_dict(state)
-    other.load_state_dict(one.state_dict())
+    other.load_state_dict(trained)
+    third, larger, _ = _start(30, eviction="lru")
+    third.load_state_dict(state)
+    larger.load_state_dict(trained)
+    sums = larger.optimizer_state_dict()
+    for name, rows in _by_key(other).items():
+        theirs = _by_key(larger)[name]
+        assert theirs.keys() == rows.keys()
+        assert all(torch.equal(theirs[key], row) for key, row in rows.items())
+        live = larger.live_keys(name)[1]
+        assert torch.equal(sums[f"{name}.sum"][live], trained[f"{name}.sum"][live])
+    _rank_step(third, as_keys(ids_of(rank, 4.0)))
     for step in range(12, 18):
         batch = as_keys(ids_of(step * WORLD + rank, 4.0))
         assert torch.equal(_rank_step(first, batch), _rank_step(second, batch))
