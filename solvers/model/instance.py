@@ -123,7 +123,9 @@ class Instance:
         self.tables = len(problem.profile)
         self.kind_of_gpu = list(topology.kind_of_gpu)
         self.kinds = [self.kind_of_gpu.index(kind) for kind in range(max(self.kind_of_gpu) + 1)]
-        self.hbm_bytes = np.array([gpu.memory_bytes for gpu in topology.serving], dtype=np.float64)
+        keys = key_map_bytes(topology, problem.growing)
+        hbm = [gpu.memory_bytes - keys[gpu.id] for gpu in topology.serving]
+        self.hbm_bytes = np.array(hbm, dtype=np.float64)
         self.all_hbm_bytes = float(self.hbm_bytes[: self.gpus - self.servers].sum())
         of_kind = [cost_model.launches(problem, gpu) for gpu in self.kinds]
         costs = [cost_model.arena_costs(problem, gpu) for gpu in self.kinds]
@@ -134,7 +136,6 @@ class Instance:
         self.arena_times = ArenaTimes(problem, [costs[kind] for kind in self.kind_of_gpu])
         hosts = {host.id: number for number, host in enumerate(topology.hosts)}
         self.host_of_gpu = [hosts[home_of(topology, gpu.id, "dram")] for gpu in topology.serving]
-        keys = key_map_bytes(topology, problem.growing)
         of_gpus = self.host_of_gpu[: self.gpus - self.servers]
         left = [(h.memory_bytes - keys[h.id]) * (hosts[h.id] in of_gpus) for h in topology.hosts]
         self.all_dram_bytes: Float = np.maximum(np.array(left, dtype=np.float64), 0.0)

@@ -457,6 +457,13 @@ def test_a_state_whose_numbers_lead_nowhere_is_refused() -> None:
             keys.load_state({**state, **damaged})
 
 
+def test_keys_that_wait_are_held_for_the_open_steps_alone() -> None:
+    keys = KeyMap(Growing(100, admission=3))
+    for step in range(70):
+        keys.read(np.arange(1000) + 1000 * step, open_steps=2)
+    assert sum(one.nbytes for one in keys._without) <= 3 * 8 * 1000
+
+
 def test_memory_is_what_the_options_say() -> None:
     for growing in (Growing(10_000), Growing(10_000, admission=2), Growing(3)):
         keys = KeyMap(growing)
