@@ -37,7 +37,6 @@ from placer.plan.origin import profile_of
 from placer.plan.verify import violations
 from placer.profile.counts import RowCounts
 from placer.profile.from_counts import profile_counts
-from placer.training.config import TrainConfig
 from placer.training.distributed import ALONE
 from placer.workloads import named_workload
 from solvers.analysis.replan import replan
@@ -244,18 +243,6 @@ def test_a_rate_is_checked_when_it_changes() -> None:
     model.set_lr(0.0)
     with pytest.raises(PlanMismatchError, match=r"lr nan"):
         model.set_lr(float("nan"))
-
-
-@pytest.mark.parametrize("options", [{"lr": float("inf")}, {"eps": float("nan")}, {"lr": 0.0}])
-def test_rates_of_a_run_are_finite(options: dict[str, float]) -> None:
-    with pytest.raises(PlacerError, match=r"must be positive and eps not negative, and finite"):
-        TrainConfig(**options)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("options", [{"seed": 1 << 64}, {"threads": 10**9}])
-def test_numbers_of_a_run_that_no_machine_takes(options: dict[str, int]) -> None:
-    with pytest.raises(PlacerError, match=r"seed must be a number of 64 bits|at most 1024"):
-        TrainConfig(**options)
 
 
 class OwnScaler(torch.amp.GradScaler):
