@@ -257,7 +257,10 @@ class OwnScaler(torch.amp.GradScaler):
 def test_scaled_gradients_are_refused(kind: type[torch.amp.GradScaler], before: bool) -> None:
     made = kind("cpu") if before else None
     table = Table("t", 8, 2, features=(Feature("f"),))
-    model = PlacedEmbeddings(plan_with(whole(table), tables=(table,)), backend="torch")
+    plan = plan_with(whole(table), tables=(table,))
+    model, watched = PlacedEmbeddings(plan, backend="torch"), kind.scale
+    PlacedEmbeddings(plan, backend="torch")
+    assert kind.scale is watched  # Once, however many models there are.
     scaler = made or kind("cpu")
     weights = model.state_dict()["t.weight"].clone()
 

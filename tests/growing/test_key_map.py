@@ -119,7 +119,9 @@ def test_rows_are_those_of_a_slow_map(
     counts = fast.counts
     assert counts.admitted - counts.evicted - counts.expired == len(slow.rows)
     assert counts.refused == slow.refused
-    assert counts.hits + counts.misses == repeats * sum(map(len, steps))
+    lookups = repeats * sum(map(len, steps))
+    assert counts.hits + counts.misses == lookups
+    assert counts.hit_rate == counts.hits / (lookups or 1)
 
 
 def test_a_key_gets_a_row_when_it_is_read_for_the_nth_time() -> None:
