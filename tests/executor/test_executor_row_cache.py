@@ -10,7 +10,7 @@ import pytest
 import torch
 from executor_cases import DEVICE, counted_host_reads
 from fast_and_full import examples
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -182,6 +182,12 @@ def padded(step: dict[int, int]) -> tuple[Tensor, Tensor]:
     return ints([*order, SENTINEL, SENTINEL]), ints([*(step[slot] for slot in order), 7, 0])
 
 
+ONE, TWO = [CacheRange(0, 4, 1, 0)], [CacheRange(0, 9, 0, 2), CacheRange(9, 30, 0, 6)]
+
+
+# A row that was written back comes and goes unchanged; shares of caches count, not ranks alone.
+@example(Trial(ONE, 0, "lfu", 1, [{2: 1}, {3: 1}, {2: 1}, {1: 1}], [True, False, False, False]))
+@example(Trial(TWO, 0, "rank", 3, [{20: 1}, {21: 1}, {22: 1}], [False] * 3))
 @given(trials())
 @examples(300)
 def test_entries_moves_and_counts_are_those_of_a_directory_of_dicts(trial: Trial) -> None:
