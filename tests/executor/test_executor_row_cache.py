@@ -14,18 +14,17 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from placer.errors import PlanMismatchError
-from placer.executor.memory.cache_range import CacheRange
 from placer.executor.memory.directory import RowCacheStats
 from placer.executor.memory.row_cache import (
     DECAY,
     EXPECTED_LOOKUPS,
-    SENTINEL,
     Policy,
     RowCache,
 )
+from placer.executor.memory.slot_range import SlotRange
 
 CPU = torch.device("cpu")
+SENTINEL = torch.iinfo(torch.int64).max  # No row has this slot.
 
 
 def ints(values: Iterable[int]) -> Tensor:
@@ -36,7 +35,7 @@ def ints(values: Iterable[int]) -> Tensor:
 class PlainPool:
     """The same rules one row at a time; an entry is an index into lists."""
 
-    parts: list[CacheRange]
+    parts: list[SlotRange]
     policy: Policy
     slot: list[int | None] = field(init=False)
     used: list[int] = field(init=False)
@@ -54,7 +53,7 @@ class PlainPool:
         self.priority = [self.first_priority(slot) for slot in warm]
         self.priority += [np.float32(0)] * (entries - len(warm))
 
-    def part_of(self, slot: int) -> CacheRange | None:
+    def part_of(self, slot: int) -> SlotRange | None:
         return next((part for part in self.parts if part.start <= slot < part.stop), None)
 
     def rank_priority(self, slot: int) -> np.float32:
@@ -134,7 +133,7 @@ class PlainPool:
 class Trial:
     """A pool, and the rows that steps read, update and leave open."""
 
-    parts: list[CacheRange]
+    parts: list[SlotRange]
     home: int
     policy: Policy
     window: int
@@ -153,12 +152,12 @@ class Trial:
 def trials(draw: st.DrawFn) -> Trial:
     # Slots from 2³¹ on do not fit the narrow directory.
     home = draw(st.sampled_from([0, 3, 2**31 - 4, 2**33]))
-    parts: list[CacheRange] = []
+    parts: list[SlotRange] = []
     for cached in sorted(draw(st.lists(st.booleans(), max_size=4))):
         start = parts[-1].stop if parts else home
         rows = draw(st.integers(0, 7))
         staging = draw(st.integers(0, 3))
-        part = CacheRange(
+        part = SlotRange(
             start,
             start + rows,
             staging,
@@ -182,7 +181,7 @@ def padded(step: dict[int, int]) -> tuple[Tensor, Tensor]:
     return ints([*order, SENTINEL, SENTINEL]), ints([*(step[slot] for slot in order), 7, 0])
 
 
-ONE, TWO = [CacheRange(0, 4, 1, 0)], [CacheRange(0, 9, 0, 2), CacheRange(9, 30, 0, 6)]
+ONE, TWO = [SlotRange(0, 4, 1, 0)], [SlotRange(0, 9, 0, 2), SlotRange(9, 30, 0, 6)]
 
 
 # A row that was written back comes and goes unchanged; shares of caches count, not ranks alone.
@@ -288,7 +287,7 @@ def test_every_step_reads_what_the_last_one_wrote(trial: Trial) -> None:
 
 
 def test_what_is_not_pooled_or_not_there_has_no_entry() -> None:
-    pool = RowCache([CacheRange(4, 8, 0, 4)], 4, CPU)
+    pool = RowCache([SlotRange(4, 8, 0, 4)], 4, CPU)
     asked = ints([SENTINEL, -1, 0, 3, 8, 5])
     assert pool.find(asked).tolist() == [-1, -1, -1, -1, -1, 1]
     assert pool.find(asked[1:].int().view(1, 5)).tolist() == [[-1, -1, -1, -1, 1]]
@@ -298,7 +297,7 @@ def test_what_is_not_pooled_or_not_there_has_no_entry() -> None:
 
 
 def test_rates_of_a_pool_that_nobody_asked_are_unknown() -> None:
-    pool = RowCache([CacheRange(0, 8, 1, 1)], 0, CPU)
+    pool = RowCache([SlotRange(0, 8, 1, 1)], 0, CPU)
     empty = pool.stats()
     assert empty.hit_rate is empty.row_hit_rate is empty.in_place_share is None
     pool.resolve(ints([0, 4, 7]), ints([6, 1, 1]), 0, 0)
@@ -311,23 +310,16 @@ def test_rates_of_a_pool_that_nobody_asked_are_unknown() -> None:
     assert pool.stats() == RowCacheStats()
 
 
-def test_ranges_must_follow_each_other_with_caches_behind() -> None:
-    with pytest.raises(PlanMismatchError, match=r"slots 5\.\.9 do not follow slot 4"):
-        RowCache([CacheRange(0, 4, 1, 0), CacheRange(5, 9, 1, 0)], 0, CPU)
-    with pytest.raises(PlanMismatchError, match=r"cache_rows \[1, 0\].*behind"):
-        RowCache([CacheRange(0, 4, 0, 1), CacheRange(4, 9, 1, 0)], 0, CPU)
-
-
 @pytest.mark.parametrize("policy", ["lfu", "rank"])
-def test_nothing_waits_for_the_device(policy: Policy) -> None:
-    pool = RowCache([CacheRange(2, 9, 2, 0), CacheRange(9, 20, 1, 3)], 2, DEVICE, policy)
+def test_what_the_triton_backend_calls_waits_for_no_device(policy: Policy) -> None:
+    pool = RowCache([SlotRange(2, 9, 2, 0), SlotRange(9, 20, 1, 3)], 2, DEVICE, policy)
     slots = ints([1, 4, 9, 12, 13, 14, SENTINEL]).to(DEVICE)
     counts = ints([1, 2, 3, 4, 5, 6, 0]).to(DEVICE)
+    found = pool.resolve(slots, counts, 0, 0)
     with counted_host_reads() as waits:
-        for ticket in range(3):
-            found = pool.resolve(slots + 0, counts, ticket, ticket - 1)
-            pool.mark_dirty(found.entries)
-            entries = pool.find(slots)
+        pool.fade()
+        pool.first_priority(slots, counts)
+        entries = pool.find(slots)
         pool.reset_stats()
     assert waits == []
     assert torch.equal(entries, found.entries)
@@ -346,7 +338,7 @@ def zipf_steps(seed: int) -> npt.NDArray[np.int64]:
 
 def hit_rates(policy: Policy, steps: npt.NDArray[np.int64], is_ordered: bool = True) -> list[float]:
     """Hit rate of each step of a cache, whose rows were warmed by their number."""
-    parts = [CacheRange(0, RANKS, 0, CACHE, is_ordered=is_ordered)]
+    parts = [SlotRange(0, RANKS, 0, CACHE, is_ordered=is_ordered)]
     pool = RowCache(parts, 0, CPU, policy)
     rates = []
     for ticket, step in enumerate(steps):
