@@ -39,7 +39,7 @@ WITH_TARGET = HBM_SHARES[:3]
 BAGS_IN_HBM = "nn.EmbeddingBag + Adagrad"
 
 LONG_WARM_UP_STEPS = 20
-"""More than others': which entry holds which row takes many steps to be as it stays, and so does the
+"""More than others': which entry holds which row takes many steps to be as it stays. So does the
 host's pace with small batches."""
 
 
