@@ -138,7 +138,9 @@ class IdOrder(ABC):
         self.synchronize()
         result = torch.zeros(tensor.shape, dtype=tensor.dtype)
         for block in blocks_of(tensor):
-            result[block.start : block.stop] = self._read_block(block)
+            rows = self.fetch([block] * self.world)
+            assert rows is not None, "this process requests them"
+            result[block.start : block.stop] = rows
         return result
 
     def overwrite(self, tensor: TableTensor, values: Tensor) -> None:
@@ -152,10 +154,6 @@ class IdOrder(ABC):
         drawn = initial_weights(weight.table, seed)
         for block, (_, values) in zip(blocks_of(weight), drawn, strict=True):
             self.write(block, values)
-
-    @abstractmethod
-    def _read_block(self, block: IdRange) -> Tensor:
-        """Return some rows, on the host of every process; all must call it."""
 
     @abstractmethod
     def synchronize(self) -> None:
@@ -189,6 +187,21 @@ class IdOrder(ABC):
 
         Call `synchronize` before.
         """
+
+    def start_rows(self, weights: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+        """Overwrite the weights of some rows of tables, and set their optimizer state to zero.
+
+        Parameters
+        ----------
+        weights : mapping of table name to (ids, weights)
+            Distinct ids, shape (rows,), and weights, shape (rows, dim), on the host.
+        """
+        self.synchronize()
+        for name, (ids, values) in weights.items():
+            table = self.plan.tables_by_name[name]
+            for tensor in tensors_of(table, self.optimizers[name]):
+                own = torch.zeros(ids.numel(), *tensor.shape[1:])
+                self.write_rows(table, tensor.name, ids, values if tensor.name == "weight" else own)
 
     @abstractmethod
     def local_shards(self) -> Iterator[LocalShard]:

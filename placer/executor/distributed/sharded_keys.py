@@ -166,7 +166,8 @@ class ShardedKeys(GrowingKeys):
     def begin_rows(self, order: IdOrder) -> None:
         """Reset the rows that have other keys since the last call, where this rank holds them."""
         while self._new_rows:
-            self._begin_again(*self._new_rows.popleft(), order)
+            name, rows, keys = self._new_rows.popleft()
+            self._begin_again({name: (rows, keys)}, order)
 
     def counts(self) -> dict[str, KeyCounts]:
         self.wait()
@@ -188,7 +189,7 @@ class ShardedKeys(GrowingKeys):
     def _joined(self, values: Tensor) -> Tensor:
         """Return the tensors of all ranks, one after the other, on all of them."""
         comm, size = self._comm, values.numel()
-        sizes = comm.gather("header", torch.tensor([size])).flatten().tolist()
+        sizes = [theirs for (theirs,) in comm.numbers([size])]
         sent = values.reshape(-1).repeat(comm.world)
         found = comm.exchange("state", sent, [size] * comm.world, sizes)
         return found.cpu().view(-1, *values.shape[1:])
