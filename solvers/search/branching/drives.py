@@ -28,16 +28,7 @@ class DrivePoints:
     def __init__(
         self, rows: int, costs: Sequence[Float], part_of_point: Int, first: Sequence[Int]
     ) -> None:
-        """Take costs of parts' drive points, and from which of them on points of curves have one.
-
-        Parameters
-        ----------
-        rows : int
-            Rows of points.
-        costs : sequence of float64, shape (rows, drive points of the part)
-        part_of_point : int64, shape (points,)
-        first : sequence of int64, shape (points of the part,)
-        """
+        """Take costs of each part's drive points, and the first one for each point of its curve."""
         sizes = np.array([of_part.shape[1] for of_part in costs], dtype=np.int64)
         self._part = np.repeat(np.arange(sizes.size), sizes)
         self.costs = np.hstack([np.zeros((rows, 1)), *costs])
@@ -49,17 +40,9 @@ class DrivePoints:
         self._first = np.where(self._none, 0, begins)
 
     def least(self, prices: Float, points: Int) -> tuple[Float, Int]:
-        """Return the least that a drive adds to points at prices, and numbers of columns with it.
+        """Return the least that a drive adds to some points, and numbers of columns with it.
 
-        Parameters
-        ----------
-        prices : float64, shape (rows of points, parts)
-        points : int64, shape (m,)
-            Numbers of points of curves.
-
-        Returns
-        -------
-        float64 and int64, shapes (m,)
+        `prices` has shape (rows of points, parts).
         """
         if not self._part.size:
             return np.zeros(points.size), points

@@ -102,8 +102,8 @@ class Formulation:
         Columns that the first linear program begins with: the cheapest at some prices of HBM.
     drives : DrivePoints
         Rows on drives beside them.
-    option_costs : float64, shape (options,)
-        What options cost at the price of HBM to begin with.
+    option_costs, table_costs : float64, shapes (options,) and (tables,)
+        What options cost at the price of HBM to begin with, and each table's cheapest.
     """
 
     def __init__(
@@ -202,6 +202,8 @@ class Formulation:
             [numbers[at] for at, (_, numbers) in zip(cheapest, costs, strict=False)]
         )
         self.option_costs = self._option_costs(price) if points else np.zeros(0)
+        self.table_costs = np.full(instance.tables, np.inf)
+        np.minimum.at(self.table_costs, self.table_of, self.option_costs)
 
     def _priced(self, price: float, factor: float) -> tuple[Float, Int]:
         """Return costs of all points at a price of HBM, and of DRAM, and numbers of their columns.
@@ -236,13 +238,9 @@ class Formulation:
     def cheap_options(self) -> npt.NDArray[np.bool_]:
         """Options that cost little more than their table's cheapest, shape (options,)."""
         instance = self.instance
-        least = np.full(instance.tables, np.inf)
-        np.minimum.at(least, self.table_of, self.option_costs)
         devices = instance.gpus + instance.servers * (instance.server_share - 1)
-        cheap: npt.NDArray[np.bool_] = (
-            self.option_costs - least[self.table_of] <= _CHEAP * UNITS * devices
-        )
-        return cheap
+        extra: Float = self.option_costs - self.table_costs[self.table_of]
+        return extra <= _CHEAP * UNITS * devices
 
     @property
     def is_complete(self) -> bool:
@@ -254,9 +252,7 @@ class Formulation:
         if not self.is_complete:
             return []
         if self.unit_dram:  # Memory counts, too.
-            least = np.full(self.instance.tables, np.inf)
-            np.minimum.at(least, self.table_of, self.option_costs)
-            return np.argsort(-least, kind="stable").tolist()  # type: ignore[no-any-return]
+            return np.argsort(-self.table_costs, kind="stable").tolist()  # type: ignore[no-any-return]
         time = np.minimum.reduceat(self._time, self.starts)
         # The last of parts that stand for the same shards.
         parts = np.flatnonzero(np.diff(self.shard_of, append=-1))
