@@ -24,9 +24,12 @@ from solvers.search.branching import (
     formulation,
     nodes,
 )
+from solvers.search.branching.drives import DrivePoints
 from solvers.search.branching.formulation import Layout
 from solvers.search.branching.program import relaxed
 from solvers.search.construction import construct
+from solvers.strategies._search import Search
+from solvers.strategies._stages import construct as construct_plans
 from solvers.strategies.auto import Auto
 
 ROOT = BranchingParams(most_gap=0.0)
@@ -217,3 +220,42 @@ def test_points_that_are_nearly_the_same_become_one(most_points: int) -> None:
         )
         below = (other[:, None] <= mine[:, :, None]).all(axis=0)
         assert below.any(axis=1).all()
+
+
+def test_least_costs_of_drives_are_those_of_all_pairs() -> None:
+    """Of each point of a curve with each first row on the drive that is not in HBM."""
+    rng = np.random.default_rng(3)
+    rows, sizes, drive_sizes = 3, np.array([4, 2, 5]), [6, 0, 3]
+    part_of_point = np.repeat(np.arange(sizes.size), sizes)
+    first = [np.array([0, 2, 5, 6]), np.array([0, 0]), np.array([0, 1, 1, 2, 3])]
+    points = [rng.normal(size=(rows, size)) for size in drive_sizes]
+    drives = DrivePoints(rows, points, part_of_point, first)
+    numbers = np.array([0, 1, 2, 3, 5, 6, 8, 9, 10])
+    for _ in range(20):
+        prices = rng.normal(size=(rows, sizes.size)) * 10 ** rng.uniform(-6, 6)
+        least, columns = drives.least(prices, numbers)
+        for number, cost, column in zip(numbers, least, columns, strict=True):
+            part = part_of_point[number]
+            every = prices[:, part] @ points[part][:, np.concatenate(first)[number] :]
+            assert cost == pytest.approx(min(0.0, every.min(initial=0.0)), rel=1e-9)
+            assert column // drives.number == number
+            added = prices[:, part] @ drives.costs[:, column % drives.number]
+            assert added == pytest.approx(cost, rel=1e-9)
+
+
+@pytest.mark.parametrize("ssd", mostly_slow([None, "1GiB"], "1GiB"))
+def test_the_first_relaxation_counts_dram_drives_and_servers(ssd: str | None) -> None:
+    """It proves more than the Lagrangian bound, and no plan is faster."""
+    machine = Topology.parse("2xt4+2xcpu", hbm="96MiB", dram="20MiB", ssd=ssd)
+    problem = Problem(named_workload("random-3@1"), machine, 4096)
+    instance = Instance(problem, Roofline())
+    assert instance.needs_servers
+    search = Search.start(instance, Clock.start(Limits(time_limit_s=3600, max_steps=10_000)))
+    first = construct_plans(search)
+    assert first is not None
+    found = searched(first, search.lagrangian.price_s_per_byte)
+    assert search.bound_s * (1 - 1e-6) <= found.bound_s <= first.step_time_s
+    without_dram = Instance(problem, Roofline())
+    unlimited = branch_and_bound(first, 0.0, clock=search.clock, params=ROOT, bounding=without_dram)
+    assert unlimited is not None
+    assert unlimited.bound_s < 0.9 * found.bound_s

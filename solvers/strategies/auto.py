@@ -25,7 +25,8 @@ class AutoParams:
     annealing_share : float
         Of annealing on problems with too many tables and GPUs for branch and bound.
     branched_annealing_share, proof_share : float
-        Of annealing on all others, and of branch and bound.
+        Of annealing on all others, and of branch and bound. Where drives hold rows, annealing has
+        the mean of both.
     """
 
     greedy_share: float = 0.25
@@ -51,8 +52,9 @@ class Auto(StagedStrategy):
         if instance.cost_model.uniform_splits:  # Else each GPU fills its HBM by itself.
             return [Stage("candidates", choose)]
         p = self.params
-        is_proven = is_branched(instance) and not instance.lacks_dram
-        share = p.branched_annealing_share if is_proven else p.annealing_share
+        share = p.branched_annealing_share if is_branched(instance) else p.annealing_share
+        if instance.lacks_dram:  # There is much to prove, and annealing takes long.
+            share = (share + p.annealing_share) / 2
         return [
             Stage("greedy", lambda search: construct(search, p.greedy_share)),
             Stage("annealed", lambda search: anneal(search, share)),

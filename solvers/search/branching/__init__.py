@@ -26,8 +26,11 @@ GPU is a group of its own, the program is the one above. Every relaxation also h
 as a phase is no shorter than its longest shard. Relaxations are solved by GLOP, OR-Tools' simplex;
 a placement is made of many of them, and improved by local search.
 
-What is left out only makes steps longer: memory of hosts, lanes that phases share, constraints on
-which GPUs serve a table. So bounds hold for them too.
+Where DRAM has a price, there is a row of all hosts' DRAM, and a column may have rows on the drive:
+see `solvers.search.branching.drives`. A server is one more kind of GPU.
+
+What is left out only makes steps longer: seconds of hosts' memory, how DRAM is divided among hosts,
+lanes that phases share, constraints on which GPUs serve a table. So bounds hold for them too.
 """
 
 from solvers.search.branching.formulation import points_of

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from cost_models import ANY_SHARE
 from solvers.bounds.least_cost import distinct_shards, points_within
 from solvers.model.instance import Instance, ShardingOption, TableShard
 from solvers.model.knapsack import BYTES, PHASES, Float
+from solvers.search.branching.drives import DrivePoints, drive_points
 
 Int = npt.NDArray[np.int64]
 
@@ -55,8 +57,8 @@ class Formulation:
     """Options, parts and points of a problem.
 
     A part stands for the shards of an option that cost the same, on GPUs that cost the same.
-    Seconds are in units of `unit_s`, and bytes in units of the largest GPU's HBM, so that programs
-    are of numbers near 1.
+    Seconds are in units of `unit_s`, and bytes in units of the largest GPU's HBM, or of all DRAM,
+    so that programs are of numbers near 1.
 
     Parameters
     ----------
@@ -90,15 +92,18 @@ class Formulation:
         the option's, and among all; and the kind of GPUs. Parts that differ in that alone stand
         for the same shards.
     points : float64, shape (1 + phases, points)
-        Bytes and seconds of a part's shard, part by part.
+        Bytes and seconds of a part's shard, part by part. Where DRAM has a price, one more row has
+        the bytes there.
     is_long : bool, shape (parts,)
         Whether a part's shard is long enough for a phase to wait for it.
     starts, sizes : int64, shape (parts,)
         First point and number of points of each part.
     first_points : int64
-        Points that the first linear program begins with: the cheapest at some prices of HBM.
-    cheap_options : bool, shape (options,)
-        Whether it has an option.
+        Columns that the first linear program begins with: the cheapest at some prices of HBM.
+    drives : DrivePoints
+        Rows on drives beside them.
+    option_costs, table_costs : float64, shapes (options,) and (tables,)
+        What options cost at the price of HBM to begin with, and each table's cheapest.
     """
 
     def __init__(
@@ -117,7 +122,10 @@ class Formulation:
         nearly = self.nearly * min(1.0, instance.gpus / instance.tables)
         unit_s = self.unit_s
         self.phases = len(instance.objective.schedule.phases)
-        self.unit_bytes = max(1.0, float(instance.hbm_bytes.max()))
+        gpus = instance.gpus - instance.servers
+        self.unit_bytes = max(1.0, float(instance.hbm_bytes[:gpus].max()))
+        dram_bytes = float(instance.all_dram_bytes.sum())
+        self.unit_dram = max(1.0, dram_bytes) if instance.dram_price else 0.0
         kinds = [(kind, instance.launches_s[gpu]) for kind, gpu in enumerate(instance.kinds)]
         self.launches = np.array([launches_s for _, launches_s in kinds]) / unit_s
         self.fixed = instance.objective.fixed / unit_s
@@ -132,6 +140,7 @@ class Formulation:
         parts: list[tuple[int, ...]] = []
         shards = 0
         points: list[Float] = []
+        drives: list[Float] = []
         self._arenas: dict[object, int] = {}
         for table in range(instance.tables):
             for option in instance.options_of(table):
@@ -142,9 +151,10 @@ class Formulation:
                     arena = instance.arena_of(shard)
                     row = len(tables), times, arena[2], self._arena(arena), number, shards
                     shards += 1
-                    for kind, each in of_kinds.items():
+                    for kind, (each, on_drive) in of_kinds.items():
                         parts.append((*row, kind))
                         points.append(self._merged(each, nearly) if nearly else each)
+                        drives.append(on_drive)
                 replica = instance.replica(table, option)
                 replicas.append(self._replica(replica))
                 arena_of_replica = (
@@ -167,22 +177,53 @@ class Formulation:
         self.sizes = np.array([each.shape[1] for each in points], dtype=np.int64)
         self.starts = np.cumsum(self.sizes) - self.sizes
         self.part_of_point = np.repeat(np.arange(self.sizes.size), self.sizes)
-        self.points = np.hstack(points) if points else np.zeros((1 + self.phases, 0))
-        self.points[0] /= self.unit_bytes
-        self.points[1:] /= unit_s
-        price = price_s_per_byte * self.unit_bytes / unit_s
-        time = instance.objective.weights @ self.points[1:]
-        least = np.minimum.reduceat(time, self.starts) if points else np.zeros(0)
+        rows = 1 + self.phases + bool(self.unit_dram)
+        units = np.array([self.unit_bytes, *[unit_s] * self.phases, self.unit_dram])[:rows, None]
+        self.points = np.hstack(points)[:rows] / units if points else np.zeros((rows, 0))
+        first = [
+            np.searchsorted(-drive[-1], each[-1]) if drive.size else np.zeros_like(each[0], int)
+            for each, drive in zip(points, drives, strict=True)
+        ]
+        on_drives = [drive[:rows] / units for drive in drives]
+        self.drives = DrivePoints(rows, on_drives, self.part_of_point, first)
+        self._time = instance.objective.weights @ self.points[1 : 1 + self.phases]
+        self._on_server = np.zeros(self.points.shape[1], dtype=bool)
+        if self.unit_dram and instance.servers:  # Another chain of phases counts there.
+            on_server = np.isin(self.kind_of, instance.kind_of_gpu[gpus:])
+            self._on_server = on_server[self.part_of_point]
+            phase_s = self.points[1 : 1 + self.phases, self._on_server]
+            self._time[self._on_server] = instance.objective_of_servers.weights @ phase_s
+        least = np.minimum.reduceat(self._time, self.starts) if points else np.zeros(0)
         self.is_long = least * unit_s >= _LONG_SHARE * upper_s
-        costs = [time + factor * price * self.points[0] for factor in _PRICE_FACTORS]
-        cheapest = [least_of_each(each, self.starts, self.sizes)[1] for each in costs if points]
-        self.first_points: Int = np.unique(cheapest)
-        self.cheap_options = self._cheap_options(price) if points else np.zeros(0, dtype=bool)
+        price = price_s_per_byte * self.unit_bytes / unit_s
+        costs = [self._priced(factor * price, factor) for factor in _PRICE_FACTORS]
+        cheapest = [least_of_each(each, self.starts, self.sizes)[1] for each, _ in costs if points]
+        self.first_points: Int = np.unique(
+            [numbers[at] for at, (_, numbers) in zip(cheapest, costs, strict=False)]
+        )
+        self.option_costs = self._option_costs(price) if points else np.zeros(0)
+        self.table_costs = np.full(instance.tables, np.inf)
+        np.minimum.at(self.table_costs, self.table_of, self.option_costs)
 
-    def _cheap_options(self, price: float) -> npt.NDArray[np.bool_]:
-        """Return options that cost little more than their table's cheapest, shape (options,)."""
+    def _priced(self, price: float, factor: float) -> tuple[Float, Int]:
+        """Return costs of all points at a price of HBM, and of DRAM, and numbers of their columns.
+
+        With the rows on a drive that are best beside each.
+        """
+        instance, more = self.instance, np.zeros((len(self.points), self.sizes.size))
+        costs = self._time + price * self.points[0]
+        if self.unit_dram:
+            more[1 : 1 + self.phases] = instance.objective.weights[:, None]
+            more[-1] = factor * instance.dram_price * self.unit_dram / self.unit_s
+            costs += more[-1, 0] * self.points[-1]
+            costs[self._on_server] = instance.server_share * self._time[self._on_server]
+        of_drives, columns = self.drives.least(more, np.arange(costs.size))
+        return costs + of_drives, columns
+
+    def _option_costs(self, price: float) -> Float:
+        """Return what options cost at prices of memory, shape (options,)."""
         weights = np.append(price, self.instance.objective.weights)
-        of_parts = np.minimum.reduceat(weights @ self.points, self.starts) * self.times
+        of_parts = np.minimum.reduceat(self._priced(price, 1.0)[0], self.starts) * self.times
         of_shards = np.full(int(self.shard_of.max()) + 1, np.inf)
         np.minimum.at(of_shards, self.shard_of, of_parts)
         gpus = np.zeros(len(self.launches))
@@ -191,12 +232,15 @@ class Formulation:
         costs = np.einsum("kof,f,k->o", self.replicas, weights, gpus)
         shards, first = np.unique(self.shard_of, return_index=True)
         np.add.at(costs, self.option_of[first], of_shards[shards])
-        least = np.full(self.instance.tables, np.inf)
-        np.minimum.at(least, self.table_of, costs)
-        cheap: npt.NDArray[np.bool_] = (
-            costs - least[self.table_of] <= _CHEAP * UNITS * self.instance.gpus
-        )
-        return cheap
+        return np.asarray(costs)
+
+    @property
+    def cheap_options(self) -> npt.NDArray[np.bool_]:
+        """Options that cost little more than their table's cheapest, shape (options,)."""
+        instance = self.instance
+        devices = instance.gpus + instance.servers * (instance.server_share - 1)
+        extra: Float = self.option_costs - self.table_costs[self.table_of]
+        return extra <= _CHEAP * UNITS * devices
 
     @property
     def is_complete(self) -> bool:
@@ -207,7 +251,9 @@ class Formulation:
         """Return tables by the time of all their shards, whole, in HBM or out of it."""
         if not self.is_complete:
             return []
-        time = np.minimum.reduceat(self.instance.objective.weights @ self.points[1:], self.starts)
+        if self.unit_dram:  # Memory counts, too.
+            return np.argsort(-self.table_costs, kind="stable").tolist()  # type: ignore[no-any-return]
+        time = np.minimum.reduceat(self._time, self.starts)
         # The last of parts that stand for the same shards.
         parts = np.flatnonzero(np.diff(self.shard_of, append=-1))
         of_option = np.zeros(len(self.options))
@@ -221,18 +267,19 @@ class Formulation:
 
         Parameters
         ----------
-        points : float64, shape (1 + phases, m)
-            Bytes and seconds.
+        points : float64, shape (1 + phases, m), or two rows more
+            Bytes and seconds, bytes of DRAM, and numbers of points.
         nearly : float
             Share of a GPU's HBM and of the step.
 
         Returns
         -------
-        float64, shape (1 + phases, k)
+        float64, of as many rows
         """
         if not points.shape[1]:
             return points
-        sizes = np.append(self.unit_bytes, np.full(self.phases, self.unit_s * UNITS)) * nearly
+        most = [self.unit_bytes, *[self.unit_s * UNITS] * self.phases, self.unit_dram, np.inf]
+        sizes = np.array(most[: len(points)]) * nearly
         order = np.argsort(points[0], kind="stable")
         ordered = points[:, order]
         cells = np.floor(ordered / sizes[:, None])
@@ -257,24 +304,31 @@ class Formulation:
 
     def _parts(
         self, table: int, option: ShardingOption
-    ) -> list[tuple[TableShard, int, dict[int, Float]]]:
+    ) -> list[tuple[TableShard, int, dict[int, tuple[Float, Float]]]]:
         """Of shards that cost the same: one of them, how many, and points on kinds of GPUs.
 
-        Points have shape (1 + phases, m); kinds that have no room are left out.
+        Points have shape (1 + phases, m), or two rows more, of DRAM and of numbers that say where
+        points of drives begin, which are beside them. Kinds that have no room are left out.
         """
-        parts = []
-        for shard, times in distinct_shards(self.instance.shards(table, option)):
-            of_kinds: dict[int, Float] = {}
-            for kind, gpu in enumerate(self.instance.kinds):
-                curve = self.instance.curve(shard, gpu)
+        parts, instance = [], self.instance
+        is_open = option.home.drive_share == ANY_SHARE
+        for shard, times in distinct_shards(instance.shards(table, option)):
+            of_kinds: dict[int, tuple[Float, Float]] = {}
+            for kind, gpu in enumerate(instance.kinds):
+                curve = (instance.free_curve if is_open else instance.curve)(shard, gpu)
                 room = max(hbm for each, hbm in self.gpus_of_kind if each == kind)
-                found = points_within(
-                    curve, curve.phase_s, curve.split_phase_s, room * self.unit_bytes
-                )
-                points = np.vstack(found)
+                rows, split_s = curve.phase_s, curve.split_phase_s
+                if self.unit_dram:
+                    rows = np.vstack((rows, curve.dram_bytes, np.arange(rows.shape[1])))
+                    split_s = np.append(split_s, (0.0, 0.0))
+                points = np.vstack(points_within(curve, rows, split_s, room * self.unit_bytes))
                 points = points[:, np.isfinite(points).all(axis=0)]
                 if points.size:
-                    of_kinds[kind] = points
+                    drive = np.zeros((len(points), 0))
+                    if self.unit_dram:
+                        drive = drive_points(curve, self.members, self.unit_s * UNITS)
+                        drive = self._merged(drive, max(self.nearly, _HARDLY_DIFFERENT))
+                    of_kinds[kind] = points, drive
             parts.append((shard, times, of_kinds))
         return parts
 

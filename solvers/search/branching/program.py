@@ -72,6 +72,7 @@ class GroupProgram:
         self._add_arenas()
         self._add_decided()
         self._add_loads()
+        self._add_dram()
         self._add_singles()
 
     def _pair(self) -> None:
@@ -86,14 +87,18 @@ class GroupProgram:
         self.part_at, self.group = np.nonzero(allowed)
         self.part = self.parts[self.part_at]
         self.table = f.part_table[self.part]
-        chosen = node.points
-        counts = np.bincount(f.part_of_point[chosen], minlength=f.sizes.size)
+        chosen, drives = node.points, f.drives
+        part_of_chosen = f.part_of_point[chosen // drives.number]
+        counts = np.bincount(part_of_chosen, minlength=f.sizes.size)
         counts[self.parts[~self.part_tried]] = 0
-        firsts = np.searchsorted(f.part_of_point[chosen], np.arange(f.sizes.size))
+        firsts = np.searchsorted(part_of_chosen, np.arange(f.sizes.size))
         of_pair = counts[self.part]
         self.pair = np.repeat(np.arange(self.part.size), of_pair)
         within = np.arange(self.pair.size) - np.repeat(np.cumsum(of_pair) - of_pair, of_pair)
-        self.points = f.points[:, chosen[firsts[self.part][self.pair] + within]]
+        chosen = chosen[firsts[self.part][self.pair] + within]
+        self.points = f.points[:, chosen // drives.number]
+        if drives.number > 1:
+            self.points = self.points + drives.costs[:, chosen % drives.number]
 
     def _add_chains(self) -> None:
         """Phases of a chain, one after another, are within the step."""
@@ -191,6 +196,15 @@ class GroupProgram:
                 launches = f.launches[self.kinds, row - 1]
                 if launches.any():
                     rows.add(first + number, self.launch_at + number, launches)
+
+    def _add_dram(self) -> None:
+        """Cold rows are in all hosts' DRAM, if it has a price."""
+        f, rows = self.formulation, self.rows
+        self.dram_row = rows.block(int(f.unit_dram > 0), -np.inf, 1.0)
+        if f.unit_dram:
+            some = np.flatnonzero(self.points[-1])
+            rows.add(self.dram_row, self.point_at + some, self.points[-1, some])
+            rows.add(self.dram_row, self.lack_at + np.arange(self.sizes.size), -1.0)
 
     def _add_singles(self) -> None:
         """No phase is shorter than its longest shard with all replicas.
@@ -324,16 +338,17 @@ class GroupProgram:
     def _cheapest(self, prices: Float, groups: int) -> tuple[Float, Int]:
         """Return what a shard of each part costs at least in each group at prices of rows.
 
-        And the points that cost this, or little more.
+        And the columns that cost this, and those of the program that cost little more.
         """
         f = self.formulation
         fixed = -prices[self.serve_row + self.shard_at[self.part_at]]
         fixed -= prices[self.apart_row + self.apart_of]
         for of, first in ((self.arena_of, self.arena_row), (self.decided_of, 0)):
             fixed -= np.where(of >= 0, prices[np.maximum(first + of, 0)], 0.0)
-        weights = np.empty((1 + f.phases, self.part.size))
+        weights = np.empty((len(f.points), self.part.size))
         for row in range(1 + f.phases):
             weights[row] = -prices[self.load_row + row * groups + self.group]
+        weights[1 + f.phases :] = -prices[self.dram_row] if f.unit_dram else 0.0
         for phase, row in self.single_rows.items():
             mine = np.flatnonzero(self.single_of >= 0)
             weights[1 + phase, mine] -= (
@@ -342,22 +357,25 @@ class GroupProgram:
         sizes = f.sizes[self.parts]
         starts, numbers, points = self._all_points()
         cheapest = np.full((self.parts.size, groups), np.inf)
-        near = np.zeros(numbers.size, dtype=bool)
-        known = np.isin(numbers, self.node.points)
+        near, found = np.zeros(numbers.size, dtype=bool), []
+        of_parts = np.zeros((len(f.points), f.sizes.size))
         for group in range(groups):
             mine = np.flatnonzero(self.group == group)
-            of_parts = np.zeros((1 + f.phases, self.parts.size))
-            of_parts[:, self.part_at[mine]] = weights[:, mine]
+            of_parts[:] = 0.0
+            of_parts[:, self.part[mine]] = weights[:, mine]
             extra = np.full(self.parts.size, np.inf)
             extra[self.part_at[mine]] = fixed[mine]
             costs = np.repeat(extra, sizes)
             for row in np.flatnonzero(of_parts.any(axis=1)).tolist():
-                costs += np.repeat(of_parts[row], sizes) * points[row]
+                costs += np.repeat(of_parts[row, self.parts], sizes) * points[row]
+            more, columns = f.drives.least(of_parts, numbers)
+            costs += more
             least, at = least_of_each(costs, starts, sizes)
-            near[at[np.isfinite(least)]] = True
-            near |= known & (costs <= _NEAR)
+            found.append(columns[at[np.isfinite(least)]])
+            near |= costs <= _NEAR
             cheapest[:, group] = least
-        return cheapest, numbers[near]
+        known = np.isin(self.node.points // f.drives.number, numbers[near])
+        return cheapest, np.unique(np.concatenate((*found, self.node.points[known])))
 
     def _all_points(self) -> tuple[Int, Int, Float]:
         """Return all points of the node's parts: where parts start, numbers, and points."""
