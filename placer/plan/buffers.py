@@ -33,8 +33,8 @@ INDEX_BYTES_PASSING_PER_LOOKUP = 24
 20 while lookups are sorted on a GPU beyond the 16 that are held then: slots, their order as int64
 twice, and the room that CUB's radix sort of pairs takes (keys and values once more:
 `sort_stable` of PyTorch's ATen/native/cuda/SortStable.cu, and cub::DeviceRadixSort). The bag of
-each lookup, 4, while rows are updated: both can meet, for preparing has a stream of its own. On a
-CPU they do not, and it is 13, and 28 where all rows are staged: measured by
+each lookup, 4, while rows are updated: both can meet, for preparing has a stream of its own. In
+Triton's interpreter they do not, and it is 8, and 22 where all rows are staged: measured by
 tests/executor/test_executor_memory.py."""
 
 SUM_BYTES_PER_LOOKUP_AND_COLUMN = 2 * 4 / 128

@@ -157,9 +157,10 @@ def test_a_step_peaks_just_below_the_plan(lookup: Lookup, hot: int, spare: float
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("launches_keep_nothing")
 @pytest.mark.parametrize(
     ("lookup", "rows", "passing"),
-    [("device", 4_000, 13.0), ("staged", 4_000, 13.0), ("staged", 512_000, 28.0)],
+    [("device", 4_000, 8.5), ("staged", 4_000, 8.5), ("staged", 512_000, 22.5)],
 )
 def test_the_integers_of_a_lookup(lookup: Lookup, rows: int, passing: float) -> None:
     """Tables that are small beside what is read of them, and one whose rows are read once."""
@@ -168,7 +169,7 @@ def test_the_integers_of_a_lookup(lookup: Lookup, rows: int, passing: float) -> 
     shard = Shard("t", (0, rows, 1), (0, 4), ("gpu:0",), memory, lookup, 0, row_entries)
     table = Table("t", rows, 4, features=(Feature("t", lookups / 64),))
     plan = replace(plan_with("uva", ROWS), tables=(table,), shards=(shard,), row_order={})
-    model = PlacedEmbeddings(replace(plan, hot_ids={}), backend="tiered")
+    model = PlacedEmbeddings(replace(plan, hot_ids={}), backend="triton")
     generator = torch.Generator().manual_seed(0)
 
     def batch() -> BagBatch:

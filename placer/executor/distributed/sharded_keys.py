@@ -18,11 +18,8 @@ from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.lookups.batch_reads import FeatureRead, feature_bounds
 from placer.growing import Growing, KeyCounts
 from placer.growing.key_map import StepRows, parts_of
-from placer.growing.options import Int
+from placer.growing.options import OPEN_OVER_RANKS, Int
 from placer.tables import Table
-
-_AHEAD = 2
-"""Steps that are always taken to be open: those during which a batch is sent ahead."""
 
 
 class ShardedKeys(GrowingKeys):
@@ -116,7 +113,9 @@ class ShardedKeys(GrowingKeys):
         received = came.reshape(world, tables).sum(1).tolist()
         keys = comm.exchange("keys", ids[here], sizes, received).cpu().numpy()
         read = np.tile(np.arange(tables), world).repeat(came)
-        rows, begun = self._mapped(keys, read, max(_AHEAD, open_steps) if training else None)
+        rows, begun = self._mapped(
+            keys, read, max(OPEN_OVER_RANKS, open_steps) if training else None
+        )
         ids[here] = comm.exchange("keys", torch.from_numpy(rows), received, sizes).cpu().long()
         if training:
             self._send_changes(begun, routes, batch.ids.device, comm)
@@ -166,7 +165,8 @@ class ShardedKeys(GrowingKeys):
     def begin_rows(self, order: IdOrder) -> None:
         """Reset the rows that have other keys since the last call, where this rank holds them."""
         while self._new_rows:
-            self._begin_again(*self._new_rows.popleft(), order)
+            name, rows, keys = self._new_rows.popleft()
+            self._begin_again({name: (rows, keys)}, order)
 
     def counts(self) -> dict[str, KeyCounts]:
         self.wait()
@@ -188,7 +188,7 @@ class ShardedKeys(GrowingKeys):
     def _joined(self, values: Tensor) -> Tensor:
         """Return the tensors of all ranks, one after the other, on all of them."""
         comm, size = self._comm, values.numel()
-        sizes = comm.gather("header", torch.tensor([size])).flatten().tolist()
+        sizes = [theirs for (theirs,) in comm.numbers([size])]
         sent = values.reshape(-1).repeat(comm.world)
         found = comm.exchange("state", sent, [size] * comm.world, sizes)
         return found.cpu().view(-1, *values.shape[1:])

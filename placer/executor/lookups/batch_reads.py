@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from itertools import pairwise
 
 import torch
@@ -90,16 +90,6 @@ class ArenaReads:
     def bags(self) -> int:
         """Number of bags."""
         return self.offsets.numel() - 1
-
-    def sources(self) -> Tensor:
-        """Return the bag of each lookup, int32.
-
-        Counted up where bags start: a repetition of the bags would need int64 indices.
-        """
-        sources = torch.zeros(self.lookups + 1, dtype=torch.int32, device=self.offsets.device)
-        starts = self.offsets[1:]
-        sources.index_add_(0, starts, torch.ones_like(starts, dtype=torch.int32))
-        return sources.cumsum_(0)[: self.lookups]
 
     def spread(self, per_lookup: Tensor | None) -> Tensor | None:
         """Return values of the batch's lookups in the order of this arena's lookups."""
@@ -247,16 +237,20 @@ def keep_until_used(prepared: object, stream: torch.cuda.Stream) -> None:
 
 
 def tensors_of(prepared: object) -> Iterator[Tensor]:
-    """Yield all tensors that a prepared batch, or another tree of dataclasses, holds."""
+    """Yield all tensors that a prepared batch, or another tree of dataclasses, holds.
+
+    Those of segments are left out: they are the model's, and outlive all batches.
+    """
     waiting: list[object] = [prepared]
     while waiting:
         value = waiting.pop()
         if isinstance(value, Tensor):
             yield value
         elif isinstance(value, tuple | list):
-            waiting.extend(value)
+            if value and not isinstance(value[0], int | Segment):
+                waiting.extend(value)
         elif is_dataclass(value):
-            waiting.extend(getattr(value, field.name) for field in fields(value))
+            waiting.extend(getattr(value, name) for name in value.__dataclass_fields__)
 
 
 def check_ids(ids: Tensor, feature: FeatureRead) -> None:
