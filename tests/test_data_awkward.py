@@ -15,6 +15,7 @@ import pytest
 
 from placer.data import open_log
 from placer.data.encoded import EncodedLog
+from placer.data.layout import Layout
 from placer.errors import DataError
 from placer.training.reading import labels_of
 
@@ -193,3 +194,48 @@ def test_a_text_too_long_for_an_id_is_named(tmp_path: Path) -> None:
     lines = ["label,user,blob", "0,1,a", f"1,2,{'x' * 9000}", "0,1,a"]
     with pytest.raises(DataError, match=r"line 3: blob: an id is a text of 9000 bytes.*--ignore"):
         open_log(written(tmp_path, lines))
+
+
+NAMES = {
+    "punctuation": (['user,"CTR (%), smoothed",price ($)', "5,0.2,1.5", "6,0.3,2.5"], 2, ["user"]),
+    "nulls below": (["f0,q?", "text/1,NULL", "text/2,7"], 2, ["f0", "q?"]),
+    "a missing value first": (["NA,item1", "5,item2", "7,item3"], 3, ["c0", "c1"]),
+    "missing values first": (["NULL,NULL", "5,3", "7,4"], 3, ["c0", "c1"]),
+}
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_names_are_told_from_a_first_sample(tmp_path: Path, kind: str) -> None:
+    lines, samples, tables = NAMES[kind]
+    log = open_log(written(tmp_path, lines))
+    assert (samples_of(log), list(log.tables)) == (samples, tables)
+
+
+def test_a_text_file_of_one_column_says_what_to_give(tmp_path: Path) -> None:
+    path = written(tmp_path, ["5", "8", "5"])
+    with pytest.raises(DataError, match=r"name it with --separator \(any, if a line is one id\)"):
+        open_log(path)
+    assert open_log(path, layout=Layout(separator=",")).tables == {"c0": 9}
+
+
+def test_integers_beyond_int64_of_json(tmp_path: Path) -> None:
+    ids = [2**63 + 1025 * i + 1 for i in range(40)]
+    lines = [
+        json.dumps({"key": one, "keys": [one, i], "number": float(one)})
+        for i, one in enumerate(ids)
+    ]
+    log = open_log(written(tmp_path, lines, "log.jsonl"), id_mapping="hash", rows=1009)
+    chunk = next(log.chunks())
+    assert sorted(chunk.features) == ["key", "keys"]
+    assert chunk.features["key"].ids.tolist() == [one % 1009 for one in ids]
+    keys = [row for i, one in enumerate(ids) for row in (one % 1009, i)]
+    assert chunk.features["keys"].ids.tolist() == keys
+
+
+def test_lists_of_categories_in_several_row_groups(tmp_path: Path) -> None:
+    kind = pa.list_(pa.dictionary(pa.int16(), pa.string()))
+    lists = [[f"a{i % 7}"] * (i % 4) for i in range(50)]
+    pq.write_table(pa.table({"tags": pa.array(lists, kind)}), tmp_path / "x.parquet", 20)
+    log = open_log(tmp_path / "x.parquet")
+    assert log.tables == {"tags": 8}
+    assert sum(chunk.features["tags"].ids.size for chunk in log.chunks()) == sum(map(len, lists))

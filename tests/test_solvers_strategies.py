@@ -14,7 +14,7 @@ from problem_cases import problem_of, problems, resident_buffers, zipf_table
 from test_solvers import GAP, PROBLEMS, TIME_LIMIT_S, SolverContract, tables, with_hbm
 
 from cost_models import Roofline, ShardingOption
-from placer import Constraints, Problem, TableRule
+from placer import Constraints, Problem, TableRule, Topology
 from placer.constraints.unmet import unmet
 from placer.plan.verify import verify
 from solvers import Limits, Solver, SolveResult
@@ -322,3 +322,14 @@ def test_proposals_with_less_hbm_take_longer() -> None:
     assert used[0] <= instance.hbm_bytes.sum()
     assert totals == pytest.approx([proposal.total_s for proposal in proposals])
     assert totals == sorted(totals)
+
+
+def test_a_shortage_beside_a_server_with_room_that_may_not_serve() -> None:
+    topology = Topology.parse("2xt4+1xcpu", hbm="1GiB", dram="1MiB")
+    problem = problem_of(zipf_table("t", 3_000_000, 128), topology=topology)
+    pinned = Constraints.of({"t": TableRule(devices=("gpu:0", "gpu:1"))})
+    problem = replace(problem, constraints=pinned)
+    result = GreedySize().solve(problem, Roofline(), Limits(time_limit_s=TIME_LIMIT_S))
+    assert result.termination.reason == "no_plan"
+    assert "have at most 1 GiB of HBM left" in result.termination.detail
+    assert result.termination.shortages[0].device == "host:0"

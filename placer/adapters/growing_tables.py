@@ -33,6 +33,7 @@ def row_wise_shards(plan: Plan, table: str, trainer: str, **has: Any) -> list[Sh
     if not is_even or len(held) != len(gpus) or set(own) != {(gpu,) for gpu in gpus}:
         raise PlanMismatchError(
             f"table {table!r} grows, and {trainer} has such tables in slices of as many rows on "
-            f"each of the {len(gpus)} GPUs; forbid what it is instead (docs/constraints.md)"
+            f"each of the {len(gpus)} GPUs; make its shards' rows [i, {how.rows}, {len(gpus)}] on "
+            "the i-th, from 0, in the plan, and run `placer verify --seal`"
         )
     return [own[(gpu,)] for gpu in gpus]

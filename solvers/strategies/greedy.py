@@ -68,8 +68,8 @@ class _ScoreGreedy(Strategy):
             if gpu < 0:
                 return Termination(
                     "no_plan",
-                    detail=_no_room(tables[block[0].table], hbm, dram),
-                    shortages=(_shortage(instance, block[0], hbm, dram),),
+                    detail=_no_room(tables[block[0].table], hbm[on_gpu], dram),
+                    shortages=(_shortage(instance, block[0], may_serve, hbm, dram),),
                 )
             hbm[gpu] -= np.ceil(needed_hbm[gpu])
             dram[instance.host_of_gpu[gpu]] -= needed_dram[gpu]
@@ -113,15 +113,26 @@ def _no_room(table: Table, hbm: np.ndarray, dram: np.ndarray) -> str:
     )
 
 
-def _shortage(instance: Instance, shard: TableShard, hbm: np.ndarray, dram: np.ndarray) -> Shortage:
-    host = int(np.argmax(dram))
+def _shortage(
+    instance: Instance,
+    shard: TableShard,
+    may_serve: np.ndarray,
+    hbm: np.ndarray,
+    dram: np.ndarray,
+) -> Shortage:
+    serving = np.flatnonzero(may_serve).tolist()
+    host = int(max((instance.host_of_gpu[gpu] for gpu in serving), key=dram.__getitem__))
+    gpus = [gpu for gpu in serving if instance.is_gpu(gpu)]
     needed = float(instance.curve(shard, 0).dram_bytes[0])
     short = needed - dram[host]
-    if short > 0:
+    if short > 0 or not gpus:
         return Shortage(
-            instance.problem.topology.hosts[host].id, "dram", int(np.ceil(short)), "one whole table"
+            instance.problem.topology.hosts[host].id,
+            "dram",
+            max(1, int(np.ceil(short))),
+            "one whole table",
         )
-    gpu = int(np.argmax(hbm))
+    gpu = max(gpus, key=hbm.__getitem__)
     short = float(instance.curve(shard, gpu).hbm_bytes[0]) - hbm[gpu]
     return Shortage(
         instance.problem.topology.gpus[gpu].id, "hbm", max(1, int(np.ceil(short))), "its buffers"

@@ -87,8 +87,12 @@ def _moved(plan: Plan, *shards: tuple[tuple[int, int, int], tuple[int, int], str
     ],
 )
 def test_other_placements_are_refused(trainer: str, shards: list[Any]) -> None:
-    with pytest.raises(PlanMismatchError, match="in slices of as many rows on each of the 2 GPUs"):
+    with pytest.raises(
+        PlanMismatchError, match=r"of the 2 GPUs; make its shards' rows \[i, 11, 2\] on the i-th"
+    ):
         document_for(trainer, _moved(_plan(), *shards))
+    told = [((i, 11, 2), (0, 4), f"gpu:{i}") for i in range(2)]
+    document_for(trainer, _moved(_plan(), *told))
     document_for(
         trainer, _moved(_plan(), ((0, 5, 1), (0, 4), "gpu:1"), ((5, 11, 1), (0, 4), "gpu:0"))
     )

@@ -218,18 +218,42 @@ def odd_tables(rank: int, world: int) -> None:
         Table("none", 0, 4, features=(Feature("a"), Feature("b", pooling="none"))),
         Table("unread", 9, 4),
         table_with("adagrad"),
+        Table("unread copies", 9, 3),
     ]
-    plan = plan_of(tables, [shard(tables[1], on="gpu:1"), shard(tables[2])], topology=machine(2))
+    unread = [shard(tables[1], on="gpu:1"), shard(tables[3], on=("gpu:0", "gpu:1"))]
+    plan = plan_of(tables, [*unread, shard(tables[2])], topology=machine(2))
     model = sharded(plan)
     outputs = model(batches_of(tables, world, 3)[rank])
     assert outputs["a"].shape == (SIZES_AT_3[rank], 4)
     assert outputs["b"].shape == (0, 4)
     torch.autograd.backward([output.sum() for output in outputs.values()])
     assert model.state_dict()["unread.weight"].abs().sum() > 0
+    assert model.state_dict()["unread copies.weight"].abs().sum() > 0
     assert model.state_dict()["none.weight"].shape == (0, 4)
 
 
 SIZES_AT_3 = (3, 5, 0, 7)
+
+
+def unread_rows(rank: int, world: int) -> None:
+    """Rows that no rank reads in a step, beside others that are in memory with one column slice."""
+    table = Table("t", 5, 6, optimizer="rowwise_adagrad", features=(Feature("f"),))
+    even, odd = (0, 5, 2), (1, 5, 2)
+    shards = [
+        *(shard(table, even, (0, 3), on="gpu:0"), shard(table, odd, (0, 3), on="gpu:3")),
+        shard(table, (0, 5, 1), (3, 4), on="gpu:0"),
+        *(shard(table, even, (4, 6), on="gpu:3"), shard(table, odd, (4, 6), on="gpu:0")),
+    ]
+    model = sharded(plan_of([table], shards))
+    reference = PlacedEmbeddings(model.plan, lr=LR, eps=EPS, seed=3)
+    for row in (2, 3, 4):
+        batch = BagBatch(torch.full((3,), row), torch.arange(4), 3)
+        for one in (model, reference):
+            one(batch)["f"].square().sum().backward()
+    found = {**model.state_dict(), **model.optimizer_state_dict()}
+    for key, value in reference.state_dict().items():
+        close(found[key], value, key)
+    close(found["t.sum"], reference.optimizer_state_dict()["t.sum"], "t.sum")
 
 
 def subgroups(rank: int, world: int, plan: Plan) -> None:
@@ -308,6 +332,7 @@ def jobs(world: int) -> list[Job]:
         *((f"local shards, {name}", local_shards, (name,)) for name in WITH_STATE),
         *((f"saved cells, {name}", saved_cells, (name,)) for name in WITH_STATE),
         ("odd tables", odd_tables, ()),
+        ("unread rows", unread_rows, ()),
         ("exchanged float16", exchanged, ("float16",)),
         ("exchanged bfloat16", exchanged, ("bfloat16",)),
         *(

@@ -4,6 +4,7 @@ import csv
 import io
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,6 +19,8 @@ from placer.errors import DataError
 _SEPARATORS = ("\t", ",", "::", ";", "|", "\x01", " ")
 _LINES = 200
 _NAME = re.compile(r"^[^\W\d][\w .:/#()\[\]-]*$")
+_ANY_NAME = re.compile(r"^[^\W\d][^\n]*$")
+"""Of columns that something else says to be named, such as numbers below: ``CTR (%)``."""
 _NUMBERS = re.compile(rb"[0-9]+(?:([ \t]+|,)[0-9]+)*[ \t]*")
 """Of a line of interactions."""
 _DECIMAL_COMMA = re.compile(r"[+-]?(?:[0-9]{1,3}(?:\.[0-9]{3})+|[0-9]+)(?:,[0-9]+)?")
@@ -83,7 +86,7 @@ def infer_dialect(file: str, start: bytes, layout: Layout, format: str) -> Layou
     rows = [fields(line, separator, quotes) for line in lines]
     header = layout.header
     if header is None:
-        header = not layout.names and bool(rows) and _is_header(rows)
+        header = not layout.names and bool(rows) and _is_header(rows, layout.nulls)
     names, decimal = layout.names, layout.decimal
     if not header and not names:
         names = tuple(f"c{number}" for number in range(len(rows[0]) if rows else 0))
@@ -170,8 +173,8 @@ def _separator(file: str, lines: list[str]) -> str:
     if not best or (best == " " and all("  " in line for line in lines)):
         raise DataError(
             f"{shown(file)}: no separator divides its lines into equally many fields; name it "
-            "with --separator, or the format with --log-format (interactions: a user and any "
-            "number of items a line), and remove comments"
+            "with --separator (any, if a line is one id), or the format with --log-format "
+            "(interactions: a user and any number of items a line), and remove comments"
         )
     return best
 
@@ -190,25 +193,25 @@ def _quotes(lines: list[str], separator: str) -> bool:
     return True
 
 
-def _is_header(rows: list[list[str]]) -> bool:
+def _is_header(rows: list[list[str]], nulls: Sequence[str]) -> bool:
     """Return whether the first row names columns, rather than being a sample."""
     first, others = rows[0], rows[1:]
     named = [name.strip() for name in first]
     if named:
         named[0] = named[0].lstrip("# ")
-    if any(_HEX.match(name) for name in named) or len(named) < 1:
+    if any(_HEX.match(name) or name in nulls for name in named) or len(named) < 1:
         return False
     # An index that pandas wrote has no name.
-    if not all(_NAME.match(name) for name in named[1:]) or not (
-        named[0] == "" or _NAME.match(named[0])
-    ):
+    names = named[not named[0] :]
+    if not all(map(_ANY_NAME.match, names)):
         return False
     if {name.lower() for name in named} & _KNOWN:
         return True
     columns = list(zip(*(row for row in others if len(row) == len(first)), strict=False))
-    if any(column and all(_is_number(one) for one in column if one) for column in columns):
+    known = [[one for one in column if one and one not in nulls] for column in columns]
+    if any(column and all(map(_is_number, column)) for column in known):
         return True
-    if len(set(named)) != len(named):
+    if len(set(named)) != len(named) or not all(map(_NAME.match, names)):
         return False  # If it names columns, then some twice; nothing else says that it does.
     return not any(name in column for name, column in zip(named, columns, strict=False))
 

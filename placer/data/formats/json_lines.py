@@ -3,15 +3,17 @@
 import json
 import re
 from collections.abc import Generator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.json as arrow_json
 
 from placer.data.files.stores import first_line, shown
 from placer.data.formats.base import ColumnSource
-from placer.data.formats.columns import ARROW_TYPES
+from placer.data.formats.columns import ARROW_TYPES, single
 from placer.data.formats.nested import flat, pruned
 from placer.data.formats.text import Block, TextReader, head_lines, record_ends
 from placer.data.formats.values import wrong_id
@@ -53,7 +55,7 @@ class JsonLinesSource(ColumnSource):
         first = Block(Place(file, 1, "line"), None, memoryview(start), lines)
         _check_depth(first)
         try:
-            table = arrow_json.read_json(pa.BufferReader(start), read_options=_options(len(start)))
+            table = _with_whole_numbers(start)
         except pa.ArrowInvalid as error:
             types: dict[str, IdType | None] = {**dict.fromkeys(numbers), **self._known.types}
             raise _wrong_line(first, types) or _unreadable(first, error) from error
@@ -120,6 +122,25 @@ def _check_depth(block: Block) -> None:
             f"{block.place.of(line)} holds objects or lists within one another {deepest[line]} "
             f"times; at most {MOST_DEPTH} are read"
         )
+
+
+def _with_whole_numbers(data: bytes) -> pa.Table:
+    """Return the samples of JSON lines; whole numbers beyond int64, which Arrow rounds, exactly."""
+
+    def read(schema: pa.Schema | None = None) -> pa.Table:
+        parse = arrow_json.ParseOptions(explicit_schema=schema)
+        options = _options(len(data))
+        return arrow_json.read_json(pa.BufferReader(data), options, parse)
+
+    table = read()
+    for place, field in enumerate(table.schema):
+        values, kind = single(table.column(place)), pa.uint64()
+        if is_list(field.type):
+            values, kind = values.flatten(), pa.list_(kind)
+        if pa.types.is_floating(values.type) and (pc.max(values).as_py() or 0) >= 1 << 63:
+            with suppress(pa.ArrowInvalid):  # Raised where some are fractions or negative.
+                table = read(table.schema.set(place, field.with_type(kind)))
+    return table
 
 
 def _options(size: int) -> arrow_json.ReadOptions:

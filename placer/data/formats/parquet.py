@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack
 from functools import cache, partial
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -78,10 +78,15 @@ class ParquetSource(ColumnSource):
         """Return the first samples of the log."""
         file = self.files[0]
         with reading(file, "Parquet"), _parquet_file(file, self.footers[0]) as opened:
-            batch = next(opened.iter_batches(batch_size=SAMPLE_ROWS), None)
-        if batch is None:
+            batches, rows = list[pa.RecordBatch](), 0
+            for group in range(opened.num_row_groups):  # Arrow reads lists of categories by group.
+                batches += islice(opened.iter_batches(SAMPLE_ROWS - rows, [group]), 1)
+                rows = sum(batch.num_rows for batch in batches)
+                if rows == SAMPLE_ROWS:
+                    break
+        if not rows:
             raise DataError(f"{shown(file)} has no samples, though it says so; is it damaged?")
-        return self._sampled(batch, file, schema)
+        return self._sampled(pa.Table.from_batches(batches), file, schema)
 
     def id_ranges(self) -> dict[str, tuple[int, int]] | None:
         """Of the integer features, from the row groups' statistics; None if one is missing."""

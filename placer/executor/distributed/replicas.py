@@ -22,6 +22,7 @@ class _Alike:
 
     Attributes
     ----------
+    width : int
     targets : tuple of int
         Their places in the unit.
     bases : tuple of int
@@ -32,6 +33,7 @@ class _Alike:
         For each channel the place in `targets` of what it reads.
     """
 
+    width: int
     targets: tuple[int, ...]
     bases: tuple[int, ...]
     channels: tuple[int, ...]
@@ -43,7 +45,7 @@ def _alike(unit: Unit, channels: Sequence[Channel]) -> Iterator[_Alike]:
     for number, target in enumerate(unit.targets):
         by_width[target.width].append(number)
     holders = len(unit.holders)
-    for members in by_width.values():
+    for width, members in by_width.items():
         sizes = [-(-unit.targets[number].rows // holders) * holders for number in members]
         owners = {unit.targets[number].name: at for at, number in enumerate(members)}
         reads = [
@@ -52,6 +54,7 @@ def _alike(unit: Unit, channels: Sequence[Channel]) -> Iterator[_Alike]:
             if channel.target.name in owners
         ]
         yield _Alike(
+            width,
             tuple(members),
             (0, *accumulate(sizes))[:-1],
             tuple(place for place, _ in reads),
@@ -166,13 +169,15 @@ class ReplicaUpdates:
                 ]
             )
         of_bags = of_bags.flatten()
+        own = [gradients[place] for place in alike.channels]
         bags = torch.arange(of_bags.numel(), device=device)
         return _Lookups(
             batch.ids.index_select(0, places).long(),
             counts,
             bags.repeat_interleave(of_bags, output_size=sum(sizes)),
             places,
-            torch.cat([gradients[place] for place in alike.channels]),
+            # No feature may read these rows, and then there is no channel.
+            torch.cat([torch.empty(0, alike.width, device=device), *own]),
         )
 
     def _row_sums(self, unit_step: UnitStep, gradients: Sequence[Tensor], alike: _Alike) -> RowSums:

@@ -64,8 +64,8 @@ class RowTotals:
 
     def total(self, squares: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Sums over whole rows; every rank must call it, whatever it read."""
-        # What was not read by one column slice was not read by the others.
-        read = [(names, ranks) for names, ranks in self.groups if names[0] in squares]
+        # Of rows that nobody read, some column slices are missing, and the others' are empty.
+        read = [group for group in self.groups if all(name in squares for name in group[0])]
         totals = [torch.stack([squares[name] for name in names]).sum(0) for names, _ in read]
         if self.comm is not None:
             totals = self._over_ranks([ranks for _, ranks in read], totals, self.comm)
