@@ -9,15 +9,17 @@ from typing import Any, cast
 from _gpu_check import KINDS
 from _gpu_model import dcnv2, make_plan
 
-from cost_models.roofline import Roofline
+from cost_models.roofline import EXECUTOR, Roofline
 from placer import Problem, Profile, Topology
+
+
+_SERVER_GPUS = 8
 
 
 def print_predictions(report: Mapping[str, Any], machine: str) -> None:
     """Each step of a placed model, measured and predicted; then how far off those are.
 
-    `report` is what `gpu.py` wrote, and `machine` a topology whose GPU it ran on; its constants are
-    not fitted to these steps.
+    `report` is what `gpu.py` wrote, and `machine` a topology whose GPU it ran on.
     """
     print(
         f"{'batch':>7} {'skew':<10}{'HBM rows':>9}  {'kind':<22}{'measured ms':>12}"
@@ -48,6 +50,12 @@ def predictions(
     kinds = {kind.name: kind for kind in KINDS}
     host_bytes = report["machine"]["host_memory_bytes"]
     topology = Topology.parse(machine).with_memory(dram=host_bytes)
+    # Rows cross the link at the rate of a whole server's memory; cores pool at that of their part.
+    whole = [
+        replace(host, dram_bytes_per_s=host.dram_bytes_per_s * _SERVER_GPUS / len(topology.gpus))
+        for host in topology.hosts
+    ]
+    unshared = replace(topology, hosts=tuple(whole))
     models = {}
     for record in report["records"]:
         kind = kinds.get(record["contender"])
@@ -56,11 +64,12 @@ def predictions(
         skew, samples = record["skew"], record["batch_size"]
         model = models.setdefault(skew, dcnv2(skew, report["options"]["scale"]))
         plan = make_plan(model, kind.lookup, record["hbm_row_share"], samples)
+        server = topology if kind.lookup == "host" else unshared
         problem = Problem(
             Profile(model.profiles),
-            topology,
+            server,
             batch_size=samples,
             pipeline="look-ahead" if kind.ahead else "serial",
         )
-        costs = Roofline().evaluate(problem, replace(plan, topology=topology))
+        costs = Roofline(EXECUTOR).evaluate(problem, replace(plan, topology=server))
         yield record, cast(float, costs.step_time_s)

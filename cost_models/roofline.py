@@ -31,12 +31,13 @@ from typing import Any
 
 import numpy as np
 
+from cost_models.arenas import ArenaCosts
 from cost_models.base import Float
 from cost_models.cost_report import CostReport
 from cost_models.schedule import Schedule
 from cost_models.step_equation.equation import StepEquation
 from cost_models.step_equation.exchanged_bytes import ID_BYTES
-from cost_models.step_equation.phases import LOOKUP, ROWS, UPDATE, lookup_shares, with_lanes
+from cost_models.step_equation.phases import COPIES, LOOKUP, ROWS, UPDATE, lookup_shares, with_lanes
 from cost_models.step_equation.unit_costs import READ_KINDS, Rates, ReadCosts, UnitCosts
 from placer.dense import DenseLayers
 from placer.plan.plan import Plan
@@ -96,6 +97,15 @@ class RooflineConstants:
     # fitted. Where Python launches each kernel it is more: up to 18 ms a step.
     step_s: float = 0.36e-3
     exchange_step_s: float = 1.02e-3  # More of it where there are several GPUs; fitted.
+    # What an executor takes of an arena besides, where the source counts kernels alone: of each; of
+    # one with staged or cached rows, whose entries are found before rows are copied, and for each
+    # lookup there; more of that one with look-ahead, for two steps' kernels that a host starts.
+    arena_s: float = 0.0
+    staging_s: float = 0.0
+    staging_lookup_s: float = 0.0
+    ahead_s: float = 0.0
+    # Of a row that is read in place, besides its bytes: a GPU translates its address.
+    in_place_row_s: float = 0.0
     # Median error of steps of sources that these constants were not fitted to.
     relative_error: float = 0.27
 
@@ -108,6 +118,24 @@ class RooflineConstants:
     def sorted(self) -> float:
         """The same of its part of the update."""
         return (SORT_BYTES_PER_LOOKUP + self.update_bytes) / self.update_share
+
+
+EXECUTOR = RooflineConstants(
+    update_share=0.83,
+    probe_bytes=0.0,
+    copy_share=1.0,
+    arena_s=0.38e-3,
+    staging_s=2.6e-3,
+    staging_lookup_s=0.14e-9,
+    ahead_s=3.7e-3,
+    in_place_row_s=11.2e-9,
+)
+"""Those of placer's own executor, for ``Roofline(EXECUTOR)``; fitted to its steps on one H200.
+
+These are `benchmarks/results/gpu-nvidia-h200.json`; ``python benchmarks/gpu.py --predict`` compares
+them. A directory of cached rows is searched once for each distinct row, which takes no time beside
+the rest. Copies seem to reach all of the link, for rows that the step before read too stay in HBM.
+"""
 
 
 class Roofline(StepEquation):
@@ -178,7 +206,19 @@ class Roofline(StepEquation):
         launch_s = getattr(problem.topology.serving[gpu], "launch_s", 0.0)  # Of servers, none.
         phase_s = np.zeros(ROWS)
         phase_s[[LOOKUP, UPDATE]] = launch_s, UPDATE_KERNELS * launch_s
+        phase_s[LOOKUP] += self.constants.arena_s * (gpu < len(problem.topology.gpus))
         return with_lanes(phase_s, problem.pipeline)
+
+    def arena_costs(self, problem: Problem, gpu: int) -> ArenaCosts | None:
+        """Return what staged and cached rows take of an executor. See `CostModel.arena_costs`."""
+        constants, nothing = self.constants, np.zeros(ROWS)
+        cached_s, lookup_s = np.zeros(ROWS), np.zeros(ROWS)
+        cached_s[COPIES], lookup_s[COPIES] = constants.staging_s, constants.staging_lookup_s
+        cached_s[LOOKUP] = constants.ahead_s * (problem.pipeline == "look-ahead")
+        if not cached_s.any() and not lookup_s.any():
+            return None
+        seconds = (cached_s, lookup_s, nothing, nothing)
+        return ArenaCosts(*(with_lanes(one, problem.pipeline) for one in seconds))
 
     def host_rates(self, problem: Problem, table: int, host: str) -> Rates:
         """Return rates of a host's memory, as of a GPU's. See `StepEquation.host_rates`."""
@@ -243,6 +283,7 @@ def _costs(
         Rates(lookup_s=in_hbm.lookup_s, lookup_byte_s=hbm / constants.update_share),
         Rates(
             lookup_byte_s=repeat * link / constants.in_place_share,
+            row_s=constants.in_place_row_s,
             row_byte_s=once * link / constants.in_place_share
             + link / constants.in_place_update_share,
         ),
@@ -280,6 +321,7 @@ def _lookup_shares(constants: RooflineConstants) -> Float:
         probe = constants.probe_bytes if kind in ("hit", "miss") else 0.0
         shares[number, 0, 0] = (looked_up + probe) / (looked_up + update + probe)
         if kind == "uva":
+            shares[number, 1, 2] = 1.0  # Updates write rows in their order.
             shares[number, 1, 3] = in_place / (in_place + 1 / constants.in_place_update_share)
             continue
         if kind == "host":

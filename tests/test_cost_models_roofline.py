@@ -148,6 +148,25 @@ def test_shares_of_the_host_link_by_hand() -> None:
     assert link_s("uva") == pytest.approx((4 * LOOKED_UP * W + 8 * UNIQUE * ROW) / 1e10)
 
 
+@pytest.mark.parametrize(("lookup", "serial_s", "ahead_s"), [
+    ("device", 1.0, 1.0),
+    ("uva", 1.0 + UNIQUE * 0.5, 1.0 + UNIQUE * 0.5),
+    # Four rows are staged, ahead of their copies: beside the step, which takes 1 + 2, or before it.
+    ("staged", 1.0 + 8.0 + 4 * 0.25, 8.0 + 4 * 0.25),
+    ("cached", 1.0 + 8.0 + 4 * 0.25, 8.0 + 4 * 0.25),
+])  # fmt: skip
+def test_what_an_executor_takes_besides_by_hand(
+    lookup: Lookup, serial_s: float, ahead_s: float
+) -> None:
+    """Seconds beside which bytes take none: of an arena, its staging, and rows in place."""
+    added = {"arena_s": 1.0, "staging_s": 8.0, "staging_lookup_s": 0.25, "ahead_s": 2.0}
+    model = Roofline(replace(PLAIN.constants, **added, in_place_row_s=0.5))
+    for pipeline, expected in (("serial", serial_s), ("look-ahead", ahead_s)):
+        problem = replace(uniform(), pipeline=pipeline)  # type: ignore[arg-type]
+        plan = plan_for(problem, whole(problem, lookup))
+        assert model.evaluate(problem, plan).step_time_s == pytest.approx(expected, rel=1e-4)
+
+
 def test_a_cache_is_probed_for_every_lookup() -> None:
     """Hits and misses alike, ahead of the lookup; a table that is in HBM is not probed."""
     constants = RooflineConstants(1.0, 1.0, 0.0, 0.0, 1.0, 1000.0, 1.0, 1.0, 1.0)
