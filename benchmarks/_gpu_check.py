@@ -10,6 +10,7 @@ from _gpu_model import Model, draw, gradients, make_plan
 from torch import Tensor
 
 from placer.executor import PlacedEmbeddings, UnplacedEmbeddings
+from placer.pipeline import Pipeline
 from placer.plan.shard import Lookup
 
 _STEPS = 4
@@ -27,6 +28,11 @@ class Kind:
     def name(self) -> str:
         """As the table shows it."""
         return f"{self.lookup} + look-ahead" if self.ahead else self.lookup
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """For which memory is planned: a captured batch keeps as much in HBM as one ahead."""
+        return "look-ahead" if self.ahead or self.lookup == "device" else "serial"
 
 
 KINDS: tuple[Kind, ...] = (

@@ -11,10 +11,16 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from plan_cases import covers, in_dram, in_hbm, machine, plan_of, plans, tables
 
-from placer import Plan, Shard, Table
+from placer import Feature, Plan, Shard, Table
 from placer.errors import CapacityError, PlanError
 from placer.plan.fields import RowOrder
-from placer.plan.memory import ROW_CACHE_ENTRY_BYTES, ROW_MAP_BYTES_PER_ROW, device_memory
+from placer.plan.memory import (
+    ENTRY_BYTES_PASSING,
+    ROW_CACHE_ENTRY_BYTES,
+    ROW_MAP_BYTES_PER_ROW,
+    device_memory,
+    preparing_bytes,
+)
 from placer.plan.verify import verify, violations
 
 TABLE = Table("t", 10, 4, optimizer="rowwise_adagrad")
@@ -236,7 +242,9 @@ def test_memory_by_hand() -> None:
     assert violations(plan) == []
     gpu0, gpu1, host, server = device_memory(plan).values()
     assert (gpu0.weight_bytes, gpu0.state_bytes, gpu0.buffer_bytes) == (3 * 16, 3 * 4, 100)
-    assert (gpu1.weight_bytes, gpu1.state_bytes, gpu1.buffer_bytes) == (3 * 16, 3 * 4, 107)
+    # No feature reads the table: outputs have no room that would serve to sort entries.
+    buffers = 107 + 2 * ENTRY_BYTES_PASSING
+    assert (gpu1.weight_bytes, gpu1.state_bytes, gpu1.buffer_bytes) == (3 * 16, 3 * 4, buffers)
     assert (gpu0.cache_bytes, gpu1.cache_bytes) == (0, 2 * (20 + ROW_CACHE_ENTRY_BYTES))
     # Strips of columns have their own copy of row-wise state.
     assert (host.weight_bytes, host.state_bytes) == (3 * 16 + 4 * 8, 3 * 4 + 4 * 4)
@@ -244,6 +252,20 @@ def test_memory_by_hand() -> None:
     assert (host.buffer_bytes, server.buffer_bytes) == (0, 9)
     assert host.row_map_bytes == 0
     assert {use.row_map_bytes for use in (gpu0, gpu1, server)} == {10 * ROW_MAP_BYTES_PER_ROW}
+
+
+def test_outputs_room_serves_to_prepare_a_step() -> None:
+    """Two features of 5 lookups and 4 columns; 7 samples on each of 2 GPUs, or 14 on one."""
+    features = (Feature("f", 5.0), Feature("g", 5.0))
+    table = replace(TABLE, features=features)
+    left = replace(in_dram("t", (0, 10, 1), (0, 2), "gpu:0"), lookup="staged", staging_rows=3)
+    right = in_hbm("t", (0, 10, 1), (2, 4), "gpu:0", "gpu:1")
+    plan = replace(plan_of(table, left, right, topology=machine()), batch_size=7)
+    # 8 bytes a lookup more to sort, and outputs and gradients that are not there yet, 8 a column.
+    half, once = 8 * 10 - 8 * 2 * 2, 3 * ENTRY_BYTES_PASSING
+    assert preparing_bytes(plan) == {"gpu:0": 14 * half + once + 7 * half, "gpu:1": 7 * half}
+    wide = replace(plan, tables=(replace(table, features=(Feature("f", 1.0),)),))
+    assert preparing_bytes(wide) == {"gpu:0": max(0, once - 21 * 8), "gpu:1": 0}
 
 
 def test_hosts_without_gpus_pool_rows_of_their_memory() -> None:

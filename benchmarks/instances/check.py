@@ -37,7 +37,8 @@ SAME = 1e-9
 MOST_BYTES = 1 << 30
 MOST = 1 << 53
 """Numbers of a plan are smaller: no table has so many rows, and no device so many bytes."""
-ENTRY_BYTES, ROW_MAP_BYTES = 52, 4
+ENTRY_BYTES, ROW_MAP_BYTES = 21, 4
+ENTRY_PASSING_BYTES, SORT_BYTES = 48, 8
 LOOKUPS = {"device": "hbm", "staged": "dram", "uva": "dram", "cached": "dram", "host": "dram"}
 NEEDED = {"table", "rows", "cols", "devices", "memory", "lookup"}
 PARTS = {"tables": list, "topology": dict, "row_order": dict, "solver": dict}
@@ -334,7 +335,7 @@ def _buffers(work: StepTime, shard: Shard, first: bool) -> tuple[float, int]:
     looked_up = samples * table.lookups
     lookups = table.loads((start, stop, step), looked_up)[0]
     vectors = (samples * table.bags if first else 0) + lookups * table.unpooled_share
-    size = 2 * vectors * width * 4 + lookups * (32 + 24 + max(4.0, width / 16))
+    size = 2 * vectors * width * 4 + lookups * (32 + 8 + max(4.0, width / 16))
     if shard["lookup"] not in ("staged", "cached"):
         return size, 0
     start = min(stop, start + shard.get("cache_rows", 0) * step)
@@ -374,6 +375,8 @@ def used_bytes(work: StepTime, plan: dict[str, Any]) -> dict[str, int]:
     used = dict.fromkeys(machine.memory, 0)
     orders = plan.get("row_order") or {}
     mapped: set[tuple[str, str]] = set()
+    # While a step is prepared there are no outputs: beyond their room, what sorting takes.
+    passing = dict.fromkeys(machine.gpus, 0.0)
     for group in _grouped(plan["shards"]):
         claimed = any("buffer_bytes" in shard for shard in group)
         for shard in group:
@@ -382,7 +385,15 @@ def used_bytes(work: StepTime, plan: dict[str, Any]) -> dict[str, int]:
             if not claimed:
                 buffers = math.ceil(_buffers(work, shard, shard is group[0])[0])
             cache = shard.get("cache_rows", 0) * (table.row_bytes(width) + ENTRY_BYTES)
+            entries = shard.get("cache_rows", 0)
+            if shard["lookup"] in ("staged", "cached"):
+                entries += shard.get("staging_rows", _buffers(work, shard, False)[1])
             for device in shard["devices"]:
+                if device in passing:
+                    sorted_bytes = table.lookups * SORT_BYTES - 8 * table.bags * width
+                    samples = work.batch // len(shard["devices"])
+                    passing[device] += ENTRY_PASSING_BYTES * entries
+                    passing[device] += samples * sorted_bytes * (shard is group[0])
                 on_gpu = device in machine.gpus and shard["memory"] == "dram"
                 home = machine.host_of[machine.gpus[device]] if on_gpu else device
                 used[home] += row_count(shard) * table.row_bytes(width)
@@ -391,6 +402,8 @@ def used_bytes(work: StepTime, plan: dict[str, Any]) -> dict[str, int]:
                     mapped.add((table.name, device))
     for name, device in mapped:
         used[device] += ROW_MAP_BYTES * work.tables[name].rows
+    for device, size in passing.items():
+        used[device] += max(0, math.ceil(size))
     return used
 
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from placer.pipeline import Pipeline
 from placer.plan.memory import ROW_CACHE_ENTRY_BYTES
 from placer.plan.shard import Shard
 from placer.profile.table_profile import TableProfile
@@ -27,15 +28,12 @@ INDEX_BYTES_HELD_PER_LOOKUP = 16
 Its place, its position in the order of rows, the start of its run of equal rows and that run's
 place, all int32, on the GPU that serves it. Measured by tests/executor/test_executor_memory.py."""
 
-INDEX_BYTES_PASSING_PER_LOOKUP = 24
-"""Bytes of one lookup that come and go while its step is prepared or its rows are updated.
+INDEX_BYTES_PASSING_PER_LOOKUP = 8
+"""Bytes of one lookup that come and go while its rows are updated, beside sums of its row's parts.
 
-20 while lookups are sorted on a GPU beyond the 16 that are held then: slots, their order as int64
-twice, and the room that CUB's radix sort of pairs takes (keys and values once more:
-`sort_stable` of PyTorch's ATen/native/cuda/SortStable.cu, and cub::DeviceRadixSort). The bag of
-each lookup, 4, while rows are updated: both can meet, for preparing has a stream of its own. On a
-CPU they do not, and it is 13, and 28 where all rows are staged: measured by
-tests/executor/test_executor_memory.py."""
+Its bag, 4, and what PyTorch's allocator rounds up, which is 0.2 to 3.7 bytes a lookup in 67
+records of `benchmarks/gpu.py` on an H200: a plan never promises too little. What comes and goes
+while the next step is prepared is gone by then; see `placer.plan.memory.preparing_bytes`."""
 
 SUM_BYTES_PER_LOOKUP_AND_COLUMN = 2 * 4 / 128
 """Sums of the parts of rows that are read often: two rows of float32 for 128 lookups."""
@@ -62,17 +60,18 @@ def output_vectors(table: Table, samples: float, lookups: float) -> float:
     return bags + (lookups * unpooled / total if total else 0.0)
 
 
-def index_buffer_bytes(lookups: float, width: int) -> float:
+def index_buffer_bytes(lookups: float, width: int, pipeline: Pipeline = "look-ahead") -> float:
     """Return bytes of the integers of all steps in flight, for a server of `lookups` of each.
 
     Linear in lookups, so that cutting a table by rows neither saves any nor adds any.
 
-    >>> index_buffer_bytes(1000, width=64)
-    60000.0
+    >>> index_buffer_bytes(1000, width=64), index_buffer_bytes(1000, width=64, pipeline="serial")
+    (44000.0, 28000.0)
     """
+    steps = STEPS_IN_FLIGHT if pipeline == "look-ahead" else 1
     # The bags in order of rows take the place of the sums that follow.
     passing = INDEX_BYTES_PASSING_PER_LOOKUP + max(4.0, width * SUM_BYTES_PER_LOOKUP_AND_COLUMN)
-    return lookups * (STEPS_IN_FLIGHT * INDEX_BYTES_HELD_PER_LOOKUP + passing)
+    return lookups * (steps * INDEX_BYTES_HELD_PER_LOOKUP + passing)
 
 
 def staged_rows(unique_rows: Float | float) -> Float:
@@ -123,7 +122,14 @@ def cache_slices(shard: Shard) -> tuple[tuple[int, int, int], tuple[int, int, in
     return (start, edge, step), (edge, stop, step)
 
 
-def with_buffers(profile: TableProfile, shard: Shard, *, samples: int, returns_bags: bool) -> Shard:
+def with_buffers(
+    profile: TableProfile,
+    shard: Shard,
+    *,
+    samples: int,
+    returns_bags: bool,
+    pipeline: Pipeline = "look-ahead",
+) -> Shard:
     """Return the shard with the `staging_rows` and `buffer_bytes` that reading it needs.
 
     Of what a cached shard's steps touch, the rows that its cache holds are not staged. Each serving
@@ -135,7 +141,7 @@ def with_buffers(profile: TableProfile, shard: Shard, *, samples: int, returns_b
     all_lookups = samples * table.lookups_per_sample
     lookups = all_lookups * slice_lookup_share(profile, shard.rows)
     size = exchange_buffer_bytes(table, samples if returns_bags else 0, lookups, width)
-    size += index_buffer_bytes(lookups, width)
+    size += index_buffer_bytes(lookups, width, pipeline)
     staging_rows = 0
     if shard.lookup in ("staged", "cached"):
         _, cold = cache_slices(shard)

@@ -4,6 +4,7 @@ The executor allocates by this, the cost models and `verify` count by it, so tha
 that fits here fits in training.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -21,14 +22,25 @@ ROW_MAP_BYTES_PER_ROW = 4
 ROW_NUMBER_BYTES = 4
 """A key map that has some of a table's rows numbers them: one int32 a row."""
 
-ROW_CACHE_ENTRY_BYTES = 52
+ROW_CACHE_ENTRY_BYTES = 21
 """Bookkeeping of one row of HBM for copies of cold rows, staged or cached (`RowCache`).
 
-21 bytes stay, 29 in arenas of 2³¹ rows and more: the slot that it holds, its last use and its
-priority (4 each), whether it was updated (1), and the directory, slot and entry once more (4
-each). 31 come and go while a step's rows get entries: the order of eviction and the directory are
-sorted again. Measured by tests/executor/test_executor_memory.py, on a CPU."""
+The slot that it holds, its last use and its priority (4 each), whether it was updated (1), and the
+directory, slot and entry once more (4 each); 29 in all in arenas of 2³¹ rows and more. Measured by
+tests/executor/test_executor_memory.py."""
 
+ENTRY_BYTES_PASSING = 48
+"""More of it while a step's rows get entries, on a GPU.
+
+Slots that leave are sorted: keys (4), their order before (8), slots (4), sorted slots (4) with their
+numbers as int64 twice (16), and the room of CUB's radix sort of pairs (12). An H200 took 48.5."""
+
+SORT_BYTES_PER_LOOKUP = 8
+"""More of a lookup while a step's lookups are sorted on a GPU than while its rows are updated.
+
+20 to sort int32 slots: their order as int64 twice, and the room that CUB's radix sort of pairs
+takes (keys and values once more: `sort_stable` of PyTorch's ATen/native/cuda/SortStable.cu, and
+cub::DeviceRadixSort). An update takes 12 and more; see `placer.plan.buffers`."""
 
 CHECKSUM_BYTES = 4
 """Of each block of a drive."""
@@ -130,6 +142,27 @@ def record_bytes(table: Table, shard: Shard) -> int:
     return -(-(row_bytes + CHECKSUM_BYTES) // BLOCK_BYTES) * BLOCK_BYTES
 
 
+def preparing_bytes(plan: Plan) -> dict[str, int]:
+    """Return what each GPU needs to prepare a step beyond what its shards' buffers have room for.
+
+    Buffers are those of the phase that takes most where bags are small: rows are updated, and
+    outputs and their gradients are there. They are not yet while a step is prepared, so their room
+    serves to sort its lookups and the entries of row caches.
+    """
+    passing: dict[str, float] = {gpu.id: 0.0 for gpu in plan.topology.gpus}
+    seen: set[tuple[object, ...]] = set()
+    for shard in plan.shards:
+        table, group = plan.tables_by_name[shard.table], (shard.table, shard.cols, shard.devices)
+        samples = plan.batch_size * len(passing) // len(shard.devices)
+        bags = sum(f.pooling != "none" and f.coverage > 0 for f in table.features)
+        size = table.lookups_per_sample * SORT_BYTES_PER_LOOKUP - 8 * bags * shard.width
+        for device in passing.keys() & set(shard.devices):
+            passing[device] += (shard.staging_rows + shard.cache_rows) * ENTRY_BYTES_PASSING
+            passing[device] += samples * size * (group not in seen)
+        seen.add(group)
+    return {device: max(0, math.ceil(size)) for device, size in passing.items()}
+
+
 def device_memory(plan: Plan) -> dict[str, MemoryUse]:
     """Return memory use of every GPU, host and drive of the plan's topology.
 
@@ -153,6 +186,8 @@ def device_memory(plan: Plan) -> dict[str, MemoryUse]:
                 used[device]["cache_bytes"] += cache_bytes(table, shard)
             if plan.order_of(shard.table).kind == "profile":
                 mapped.add((shard.table, device))
+    for device, size in preparing_bytes(plan).items():
+        used[device]["buffer_bytes"] += size
     for host, size in key_map_bytes(topology, plan.growing).items():
         used[host]["row_map_bytes"] += size
     for name, device in mapped:
