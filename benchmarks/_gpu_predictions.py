@@ -12,7 +12,6 @@ from _gpu_model import dcnv2, make_plan
 from cost_models.roofline import EXECUTOR, Roofline
 from placer import Problem, Profile, Topology
 
-
 _SERVER_GPUS = 8
 
 

@@ -32,8 +32,9 @@ tests/executor/test_executor_memory.py."""
 ENTRY_BYTES_PASSING = 48
 """More of it while a step's rows get entries, on a GPU.
 
-Slots that leave are sorted: keys (4), their order before (8), slots (4), sorted slots (4) with their
-numbers as int64 twice (16), and the room of CUB's radix sort of pairs (12). An H200 took 48.5."""
+Slots that leave are sorted: keys (4), their order before (8), slots (4), sorted slots (4) with
+their numbers as int64 twice (16), and the room of CUB's radix sort of pairs (12). An H200 took
+48.5."""
 
 SORT_BYTES_PER_LOOKUP = 8
 """More of a lookup while a step's lookups are sorted on a GPU than while its rows are updated.
