@@ -7,6 +7,7 @@ import torch
 from _gpu_contenders import EPS, LR, PlacedSteps
 from _gpu_measure import why
 from _gpu_model import Model, draw, gradients, make_plan
+from _gpu_training import on_host
 from torch import Tensor
 
 from placer.executor import PlacedEmbeddings, UnplacedEmbeddings
@@ -92,7 +93,8 @@ def check_kinds(model: Model, batch_size: int, device: torch.device) -> dict[str
             placed = PlacedEmbeddings(
                 plan, lr=LR, eps=EPS, device=device, backend="triton", cache_policy="lfu"
             )
-            steps = PlacedSteps(placed, batches, grads, kind.ahead)
+            given = on_host(batches) if kind.ahead else batches
+            steps = PlacedSteps(placed, given, grads, kind.ahead)
             for _ in batches:
                 steps()
             trained = {**placed.state_dict(), **placed.optimizer_state_dict()}

@@ -4,7 +4,7 @@
 import contextlib
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
@@ -13,7 +13,7 @@ from _gpu_model import Batches, Model, bags_of
 from torch import Tensor, nn
 
 import placer.executor.memory.arena as arena_module
-from placer.executor import BagBatch, PlacedEmbeddings, RowWiseAdagrad
+from placer.executor import BagBatch, PlacedEmbeddings
 from placer.executor.id_order import IdOrder
 from placer.executor.memory.host_memory import host_rows
 from placer.plan.plan import Plan
@@ -102,67 +102,38 @@ class PlacedSteps:
         return self.batches[(self.taken - 1) % len(self.batches)]
 
 
-@dataclass(slots=True, eq=False)
 class EmbeddingBags:
-    """One `nn.EmbeddingBag(sparse=True)` a table, and torch's optimizer.
+    """One `nn.EmbeddingBag(sparse=True)` a table on the device, and `torch.optim.Adagrad`.
 
-    On the device: `torch.optim.Adagrad`, which has no row-wise form. On the host: row-wise
-    Adagrad, so that the rows that the machine's memory holds are the same; pooled rows and
-    their gradients are copied.
+    Adagrad has no row-wise form in PyTorch.
     """
 
-    model: Model
-    batches: Batches
-    gradients: list[Tensor]
-    device: torch.device
-    memory: HostMemory | None = None
-    bags: list[nn.EmbeddingBag] = field(init=False)
-    optimizer: torch.optim.Optimizer = field(init=False)
-    inputs: list[list[tuple[Tensor, Tensor]]] = field(init=False)
-    taken: int = 0
-
-    def __post_init__(self) -> None:
-        home = self.device if self.memory is None else torch.device("cpu")
-        if self.memory is not None:
-            self.memory.give_back()
-        self.bags = [
+    def __init__(self, model: Model, batches: Batches, gradients: list[Tensor]) -> None:
+        device = gradients[0].device
+        self._gradients, self._taken = gradients, 0
+        self._bags = [
             nn.EmbeddingBag.from_pretrained(
-                self._rows((table.rows, table.dim)),
+                torch.empty((table.rows, table.dim), device=device).uniform_(-_SPREAD, _SPREAD),
                 freeze=False,
                 mode="sum",
                 sparse=True,
                 include_last_offset=True,
             )
-            for table in self.model.tables
+            for table in model.tables
         ]
-        weights = [bag.weight for bag in self.bags]
-        self.optimizer = (
-            torch.optim.Adagrad(weights, lr=LR, eps=EPS)
-            if self.memory is None
-            else RowWiseAdagrad(weights, lr=LR, eps=EPS)
-        )
-        # Cut and copied once: their ids are where they are wanted. The CPU takes few steps.
-        few = self.batches.batches[:4] if self.memory is not None else self.batches.batches
-        self.inputs = [
-            [
-                (ids.to(home), offsets.to(home))
-                for ids, offsets in (bags_of(batch, t) for t in range(len(self.bags)))
-            ]
-            for batch in few
+        weights = [bag.weight for bag in self._bags]
+        self._optimizer = torch.optim.Adagrad(weights, lr=LR, eps=EPS)
+        # Cut once, outside of the clock.
+        self._inputs = [
+            [bags_of(batch, table) for table in range(len(self._bags))] for batch in batches.batches
         ]
 
     def __call__(self) -> None:
-        inputs = self.inputs[self.taken % len(self.inputs)]
-        self.taken += 1
+        inputs = self._inputs[self._taken % len(self._inputs)]
+        self._taken += 1
         outputs = [
-            bag(ids, offsets).to(self.device)
-            for bag, (ids, offsets) in zip(self.bags, inputs, strict=True)
+            bag(ids, offsets) for bag, (ids, offsets) in zip(self._bags, inputs, strict=True)
         ]
-        self.optimizer.zero_grad()
-        torch.autograd.backward(outputs, self.gradients)
-        self.optimizer.step()
-
-    def _rows(self, shape: tuple[int, int]) -> Tensor:
-        if self.memory is not None:
-            return self.memory.take(shape, torch.float32, torch.device("cpu"))
-        return torch.empty(shape, device=self.device).uniform_(-_SPREAD, _SPREAD)
+        self._optimizer.zero_grad()
+        torch.autograd.backward(outputs, self._gradients)
+        self._optimizer.step()

@@ -34,7 +34,6 @@ HBM_SHARES = (1.0, 0.1, 0.015, 0.0, 0.25)
 """Shares of the rows, those with a target first."""
 
 BAGS_IN_HBM = "nn.EmbeddingBag + Adagrad"
-BAGS_ON_HOST = "CPU nn.EmbeddingBag + copy"
 
 CACHE_WARM_UP_STEPS = 20
 """More than others': which entry holds which row takes many steps to be as it stays."""
@@ -212,7 +211,7 @@ class _Group:
             for lookup in lookups:
                 self._placed(lookup, share)
             if share == 1:
-                self._bags(on_host=False)
+                self._bags()
 
     def run_training(self) -> None:
         """Whole steps, dense layers included, with batches that a loader leaves on the host."""
@@ -242,7 +241,6 @@ class _Group:
         for share in HBM_SHARES:
             if share < 1:
                 self._placed("host", share)
-        self._bags(on_host=True)
 
     def _batches(self) -> tuple[Batches, list[Tensor]]:
         """Drawn when first asked for: what is left out needs none."""
@@ -327,30 +325,18 @@ class _Group:
             record.host_waits = host_waits(steps, bench.device)
             bench.add(record)
 
-    def _bags(self, on_host: bool) -> None:
-        bench = self._bench
-        record = self._record(0.0 if on_host else 1.0, BAGS_ON_HOST if on_host else BAGS_IN_HBM)
-        record.note = "row-wise Adagrad" if on_host else ""
-        lookups = self._size * sum(self._model.lookups)
-        # Some microseconds a lookup on the host: measured on two cores, with four steps to take.
-        seconds = max(bench.sizes.job_s, 8e-6 * lookups if on_host else 0.0)
-        if self._skip(seconds, record):
-            return
-        memory = bench.memory if on_host else None
+    def _bags(self) -> None:
+        record = self._record(1.0, BAGS_IN_HBM)
+        if not self._skip(self._bench.sizes.job_s, record):
+            self._time(record, lambda: EmbeddingBags(self._model, *self._batches()))
 
-        def make() -> Step:
-            drawn, grads = self._batches()
-            return EmbeddingBags(self._model, drawn, grads, bench.device, memory)
-
-        self._time(record, make, warm_up=1 if on_host else WARM_UP_STEPS)
-
-    def _time(self, record: Record, make: Callable[[], Step], warm_up: int = WARM_UP_STEPS) -> None:
+    def _time(self, record: Record, make: Callable[[], Step]) -> None:
         bench = self._bench
         try:
             self._batches()
             before = bench.free()
             step = make()
-            self._timed(record, time_steps(step, bench.device, bench.sizes.limit_s, warm_up))
+            self._timed(record, time_steps(step, bench.device, bench.sizes.limit_s))
             if bench.device.type == "cuda":
                 record.hbm_peak_bytes = torch.cuda.max_memory_allocated() - before
         except Exception as error:  # A rival that cannot run here is a row that says so.

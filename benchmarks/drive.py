@@ -4,9 +4,9 @@
     python benchmarks/drive.py /mnt/ssd [--steps]
 
 Each turn all sides read the distinct rows of a batch, whose ids are Zipf(1.05) in the order of
-frequency. Nothing is cached: reads are direct, and LMDB's pages are dropped before each turn. Keys
-of the others are made before the time begins. Writes results/drive-*.json; with ``--steps`` times
-of training steps with most rows on the drive, and in DRAM.
+frequency. Nothing is cached: reads are direct, and what LMDB and placer keep is dropped before each
+turn. Keys of the others are made before the time begins. Writes results/drive-*.json; with
+``--steps`` times of training steps with most rows on the drive, and in DRAM.
 """
 
 import argparse
@@ -219,6 +219,7 @@ def main() -> None:
             rows = np.unique(drawn(turn, LOOKUPS, asked.rows))
             for name in (*list(sides)[turn % 6 :], *list(sides)[: turn % 6]):
                 pages.drop()
+                records._kept.forget()
                 run = sides[name](rows)
                 began = time.perf_counter()
                 found = run()

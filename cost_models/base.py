@@ -19,11 +19,10 @@ Cold = Literal["staged", "uva", "host", "cached"]
 """How rows in DRAM are read; see docs/plan-format.md."""
 
 ANY_SHARE = -1.0
-"""`ShardingOption.share` and `ColdHome.drive_share` where shards may have any number of their rows
-in HBM, or on a drive."""
+"""`ColdHome.drive_share` where shards may have any number of their rows on a drive."""
 
-_REPLICA = -1
-"""`TableShard.column_slice` of the replicated rows."""
+_REPLICA, _STAND_IN = -1, -2
+"""`TableShard.column_slice` of the replicated rows, and of a stand-in."""
 
 Float = npt.NDArray[np.float64]
 Int = npt.NDArray[np.int64]
@@ -76,9 +75,6 @@ class ShardingOption(NamedTuple):
     blocked : bool
         Row slices are contiguous blocks of equally many rows, the i-th on GPU number
         `first_gpu` + i; those of the next column slice are on the GPUs behind.
-    share : float
-        Share of its rows that each shard has in HBM; negative where any number of them may
-        be. Solvers fix it where all shards of a table must have the same.
     first_gpu : int
         Of `blocked` row slices.
     home : ColdHome
@@ -96,7 +92,6 @@ class ShardingOption(NamedTuple):
     replicated_rows: int = 0
     cold: Cold = "staged"
     blocked: bool = False
-    share: float = ANY_SHARE
     first_gpu: int = 0
     home: ColdHome = IN_DRAM
 
@@ -134,6 +129,19 @@ class TableShard(NamedTuple):
     def is_replica(self) -> bool:
         """Whether the shard is the replicated rows, which every GPU holds."""
         return self.column_slice == _REPLICA
+
+    def stand_in(self) -> "TableShard":
+        """Return the shard whose curve stands in bounds for all ways to divide this one.
+
+        It is the shard itself, unless the host pools cold rows: then its curve is a sum over rows.
+        The host sends vectors even of none, and lookups of rows in HBM pay nothing for others.
+        """
+        return self._replace(column_slice=_STAND_IN) if self.option.cold == "host" else self
+
+    @property
+    def is_stand_in(self) -> bool:
+        """Whether the shard is one of `stand_in`."""
+        return self.column_slice == _STAND_IN
 
     @property
     def home_gpu(self) -> int | None:
@@ -284,10 +292,12 @@ class CostModel(Protocol):
         At any price of a byte of HBM, the shards of an option together, each on the kind of GPU
         that is best for it, cost at least this more than the one shard of the option that has
         the same replicas and the same `cold` but neither row nor column slices: seconds plus
-        price × bytes, its rows in HBM as is best, split costs of both aside. The shards take
-        as much time of hosts at least, and their fewest bytes in HBM, and in HBM and DRAM,
-        are no fewer either. Bounds then need finer options only of tables for which one GPU is
-        not enough.
+        price × bytes, its rows in HBM as is best, split costs of both aside. Where the host
+        pools cold rows, that is the less of what the one shard costs and what its
+        `TableShard.stand_in` does with any rows in HBM, not only the hottest: of several
+        shards, some may do without the host. The shards take as much time of hosts at least,
+        and their fewest bytes in HBM, and in HBM and DRAM, are no fewer either. Bounds then
+        need finer options only of tables for which one GPU is not enough.
 
         Nothing is promised of the times of ``cached`` options: of their shards one may be read
         through a cache, another in place, and a third be in HBM.

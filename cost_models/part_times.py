@@ -39,15 +39,15 @@ class PartTimer:
     def __init__(
         self,
         arrangement: Arrangement,
-        equation: StepEquation,
         problem: Problem,
         tables: Sequence[int],
         costs: Sequence[Sequence[UnitCosts]],
+        lookup_shares: Float,
     ) -> None:
         plan, parts = arrangement.plan, arrangement.parts
         topology = plan.topology
         numbers = dict(zip((table.name for table in plan.tables), tables, strict=True))
-        gpus = topology.gpu_numbers
+        serving = topology.serving_numbers
         hosts = {host.id: number for number, host in enumerate(topology.hosts)}
         groups = groups_of(plan)
         mapped = {
@@ -57,40 +57,28 @@ class PartTimer:
         pooled = {key for key, group in groups.items() if host_pools(group)}
         self._pooled = np.array([part.uses_row_cache for part in parts], dtype=bool)
         self._replicated = np.array([part.replicated for part in parts], dtype=bool)
-        self._gpu_shares = np.zeros((len(gpus), len(parts)))
+        self._serving = np.zeros((len(serving), len(parts)))
         self._hosts = np.zeros((len(hosts), len(parts)))
         self._group_lookup_s, self._sliced_row_s = np.zeros(len(parts)), np.zeros(len(parts))
         reads: list[list[ReadCosts]] = []
         kinds_of: list[tuple[ReadKind, ...]] = []
         for at, part in enumerate(parts):
-            shard, gpu = plan.shards[part.shard], gpus.get(part.device)
-            if gpu is None:
-                # A host that serves by itself: the link time is that of all its GPUs, and its
-                # memory does for its rows what a GPU does.
-                attached = topology.gpus_of(part.device) or topology.gpus
-                served_by, host = [gpus[one.id] for one in attached], part.device
-            else:
-                served_by, host = [gpu], topology.gpus[gpu].host
-            self._gpu_shares[served_by, at] = 1 / len(served_by)
-            self._hosts[hosts[host], at] = 1.0
-            unit = costs[part.table][served_by[0]]
-            kinds = [unit.read(kind) for kind in _KINDS[part.lookup]]
-            if gpu is None:
-                own = equation.host_rates(problem, tables[part.table], host)
-                kinds = [ReadCosts(link=read.link, dram=own) for read in kinds]
-            else:
-                lookup_s = mapped[group_of(shard)] * unit.mapped_lookup_s
-                lookup_s += (group_of(shard) in pooled) * unit.pooled_lookup_s
-                self._group_lookup_s[at] = _share(part, shard) * lookup_s
-                if shard.width < plan.tables[part.table].dim:
-                    self._sliced_row_s[at] = part.row_bytes * unit.sliced_row_byte_s
-            reads.append(kinds)
+            shard, gpu = plan.shards[part.shard], topology.gpus_by_id.get(part.device)
+            self._serving[serving[part.device], at] = 1.0
+            self._hosts[hosts[part.device if gpu is None else gpu.host], at] = 1.0
+            unit = costs[part.table][serving[part.device]]
+            lookup_s = mapped[group_of(shard)] * unit.mapped_lookup_s
+            lookup_s += (group_of(shard) in pooled) * unit.pooled_lookup_s
+            self._group_lookup_s[at] = _share(part, shard) * lookup_s
+            if shard.width < plan.tables[part.table].dim:
+                self._sliced_row_s[at] = part.row_bytes * unit.sliced_row_byte_s
+            reads.append([unit.read(kind) for kind in _KINDS[part.lookup]])
             kinds_of.append(_KINDS[part.lookup])
         weight_bytes = np.array([part.weight_bytes for part in parts], dtype=np.float64)
         row_bytes = np.array([part.row_bytes for part in parts], dtype=np.float64)
         # By how rows are read, by resource and by rate: constants of all parts at once.
         rates = np.array(reads, dtype=np.float64).reshape(len(parts), *_RATES_SHAPE)
-        shares = equation.lookup_shares[[[READ_KINDS.index(k) for k in each] for each in kinds_of]]
+        shares = lookup_shares[[[READ_KINDS.index(k) for k in each] for each in kinds_of]]
         self._in_hbm, self._copied, self._in_place = (
             [Rates(*rate).of(weight_bytes, row_bytes) for rate in kind]
             for kind in np.moveaxis(rates, 0, -1)
@@ -112,7 +100,7 @@ class PartTimer:
         )
 
     def seconds(self, counts: StepCounts) -> tuple[Float, Float, Float, Float, Float]:
-        """Return time by phase and GPU, (8, gpus); HBM and link by GPU; DRAM by host, and ahead."""
+        """Return time by phase and device, (8, serving); HBM and link; DRAM by host, and ahead."""
         c = counts.parts
         # Each holder of replicated rows updates all that any holder's samples read.
         touched = np.where(self._replicated, c.update_rows, c.rows)
@@ -141,21 +129,21 @@ class PartTimer:
                 self._copied, self._in_hbm, (both, busier, both), strict=True
             )
         ]
-        gpus = self._gpu_shares
-        phase_s = np.zeros((ROWS, len(gpus)))
-        lookup_s, all_s = (gpus @ (times[0] + times[1]) for times in (looked_up, own))
-        copy_hbm_s, copy_link_s = gpus @ copies[0], gpus @ copies[1]
-        link_lookup_s = gpus @ looked_up[1]
+        serving = self._serving
+        phase_s = np.zeros((ROWS, len(serving)))
+        lookup_s, all_s = (serving @ (times[0] + times[1]) for times in (looked_up, own))
+        copy_hbm_s, copy_link_s = serving @ copies[0], serving @ copies[1]
+        link_lookup_s = serving @ looked_up[1]
         phase_s[COPIES], phase_s[LINK_LOOKUP] = copy_link_s, link_lookup_s
-        phase_s[LINK_UPDATE] = gpus @ own[1] - link_lookup_s
+        phase_s[LINK_UPDATE] = serving @ own[1] - link_lookup_s
         # Copies land in HBM before the lookup, and leave it after the update.
         phase_s[LOOKUP] = lookup_s + copy_hbm_s / 2
         phase_s[UPDATE] = all_s - lookup_s + copy_hbm_s / 2
         dram_ahead_s = self._hosts @ copies[2]
         return (
             phase_s,
-            gpus @ own[0] + copy_hbm_s,
-            gpus @ own[1] + copy_link_s,
+            serving @ own[0] + copy_hbm_s,
+            serving @ own[1] + copy_link_s,
             self._hosts @ own[2] + dram_ahead_s,
             dram_ahead_s,
         )
@@ -169,18 +157,16 @@ class ArenaTimer:
 
     def __init__(self, arrangement: Arrangement, equation: StepEquation, problem: Problem) -> None:
         plan = arrangement.plan
-        gpus = range(len(plan.topology.gpus))
-        of_gpus = arena_loads(problem, plan)[: len(gpus)]
-        self._loads = [list(loads.items()) for loads in of_gpus]
+        self._names = [device.id for device in plan.topology.serving]
+        self._loads = [list(loads.items()) for loads in arena_loads(problem, plan)]
         pooled = {key for key, group in groups_of(plan).items() if host_pools(group)}
         self._pooled = np.array(
             [group_of(plan.shards[part.shard]) in pooled for part in arrangement.parts], dtype=bool
         )
-        self._launches = [equation.launches(problem, gpu) for gpu in gpus]
-        self._costs = [equation.arena_costs(problem, gpu) for gpu in gpus]
+        self._launches = [equation.launches(problem, gpu) for gpu in range(len(self._names))]
+        self._costs = [equation.arena_costs(problem, gpu) for gpu in range(len(self._names))]
         self._parts: dict[tuple[str, Arena], list[int]] = defaultdict(list)
         self._shares = np.zeros(len(arrangement.parts))
-        self._names = [gpu.id for gpu in plan.topology.gpus]
         for at, part in enumerate(arrangement.parts):
             shard = plan.shards[part.shard]
             arena = arena_of(plan.tables[part.table], shard.width)
@@ -188,7 +174,7 @@ class ArenaTimer:
             self._shares[at] = _share(part, shard)
 
     def seconds(self, counts: StepCounts) -> Float:
-        """By phase and GPU, shape (6, gpus)."""
+        """By phase and who serves, shape (6, serving)."""
         lookups = counts.parts.lookups * self._shares
         pooled = lookups * self._pooled
         taken_s = np.zeros((len(NAMES), len(self._names)))

@@ -51,6 +51,7 @@ from cost_models.step_equation.work import (
 )
 from placer.data.log import Chunk
 from placer.errors import DataError, PlacerError, PlanMismatchError
+from placer.executor.distributed.placement.division import servers_of
 from placer.pipeline import PIPELINES, Pipeline
 from placer.plan.plan import Plan
 from placer.problem import Problem
@@ -68,14 +69,14 @@ Float = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepTimes:
-    """Seconds of one step, by GPU and host of the plan's topology."""
+    """Seconds of one step, by who serves (GPUs, then servers), and by host."""
 
-    # Shape (gpus,): by what is waited for, ahead of the step or within it.
+    # Shape (serving,): by what is waited for, ahead of the step or within it.
     hbm_s: Float
     link_s: Float
     communication_s: Float
     launch_s: Float
-    phase_s: Float  # Shape (8, gpus): all of these by phase.
+    phase_s: Float  # Shape (8, serving): all of these by phase.
     # Shape (hosts,): of hosts' memories, all and ahead.
     dram_s: Float
     dram_ahead_s: Float
@@ -83,7 +84,7 @@ class StepTimes:
 
     @property
     def gpu_s(self) -> Float:
-        """Seconds of each GPU with all its work one after the other, shape (gpus,)."""
+        """Seconds of each with all its work one after the other, shape (serving,)."""
         return self.hbm_s + self.link_s + self.communication_s + self.launch_s
 
     @property
@@ -109,10 +110,10 @@ class StepTimes:
 
 
 class StepTimer:
-    """Turns counts of an arrangement, which has one process for each GPU, into seconds.
+    """Turns counts of an arrangement, with a process for each GPU and server, into seconds.
 
     Constants that depend on accesses need the profile of the plan's tables. Raises
-    PlanMismatchError if processes stand for several GPUs, or a host without GPUs serves a table.
+    PlanMismatchError if processes stand for several GPUs.
     """
 
     def __init__(
@@ -120,19 +121,18 @@ class StepTimer:
     ) -> None:
         plan = arrangement.plan
         topology = plan.topology
-        if arrangement.processes != len(topology.gpus):
+        servers = servers_of(plan)
+        if arrangement.processes != len(topology.gpus) + len(servers):
             raise PlanMismatchError(
-                f"times need one process for each of the {len(topology.gpus)} GPUs, not "
+                f"times need one process for each of the {len(topology.gpus)} GPUs"
+                f"{f' and each of {len(servers)} servers' if servers else ''}, not "
                 f"{arrangement.processes} processes"
             )
-        for part in arrangement.parts:
-            if part.device in {server.id for server in topology.servers}:
-                raise PlanMismatchError(
-                    f"{part.device}, a host without GPUs, serves table "
-                    f"{plan.tables[part.table].name!r}, and replayed batches are timed on GPUs "
-                    "alone; `placer show` has the times of the plan"
-                )
-        self._gpus = len(topology.gpus)
+        gpus, numbers = len(topology.gpus), topology.serving_numbers
+        self._processes = [*range(gpus), *(numbers[server] for server in servers)]
+        # What a server sends crosses the network; GPUs' exchange counts what stays as well.
+        self._spread = np.ones(len(numbers))
+        self._spread[:gpus] = with_own_part(1.0, gpus)
         problem = Problem(
             _of_tables_alone(plan) if profile is None else profile,
             topology,
@@ -147,12 +147,12 @@ class StepTimer:
         self.dense_s = None if plan.dense is None else max(dense_phase_s(problem))
         tables = _table_numbers(problem, plan)
         costs = [
-            [equation.unit_costs(problem, table, gpu) for gpu in range(self._gpus)]
+            [equation.serving_costs(problem, table, number) for number in numbers.values()]
             for table in tables
         ]
-        self._parts = PartTimer(arrangement, equation, problem, tables, costs)
+        self._parts = PartTimer(arrangement, problem, tables, costs, equation.lookup_shares)
         arrays = np.array([[as_array(each)[READS:] for each in row] for row in costs])
-        # Of each table on each GPU; what reads cost is in the constants of parts.
+        # Of each table on each of them; what reads cost is in the constants of parts.
         without_reads: list[Any] = [ReadCosts()] * len(READ_KINDS)
         self._costs = UnitCosts(*without_reads, *np.moveaxis(arrays, -1, 0))
         self._launch_s = _launch_s(arrangement, costs)
@@ -161,9 +161,10 @@ class StepTimer:
     def times(self, counts: StepCounts) -> StepTimes:
         """Return seconds of one step."""
         phase_s, hbm_s, link_s, dram_s, dram_ahead_s = self._parts.seconds(counts)
-        served, spread = counts.served, with_own_part(1.0, self._gpus)
+        served = counts.served
         outputs_s = Extras(
-            output_vectors=served.output_vectors, output_bytes=served.output_bytes
+            output_vectors=self._by_device(served.output_vectors),
+            output_bytes=self._by_device(served.output_bytes),
         ).hbm_s(self._costs)
         outputs_s = np.sum(outputs_s, axis=0)
         exchanges = {
@@ -172,7 +173,7 @@ class StepTimer:
             GRADIENTS: served.returned_bytes - served.pooled_bytes,
         }
         for phase, sent in exchanges.items():
-            extras = Extras(exchanged_bytes=sent * spread)
+            extras = Extras(exchanged_bytes=self._by_device(sent) * self._spread)
             phase_s[phase] = np.sum(extras.exchange_s(self._costs), axis=0)
         phase_s[[LOOKUP, UPDATE]] += (outputs_s + self._launch_s) / 2
         arenas_s = self._arenas.seconds(counts)
@@ -189,6 +190,12 @@ class StepTimer:
             self._schedules,
         )
 
+    def _by_device(self, by_process: npt.NDArray[np.int64]) -> Float:
+        """Return what is of each process, along the last axis, by who serves."""
+        found = np.zeros((len(by_process), self._spread.size))
+        found[:, self._processes] = by_process
+        return found
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replayed:
@@ -196,7 +203,8 @@ class Replayed:
 
     totals: Totals
     records: tuple[StepRecord, ...]  # Of each step, in order.
-    gpu_s: Float  # Shape (gpus,): mean seconds of each GPU's work in a step, one after the other.
+    # Shape (serving,): mean seconds of each GPU's and server's work, one after the other.
+    gpu_s: Float
 
     @classmethod
     def joined(cls, parts: "Sequence[Replayed]") -> "Replayed":
@@ -226,7 +234,7 @@ def replayed(
         len(arrangement.parts), len(arrangement.row_caches), arrangement.processes
     )
     seen: list[StepRecord] = []
-    gpu_s = np.zeros(len(arrangement.plan.topology.gpus))
+    gpu_s = np.zeros(len(arrangement.plan.topology.serving))
     recent: list[StepTimes] = []
     for step in simulator.run(batches):
         times = timer.times(step)
@@ -265,14 +273,12 @@ class TimeSummary:
 
 
 def _launch_s(arrangement: Arrangement, costs: Sequence[Sequence[UnitCosts]]) -> Float:
-    """Fixed costs of the shards and column slices of each GPU, shape (gpus,)."""
+    """Fixed costs of the shards and column slices of each device, shape (serving,)."""
     plan = arrangement.plan
-    numbers = plan.topology.gpu_numbers
+    numbers = plan.topology.serving_numbers
     dims = [table.dim for table in plan.tables]
     launch_s, seen = np.zeros(len(numbers)), set()
     for part in arrangement.parts:
-        if part.device not in numbers:
-            continue
         shard, gpu = plan.shards[part.shard], numbers[part.device]
         key = group_of(shard), gpu
         is_slice = shard.width < dims[part.table] and key not in seen

@@ -39,6 +39,7 @@ from cost_models.step_equation.equation import StepEquation
 from cost_models.step_equation.exchanged_bytes import ID_BYTES
 from cost_models.step_equation.phases import COPIES, LOOKUP, ROWS, UPDATE, lookup_shares, with_lanes
 from cost_models.step_equation.unit_costs import READ_KINDS, Rates, ReadCosts, UnitCosts
+from cost_models.step_equation.work import drive_rows_per_s, one_is_fastest
 from placer.dense import DenseLayers
 from placer.plan.plan import Plan
 from placer.problem import Problem
@@ -233,12 +234,12 @@ class Roofline(StepEquation):
                 gpu.hbm_bytes_per_s,
                 topology.host_link_bytes_per_s(gpu.id),
                 -topology.exchange_s(gpu.id, 1.0),
+                topology.hosts_by_id[gpu.host].dram_bytes_per_s,
+                drive_rows_per_s(topology, gpu.id),
             )
             for gpu in topology.gpus
         }
-        if tuple(map(max, zip(*speeds, strict=True))) not in speeds:
-            return None
-        return 0.0
+        return 0.0 if one_is_fastest(speeds) else None
 
 
 def _in_memory(byte_s: float, weights: float, constants: RooflineConstants) -> Rates:

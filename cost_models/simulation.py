@@ -83,8 +83,8 @@ class Simulated:
         Lookups by the memory that served them.
     records : tuple of StepRecord
         Each step's numbers.
-    gpu_s : float64, shape (gpus,)
-        Mean seconds a step of each GPU's work, one after the other.
+    gpu_s : float64, shape (devices that serve,)
+        Mean seconds a step of each GPU's and server's work, one after the other.
     windows : tuple of Drifted
         Parts of the logs, compared with the first part and with the same part under `other`.
     dense_s : float or None

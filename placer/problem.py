@@ -12,7 +12,7 @@ from placer.constraints.constraints import Constraints
 from placer.constraints.rules import TableRule
 from placer.dense import Dense, DenseLayers, DenseMemory, DenseNetwork, dense_memory
 from placer.errors import ProblemError
-from placer.growing.key_map import Growing
+from placer.growing.options import Growing
 from placer.pipeline import PIPELINES, Pipeline
 from placer.plan.drift import in_plan_order
 from placer.plan.plan import Plan

@@ -17,9 +17,8 @@ from torchrec.distributed.types import ShardingPlan
 from placer.adapters.torchrec.read import from_sharding_plan
 from placer.errors import PlacerError
 from placer.profile.profile import Profile
-from solvers.result import Limit, Reason, SolveResult, Termination
+from solvers.result import Limits, Reason, SolveResult, Termination
 from solvers.torchrec.planning import Planning
-from solvers.torchrec.search import Effort
 from solvers.torchrec.trainable import is_replica_of_fused, is_trained_wrong
 
 DEFAULT_TIME_LIMIT_S = 20
@@ -83,10 +82,12 @@ class PlacerPlanner(EmbeddingShardingPlanner):  # type: ignore[misc]
         given = options.get("proposer") or any(args[_PROPOSER : _PROPOSER + 1])
         if not given and type(self._perf_model) is NoopPerfModel:
             others = []  # By the same aim, TorchRec's default ones find nothing better.
-        effort = Effort(limit_s * (_OWN_SHARE if others else 1.0), gap, seed, max_steps)
+        limits = Limits(
+            limit_s * (_OWN_SHARE if others else 1.0), gap=gap, seed=seed, max_steps=max_steps
+        )
         ranks = self._topology.world_size
         self._planning = self._partitioner = Planning(
-            effort, profile, self._partitioner, ranks, replicate=replicate, is_first=bool(others)
+            limits, profile, self._partitioner, ranks, replicate=replicate, is_first=bool(others)
         )
         self._proposers = [self._planning, *others]
         self.result: SolveResult | None = None
@@ -113,7 +114,6 @@ class PlacerPlanner(EmbeddingShardingPlanner):  # type: ignore[misc]
             return None
         step_time_s = NoopPerfModel(self._topology).rate(self._best_plan) / 1000
         bound_s = min(found.limit_s / 1000, step_time_s)
-        limits: dict[str, Limit] = {"time": "time", "steps": "steps"}
         detail = ""
         try:
             ours = from_sharding_plan(
@@ -122,11 +122,11 @@ class PlacerPlanner(EmbeddingShardingPlanner):  # type: ignore[misc]
         except PlacerError as error:
             ours, detail = None, str(error)
         reason: Reason = (
-            "optimal" if step_time_s <= bound_s * (1 + self._planning.effort.gap) else "feasible"
+            "optimal" if step_time_s <= bound_s * (1 + self._planning.limits.gap) else "feasible"
         )
         return SolveResult(
             ours,
-            Termination(reason, limits.get(found.ended_by), detail),
+            Termination(reason, found.ended_by, detail),
             step_time_s,
             bound_s,
             {

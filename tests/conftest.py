@@ -18,7 +18,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Processes of ranks are forked from one that has imported what they need: that takes seconds.
-multiprocessing.set_forkserver_preload(["placer.storage.checkpoint", "placer.training.loop"])
+multiprocessing.set_forkserver_preload(
+    ["hypothesis", "numba", "placer.storage.checkpoint", "placer.training.loop", "pytest"]
+)
 
 # A run that gates a change repeats: its examples depend on the tests alone. Elsewhere every run
 # looks at new ones. No test fails because the machine was slow, nor because one contract of tests

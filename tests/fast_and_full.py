@@ -35,6 +35,11 @@ def mostly_slow(values: Collection[object], *fast: object) -> list[object]:
     return [value if value in fast else _slow(value) for value in values]
 
 
+def some(values: Iterable[str], *fast: str) -> list[str]:
+    """Names of jobs that processes do one after the other; in the fast tests those named."""
+    return [value for value in values if value in fast or not is_fast()]
+
+
 def covering(cases: Iterable[Sequence[object]]) -> list[object]:
     """Cases of several parameters, all of them slow but a few in which every value occurs.
 

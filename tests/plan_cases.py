@@ -1,5 +1,6 @@
 """Machines, tables and random sound plans for tests."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 
@@ -41,6 +42,20 @@ def machine(
         tuple(Host(name, dram_bytes, 1e11) for name in names),
         tuple(links),
     )
+
+
+def sized(topology: Topology, memory: Mapping[str, float]) -> Topology:
+    """The machine with so many bytes of memory on some devices."""
+    gpus = (replace(g, memory_bytes=int(memory.get(g.id, g.memory_bytes))) for g in topology.gpus)
+    hosts = (replace(h, memory_bytes=int(memory.get(h.id, h.memory_bytes))) for h in topology.hosts)
+    return replace(topology, gpus=tuple(gpus), hosts=tuple(hosts))
+
+
+def enlarged(topology: Topology, short_bytes: Mapping[str, int]) -> Topology:
+    """The machine with so much more memory on some devices."""
+    devices = {device.id: device for device in (*topology.gpus, *topology.hosts)}
+    more = {name: devices[name].memory_bytes + size for name, size in short_bytes.items()}
+    return sized(topology, more)
 
 
 def in_hbm(table: str, rows: tuple[int, int, int], cols: tuple[int, int], *devices: str) -> Shard:

@@ -51,7 +51,7 @@ def bag_of(chunk: Chunk, feature: str, sample: int) -> list[int]:
 def lookups_by_device(
     plan: Plan, chunk: Chunk
 ) -> dict[tuple[int, tuple[int, int], str], Counter[int]]:
-    """How often each GPU reads each rank, by shard and columns: one process for each GPU."""
+    """How often each device reads each rank, by shard and columns: one process for each GPU."""
     gpus = [gpu.id for gpu in plan.topology.gpus]
     found: dict[tuple[int, tuple[int, int], str], Counter[int]] = defaultdict(Counter)
     for table in plan.tables:
@@ -73,13 +73,10 @@ def lookups_by_device(
 def server_of(plan: Plan, devices: Sequence[str], process: int) -> str:
     """The GPU, or host, of a shard that serves a process's samples."""
     gpus = [gpu.id for gpu in plan.topology.gpus]
-    places = {}
-    for device in devices:
-        if device in gpus:
-            places.setdefault(gpus.index(device), device)
-        else:
-            own = [at for at, gpu in enumerate(plan.topology.gpus) if gpu.host == device]
-            places.setdefault(own[0], device)
+    serving = {device for shard in plan.shards for device in shard.devices}
+    # Hosts without a GPU that serve anything come after the GPUs.
+    order = gpus + [host.id for host in plan.topology.hosts if host.id in serving]
+    places = {order.index(device): device for device in devices}
     holders = sorted(places)
     return places[process if process in holders else holders[process % len(holders)]]
 
@@ -141,11 +138,13 @@ class Pool:
         cached = [e for e in may_go if self.slot[e] >= self.first_cached]
         staged.sort(key=lambda e: (-max(1, ticket - self.used[e]), e))
         cached.sort(key=lambda e: (self.priority[e], e))
-        room = free + staged + cached
+        misses = sorted(set(wanted) - set(hits))
+        room = (free + staged + cached)[: len([slot for slot in misses if slot not in left])]
+        room.sort(key=lambda e: self.slot[e] if self.slot[e] >= 0 else len(self.names))
         copied: dict[int, int] = {}
         back: dict[int, int] = {}
         in_place: dict[int, int] = {}
-        for slot in sorted(set(wanted) - set(hits)):
+        for slot in misses:
             if slot in left or len(copied) == len(room):
                 in_place[slot] = wanted[slot]
                 continue

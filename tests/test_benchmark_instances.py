@@ -2,8 +2,10 @@
 
 import ast
 import copy
+import functools
 import gzip
 import json
+import operator
 import os
 import random
 import sys
@@ -93,109 +95,51 @@ def tiny() -> tuple[Problem, Plan]:
     return problem, plan_of(problem, shards)
 
 
-def _shorter(plan: dict[str, Any]) -> None:
-    plan["shards"][0]["rows"][1] -= 1
+def changed(plan: dict[str, Any], place: str, change: Any) -> dict[str, Any]:
+    """A plan with another value at a place such as ``shards.0.rows``; without it, if None."""
+    wrong: Any = copy.deepcopy(plan)
+    *path, last = (int(key) if key.isdigit() else key for key in place.split("."))
+    inside = functools.reduce(operator.getitem, path, wrong)
+    if change is None:
+        del inside[last]
+    else:
+        inside[last] = change(inside[last]) if callable(change) else change
+    return wrong
 
 
-def _overlapping(plan: dict[str, Any]) -> None:
-    plan["shards"][1]["rows"][0] -= 1
+def from_on(first: int, **values: Any) -> Callable[[list[dict[str, Any]]], list[dict[str, Any]]]:
+    """A change of all shards from one on."""
+    return lambda shards: shards[:first] + [{**shard, **values} for shard in shards[first:]]
 
 
-def _other_strides(plan: dict[str, Any]) -> None:
-    plan["shards"][3]["rows"] = [1, plan["shards"][3]["rows"][1], 3]
+IN_HBM = {"memory": "hbm", "lookup": "device", "cache_rows": 0, "staging_rows": 0}
 
-
-def _too_large(plan: dict[str, Any]) -> None:
-    for shard in plan["shards"][1:]:
-        shard.update(memory="hbm", lookup="device", cache_rows=0, staging_rows=0)
-
-
-def _forbidden(plan: dict[str, Any]) -> None:
-    plan["shards"][2].update(lookup="uva", staging_rows=0)
-
-
-def _no_such_device(plan: dict[str, Any]) -> None:
-    plan["shards"][0]["devices"] = ["gpu:9"]
-
-
-def _wrong_lookup(plan: dict[str, Any]) -> None:
-    plan["shards"][0]["lookup"] = "staged"
-
-
-def _no_cache(plan: dict[str, Any]) -> None:
-    plan["shards"][1]["cache_rows"] = 0
-
-
-def _host_stages(plan: dict[str, Any]) -> None:
-    plan["shards"][2]["devices"] = ["host:0"]
-
-
-def _no_buffers(plan: dict[str, Any]) -> None:
-    plan["shards"][2]["buffer_bytes"] = plan["shards"][3]["buffer_bytes"] = 0
-
-
-def _no_staging(plan: dict[str, Any]) -> None:
-    plan["shards"][2]["staging_rows"] = 0
-
-
-def _better(plan: dict[str, Any]) -> None:
-    plan["solver"]["step_time_s"] *= 1 - 1e-6
-
-
-def _other_table(plan: dict[str, Any]) -> None:
-    plan["tables"][0]["rows"] += 1
-
-
-def _other_batch(plan: dict[str, Any]) -> None:
-    plan["batch_size"] = 1
-
-
-def _other_instance(plan: dict[str, Any]) -> None:
-    plan["instance_sha256"] = "0" * 64
-
-
-def _more_memory(plan: dict[str, Any]) -> None:
-    plan["topology"]["devices"][0]["memory_bytes"] *= 2
-
-
-def _no_shards(plan: dict[str, Any]) -> None:
-    del plan["shards"]
-
-
-def _half_a_shard(plan: dict[str, Any]) -> None:
-    del plan["shards"][0]["cols"]
-
-
-def _fraction(plan: dict[str, Any]) -> None:
-    plan["shards"][0]["rows"][1] = 500.5
-
-
-def _unknown_table(plan: dict[str, Any]) -> None:
-    plan["shards"][0]["table"] = "t9"
-
-
-WRONG: dict[Callable[[dict[str, Any]], None], tuple[str, str]] = {
-    _shorter: ("row missing", "1 rows are in no shard"),
-    _overlapping: ("covered twice", "rank 499 is in two shards"),
-    _other_strides: ("covered twice", "rank 4 is in two shards"),
-    _too_large: ("memory", "gpu:0 would hold"),
-    _forbidden: ("constraint", "table 't2' is placed uva, which is forbidden"),
-    _no_such_device: ("device", "no device 'gpu:9'"),
-    _wrong_lookup: ("lookup", "lookup 'staged' does not go with memory 'hbm'"),
-    _no_cache: ("lookup", "0 cache_rows with lookup 'cached'"),
-    _host_stages: ("lookup", "host:0 is a host; it serves lookup host alone"),
-    _no_buffers: ("buffers", "0 buffer_bytes on ['gpu:0']"),
-    _no_staging: ("buffers", "has 0 staging_rows"),
-    _better: ("claim", "the plan says that a step takes"),
-    _other_table: ("problem", "table 't1' is not the instance's"),
-    _other_batch: ("problem", "batch_size is 1"),
-    _other_instance: ("problem", "instance_sha256"),
-    _more_memory: ("problem", "devices or their memory"),
-    _no_shards: ("format", "no list of shards"),
-    _half_a_shard: ("shard", "a shard needs"),
-    _fraction: ("shard", "whole numbers"),
-    _unknown_table: ("shard", "no table 't9'"),
-}
+WRONG = (
+    ("shards.0.rows.1", lambda stop: stop - 1, "row missing", "1 rows are in no shard"),
+    ("shards.1.rows.0", lambda start: start - 1, "covered twice", "rank 499 is in two shards"),
+    ("shards.3.rows.2", 3, "covered twice", "rank 4 is in two shards"),
+    ("shards", from_on(1, **IN_HBM), "memory", "gpu:0 would hold"),
+    ("shards.2", lambda shard: {**shard, "lookup": "uva", "staging_rows": 0},
+     "constraint", "table 't2' is placed uva, which is forbidden"),
+    ("shards.0.devices", ["gpu:9"], "device", "no device 'gpu:9'"),
+    ("shards.0.lookup", "staged", "lookup", "lookup 'staged' does not go with memory 'hbm'"),
+    ("shards.1.cache_rows", 0, "lookup", "0 cache_rows with lookup 'cached'"),
+    ("shards.2.devices", ["host:0"], "lookup", "host:0 is a host; it serves lookup host alone"),
+    ("shards", from_on(2, buffer_bytes=0), "buffers", "0 buffer_bytes on ['gpu:0']"),
+    ("shards.2.staging_rows", 0, "buffers", "has 0 staging_rows"),
+    ("solver.step_time_s", lambda seconds: seconds * (1 - 1e-6),
+     "claim", "the plan says that a step takes"),
+    ("tables.0.rows", lambda rows: rows + 1, "problem", "table 't1' is not the instance's"),
+    ("batch_size", 1, "problem", "batch_size is 1"),
+    ("instance_sha256", "0" * 64, "problem", "instance_sha256"),
+    ("topology.devices.0.memory_bytes", lambda size: 2 * size,
+     "problem", "devices or their memory"),
+    ("shards", None, "format", "no list of shards"),
+    ("shards.0.cols", None, "shard", "a shard needs"),
+    ("shards.0.rows.1", 500.5, "shard", "whole numbers"),
+    ("shards.0.table", "t9", "shard", "no table 't9'"),
+)  # fmt: skip
+"""Places in a plan, what is there instead, and the kind and words of the fault."""
 
 
 def test_a_wrong_plan_of_each_kind_is_refused_with_the_reason() -> None:
@@ -206,11 +150,9 @@ def test_a_wrong_plan_of_each_kind_is_refused_with_the_reason() -> None:
     verdict = check.check(instance, sound)
     assert not verdict.faults
     assert verdict.step_time_s == pytest.approx(step_time_s, rel=1e-12)
-    for change, (kind, words) in WRONG.items():
-        wrong = copy.deepcopy(sound)
-        change(wrong)
-        faults = check.check(instance, wrong).faults
-        assert [fault.kind for fault in faults][:1] == [kind], (change, faults)
+    for place, change, kind, words in WRONG:
+        faults = check.check(instance, changed(sound, place, change)).faults
+        assert [fault.kind for fault in faults][:1] == [kind], (place, faults)
         assert words in faults[0].message
 
 

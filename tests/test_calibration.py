@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from calibration_cases import SECONDS, calibration, dataset, first, saved
 from cli_cases import invoke, succeed
+from fast_and_full import mostly_slow
 
 from cost_models import Calibrated, Roofline, cost_model
 from cost_models.calibrated.calibration import TERMS, Calibration
@@ -69,7 +70,9 @@ def test_a_random_workload_is_the_same_however_many_are_asked_for() -> None:
     assert next(random_cases(6, 1)) != many[0]
 
 
-@pytest.mark.parametrize(("tiers", "gpus"), [(True, 1), (False, 1), (True, 2)])
+@pytest.mark.parametrize(
+    ("tiers", "gpus"), mostly_slow([(True, 1), (False, 1), (True, 2)], (False, 1), (True, 2))
+)
 def test_cases_to_calibrate_with_meet_every_constant_early(tiers: bool, gpus: int) -> None:
     cases = list(calibration_cases(Setting("tiered" if tiers else "numba", ranks=gpus)))
     assert all(violations(case.plan()) == [] for case in cases[:80])

@@ -262,23 +262,6 @@ def test_training_that_cannot_be(
 # Outputs
 
 
-def test_outputs_that_cannot_be_written(workbench: Workbench, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("mine")
-    inside = tmp_path / "file" / "out"
-    before = files_of(tmp_path)
-    plan = ("plan", *workbench.problem(), "--solver", "greedy-cost")
-    for command in (
-        ("profile", workbench.log, "-o", inside),
-        (*plan, "-o", inside),
-        (*workbench.training(), "--steps", "2", "--checkpoints", inside),
-        ("topology", "2xt4", "-o", inside / "machine.yaml"),
-    ):
-        line = fail(*command)
-        assert "cannot write" in line
-        assert str(inside) in line
-    assert files_of(tmp_path) == before
-
-
 def test_a_name_that_is_too_long() -> None:
     for line in (
         ("show", "x" * 300),

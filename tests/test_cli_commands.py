@@ -22,13 +22,6 @@ def rows_of(text: str) -> list[dict[str, str]]:
     return rows
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_has_words_and_an_example(command: str) -> None:
-    for flag in ("--help", "-h"):
-        text = succeed(command, flag).stdout
-        assert re.search(rf"^  placer {command} ?", text, re.MULTILINE)
-
-
 def test_the_program_names_its_commands_and_version() -> None:
     text = succeed("--help").stdout
     assert all(re.search(rf"^  {command} ", text, re.MULTILINE) for command in COMMANDS)
@@ -44,14 +37,6 @@ def test_profile(workbench: Workbench, tmp_path: Path) -> None:
     assert {profile.table.dim for profile in loaded} == {4}
 
 
-def test_a_profile_of_parquet_is_that_of_the_text(workbench: Workbench, tmp_path: Path) -> None:
-    result = succeed("profile", workbench.parquet, "--format", "csv", "-o", tmp_path / "p")
-    rows = rows_of(result.stdout)
-    assert [row["table"] for row in rows] == [f"C{number}" for number in range(1, 27)]
-    by_text = placer.Profile.load(workbench.profile)
-    assert [int(row["rows"]) for row in rows] == [profile.table.rows for profile in by_text]
-
-
 def test_columns_of_parquet_can_be_chosen(workbench: Workbench, tmp_path: Path) -> None:
     import pyarrow.parquet as pq
 
@@ -62,7 +47,8 @@ def test_columns_of_parquet_can_be_chosen(workbench: Workbench, tmp_path: Path) 
             "--dim", "4", "-o", tmp_path / "p")  # fmt: skip
     loaded = placer.Profile.load(tmp_path / "p")
     assert [profile.name for profile in loaded] == ["C1"]
-    succeed("plan", "--profile", tmp_path / "p", *workbench.machine(), "-o", tmp_path / "plan.json")
+    succeed("plan", "--profile", tmp_path / "p", *workbench.machine(), "--solver", "greedy-cost",
+            "-o", tmp_path / "plan.json")  # fmt: skip
     trained = succeed("train", "--plan", tmp_path / "plan.json", "--data",
                       tmp_path / "own.parquet", "--format", "json")  # fmt: skip
     assert json.loads(trained.stdout)["auc"] is not None
@@ -142,16 +128,6 @@ def test_a_plan_finds_its_profile_from_its_own_folder(
     assert result.stderr == ""
 
 
-@pytest.mark.parametrize("solver", ["greedy-size", "greedy-lookup", "ilp"])
-def test_plans_of_a_seed_are_equal(workbench: Workbench, tmp_path: Path, solver: str) -> None:
-    for name in ("a", "b"):
-        result = invoke("plan", *workbench.problem(), "--hbm", "1MiB", "--solver", solver,
-                        "--time-limit", "5", "-o", tmp_path / f"{name}.json")  # fmt: skip
-        assert result.exit_code == 0, result.output
-    one, two = (placer.Plan.load(tmp_path / f"{name}.json") for name in "ab")
-    assert one.shards == two.shards
-
-
 def test_compare(workbench: Workbench, tmp_path: Path) -> None:
     result = succeed("compare", *workbench.problem(), "--hbm", "100KiB,1MiB",
                      "--solvers", "greedy-size, greedy-cost", "--format", "csv",
@@ -187,21 +163,6 @@ def test_show_json_is_what_plan_printed(workbench: Workbench, tmp_path: Path) ->
         k: v for k, v in found.items() if k != "limit"
     }
     assert shown.stderr == ""
-
-
-def test_csv_of_a_plan_has_its_tables_too(workbench: Workbench) -> None:
-    rows = rows_of(succeed("show", workbench.plan, "--format", "csv").stdout)
-    document = json.loads(succeed("show", workbench.plan, "--format", "json").stdout)
-    for name in ("memory", "time", "phases", "tables"):
-        assert sum(row["section"] == name for row in rows) == len(document[name]) > 0
-
-
-def test_show_a_profile(workbench: Workbench) -> None:
-    by_folder = succeed("show", workbench.profile, "--format", "csv").stdout
-    assert (
-        by_folder == succeed("show", workbench.profile / "profile.json", "--format", "csv").stdout
-    )
-    assert len(rows_of(by_folder)) == 26
 
 
 def test_show_without_its_profile_tells_what_is_missing(
@@ -247,14 +208,6 @@ def test_verify(workbench: Workbench) -> None:
     as_json = succeed("verify", workbench.plan, "--format", "json").stdout
     assert json.loads(as_json) == {"sound": True, "violations": []}
     assert succeed("verify", workbench.plan, "--format", "csv").stdout == "rule,where,message\n"
-
-
-def test_workloads() -> None:
-    names = [row["name"] for row in rows_of(succeed("workloads", "--format", "csv").stdout)]
-    assert {"mlperf-dcnv2", "criteo-kaggle", "meta-t856"} <= set(names)
-    tables = json.loads(succeed("workloads", "criteo-kaggle", "--format", "json").stdout)
-    assert len(tables["tables"]) == 26
-    assert "mlperf-dcnv2" in succeed("workloads").stdout
 
 
 def test_topology(tmp_path: Path) -> None:

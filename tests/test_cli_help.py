@@ -1,5 +1,6 @@
 """`--help` of every command imports nothing heavy, and says what the packages do."""
 
+import re
 import subprocess
 import sys
 
@@ -36,7 +37,9 @@ def test_help_imports_nothing_heavy() -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_has_an_example(command: str) -> None:
-    assert f"placer {command} " in succeed(command, "--help").stdout + " "
+    for flag in ("--help", "-h"):
+        text = succeed(command, flag).stdout
+        assert re.search(rf"^  placer {command} ?", text, re.MULTILINE)
 
 
 def default(command: str, option: str) -> object:

@@ -21,6 +21,18 @@ OPTIONS = [
 ]
 
 
+def mostly_slow(cases: list[tuple[str, click.Option]]) -> list[object]:
+    """All cases slow but for the first option of each command and the first of each type."""
+    seen: set[object] = set()
+    found = []
+    for command, option in cases:
+        kind = (type(option.type), option.is_flag, option.multiple, bool(option.secondary_opts))
+        new = {command, kind} - seen
+        seen |= new
+        found.append(pytest.param(command, option, marks=() if new else pytest.mark.slow))
+    return found
+
+
 @pytest.fixture(autouse=True)
 def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
@@ -53,7 +65,9 @@ def shown(config: str, flag: str) -> str:
     return line
 
 
-@pytest.mark.parametrize(("command", "option"), OPTIONS, ids=lambda one: getattr(one, "name", one))
+@pytest.mark.parametrize(
+    ("command", "option"), mostly_slow(OPTIONS), ids=lambda one: getattr(one, "name", one)
+)
 def test_a_variable_and_a_key_do_what_the_flag_does(
     command: str, option: click.Option, monkeypatch: pytest.MonkeyPatch, in_folder: Path
 ) -> None:
@@ -75,12 +89,14 @@ def test_a_variable_and_a_key_do_what_the_flag_does(
 
 @pytest.mark.parametrize(
     ("command", "option"),
-    [
-        (command, option)
-        for command, option in OPTIONS
-        if option.is_flag
-        or isinstance(option.type, click.Choice | click.types.IntRange | click.types.FloatRange)
-    ],
+    mostly_slow(
+        [
+            (command, option)
+            for command, option in OPTIONS
+            if option.is_flag
+            or isinstance(option.type, click.Choice | click.types.IntRange | click.types.FloatRange)
+        ]
+    ),
     ids=lambda one: getattr(one, "name", one),
 )
 def test_a_variable_and_a_key_are_checked_as_the_flag_is(

@@ -157,10 +157,6 @@ def test_options_that_cannot_be(
     assert message in result.stderr
 
 
-def test_help_names_the_backends() -> None:
-    assert "[auto|numba|torch|triton|tiered]" in succeed("train", "--help").stdout
-
-
 def test_several_logs_are_one(workbench: Workbench, tmp_path: Path) -> None:
     lines = workbench.log.read_text().splitlines(keepends=True)
     (tmp_path / "0.tsv").write_text("".join(lines[:701]))

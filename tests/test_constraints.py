@@ -386,32 +386,6 @@ def test_ways_of_placing_are_told_from_the_plan(option: tuple[Plan, set[Kind]]) 
     assert set(kinds_of(plan.shards)) == kinds
 
 
-@pytest.mark.parametrize(
-    ("shards", "kinds"),
-    [
-        # Two parts in HBM are two slices, though one of them is hot where the rest is cold.
-        (
-            [in_hbm("t", (0, 5, 1), (0, 4)), in_hbm("t", (5, 8, 1), (0, 4)),
-             in_dram("t", (8, 10, 1), (0, 4))],
-            {"row-wise", "split", "staged"},
-        ),
-        # Hot rows on one GPU and cold ones on another: each GPU has a slice.
-        (
-            [in_hbm("t", (0, 5, 1), (0, 4)), in_dram("t", (5, 10, 1), (0, 4), "gpu:1")],
-            {"row-wise", "staged"},
-        ),
-        # One tier for each half of the columns splits no row slice.
-        (
-            [in_hbm("t", (0, 10, 1), (0, 2)), in_dram("t", (0, 10, 1), (2, 4))],
-            {"column-wise", "staged"},
-        ),
-        ([in_hbm("t", (0, 10, 1), (0, 4), "gpu:0", "gpu:1")], {"replicated"}),
-    ],
-)  # fmt: skip
-def test_ways_of_placing_by_hand(shards: list[Shard], kinds: set[Kind]) -> None:
-    assert set(kinds_of(shards)) == kinds
-
-
 @given(plans(), st.data())
 @examples(150)
 def test_a_plan_meets_what_it_does_and_breaks_all_else(plan: Plan, data: st.DataObject) -> None:

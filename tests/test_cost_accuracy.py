@@ -44,6 +44,7 @@ def rank_agreement(cases: list[Case], guessed: np.ndarray, measured: np.ndarray)
     )
 
 
+@pytest.mark.slow
 def test_no_plan_of_the_test_set_is_fitted_to() -> None:
     known = {one.case.tables for one in dataset("calibration").measurements}
     assert not any(one.case.tables in known for one in dataset("test").measurements)

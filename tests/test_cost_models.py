@@ -9,12 +9,13 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from calibration_cases import SECONDS, saved
+from calibration_cases import SECONDS, calibration, saved
 from fast_and_full import examples
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from plan_cases import in_hbm
+from plan_cases import in_hbm, machine
 from problem_cases import (
+    counted_table,
     plan_for,
     problem_of,
     problems,
@@ -26,6 +27,7 @@ from problem_cases import (
 
 from cost_models import (
     COST_MODELS,
+    Calibrated,
     Cold,
     CostCurve,
     CostModel,
@@ -88,6 +90,28 @@ def gpu_seconds(report: CostReport, gpu: int = 0) -> float:
 
 def at(curve: CostCurve, values: np.ndarray, hot_rows: int) -> float:
     return float(np.interp(hot_rows, curve.hot_rows, values))
+
+
+def least_priced(instance: Instance, shard: TableShard, seconds: str = "gpu_s") -> np.ndarray:
+    """Least seconds + price × bytes of a shard, its hottest rows in HBM, at each of `PRICES`."""
+    curves = [instance.curve(shard, gpu) for gpu in instance.kinds]
+    priced = [getattr(c, seconds) + PRICES[:, None] * c.hbm_bytes for c in curves]
+    return np.min([one.min(axis=1) for one in priced], axis=0)
+
+
+def least_undivided(instance: Instance, single: TableShard, seconds: str = "gpu_s") -> np.ndarray:
+    """The same of what stands for all ways to divide a shard: see `sharding_overhead_s`."""
+    least, stand_in = least_priced(instance, single, seconds), single.stand_in()
+    if stand_in == single:
+        return least
+    for gpu in instance.kinds:
+        curve = instance.curve(stand_in, gpu)
+        total = np.stack([getattr(curve, seconds)] * PRICES.size)
+        # Any rows may be in HBM: each that pays.
+        steps = np.diff(total + PRICES[:, None] * curve.hbm_bytes, axis=1)
+        first = total[:, 0] + PRICES * curve.hbm_bytes[0]
+        least = np.minimum(least, first + np.where(steps < 0, steps, 0.0).sum(axis=1))
+    return least
 
 
 def is_split(curve: CostCurve, hot_rows: int) -> bool:
@@ -317,14 +341,6 @@ class CostModelContract:
             table, ShardingOption(replicated_rows=option.replicated_rows, cold=option.cold)
         )
 
-        def least(shard: TableShard, seconds: str, prices: np.ndarray) -> np.ndarray:
-            found = []
-            for gpu in instance.kinds:
-                curve = instance.curve(shard, gpu)
-                priced = getattr(curve, seconds) + prices[:, None] * curve.hbm_bytes
-                found.append(priced.min(axis=1))
-            return np.min(found, axis=0)
-
         def least_bytes(shard: TableShard, *, dram: bool) -> float:
             curves = [instance.curve(shard, gpu) for gpu in instance.kinds]
             return min(float((c.hbm_bytes + dram * c.dram_bytes).min()) for c in curves)
@@ -332,8 +348,8 @@ class CostModelContract:
         # Pieces with caches may be better than one cache: see `CostModel.sharding_overhead_s`.
         more = [("gpu_s", extra_s), ("dram_s", 0.0)] if option.cold != "cached" else []
         for seconds, more_s in more:
-            together = sum(least(shard, seconds, PRICES) for shard in shards)
-            alone = least(single, seconds, PRICES) + more_s
+            together = sum(least_priced(instance, shard, seconds) for shard in shards)
+            alone = least_undivided(instance, single, seconds) + more_s
             assert (together >= alone * (1 - 1e-9) - 1e-18).all()
         for dram in (False, True):
             together = sum(least_bytes(shard, dram=dram) for shard in shards)
@@ -613,6 +629,24 @@ class TestTorchRec(CostModelContract):
 
     def can_replicate(self, lookup: Lookup, replicas: int) -> bool:
         return replicas == 1 or (lookup == "device" and replicas == 4)
+
+
+@pytest.mark.parametrize("replicated_rows", [0, 13])
+def test_a_shard_without_its_host_may_save_more_than_dividing_adds(replicated_rows: int) -> None:
+    """Lookups of rows in HBM pay for those that the host pools, if they are in one shard."""
+    counts = [*[30_000] * replicated_rows, 20_000, *[100] * 3]
+    counted = counted_table("t", counts, dim=3, lookups=8.0)
+    features = Feature("a", 8.0, 1.0, "none"), Feature("b", 8.0, 1.0, "none")
+    table = replace(counted.table, optimizer="sgd", features=features)
+    problem = problem_of(replace(counted, table=table), topology=machine(2, 2), batch_size=20_000)
+    instance = Instance(problem, Calibrated(calibration()))
+    option = ShardingOption(2, replicated_rows=replicated_rows, cold="host", blocked=True)
+    (single,) = instance.shards(0, option._replace(row_slices=1, blocked=False))
+    together = sum(least_priced(instance, shard) for shard in instance.shards(0, option))
+    extra_s = instance.sharding_overhead_s
+    assert extra_s is not None
+    assert (together < least_priced(instance, single) + extra_s).any()
+    assert (together >= (least_undivided(instance, single) + extra_s) * (1 - 1e-9)).all()
 
 
 def test_an_unknown_model_lists_those_there_are() -> None:

@@ -49,6 +49,7 @@ from placer.plan.buffers import (
 from placer.plan.memory import ROW_CACHE_ENTRY_BYTES, device_memory
 from placer.plan.shard import Lookup
 from placer.plan.verify import violations
+from placer.topology.devices import Drive
 from solvers import solve
 
 PLAIN = Roofline(RooflineConstants(1.0, 1.0, 0.0, 0.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0))
@@ -673,6 +674,35 @@ def test_what_a_option_adds_is_known_where_one_kind_of_gpu_is_best_at_everything
     table = zipf_table("t", 100)
     assert PLAIN.sharding_overhead_s(problem_of(table, topology=unequal_machine())) == 0
     assert PLAIN.sharding_overhead_s(problem_of(table, topology=crossed_machine())) is None
+
+
+@pytest.mark.parametrize("faster", ["dram_bytes_per_s", "drive"])
+def test_what_a_option_adds_is_unknown_where_the_slower_gpus_have_the_better_host(
+    faster: str,
+) -> None:
+    """Hot rows are then best on one kind of GPU, and those of another shard on another."""
+    even = machine(2, 2)
+    hosts = [replace(host, drive=Drive(1 << 40)) for host in even.hosts]
+    better = Drive(1 << 40, 4e6, 1e6) if faster == "drive" else 2 * hosts[1].dram_bytes_per_s
+    hosts[1] = replace(hosts[1], **{faster: better})
+    gpus = [
+        replace(gpu, hbm_bytes_per_s=gpu.hbm_bytes_per_s / (1 + number // 2))
+        for number, gpu in enumerate(even.gpus)
+    ]
+    links = [
+        replace(link, bytes_per_s=link.bytes_per_s / 2)
+        if "host:1" in (link.a, link.b) and link.kind == "network"
+        else link
+        for link in even.links
+    ]
+    crossed = replace(even, gpus=tuple(gpus), hosts=tuple(hosts), links=tuple(links))
+    table = zipf_table("t", 100)
+    assert PLAIN.sharding_overhead_s(problem_of(table, topology=crossed)) is None
+    of_links = Calibrated(calibration())
+    of_links.calibration.constants.pop("exchange_byte")
+    known = of_links.sharding_overhead_s(problem_of(table, topology=crossed)) is not None
+    # What it has measured it takes of any host; drives and links are the topology's.
+    assert known == (faster != "drive")
 
 
 def test_the_zipf_law_of_these_tests_is_uniform() -> None:

@@ -1,8 +1,5 @@
 """Criteo's text format: what is read, and one clear line for what cannot be."""
 
-import bz2
-import gzip
-import lzma
 from pathlib import Path
 
 import numpy as np
@@ -67,66 +64,12 @@ def test_missing_categories_can_be_empty_bags(tmp_path: Path) -> None:
     assert bags.samples == 14
 
 
-@pytest.mark.parametrize("block_bytes", [100, 1000, 1 << 20])
-def test_chunks_and_skips_do_not_change_the_samples(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_bytes: int
-) -> None:
-    # Blocks shorter than a line, of a few lines, and longer than the log.
-    monkeypatch.setattr("placer.data.formats.text.BLOCK_BYTES", block_bytes)
-    log = open_log(write(tmp_path / "log", 57), id_mapping="hash", rows=97)
-    whole = collect(log, 1000)
-    for samples, skip in [(1, 0), (7, 0), (10, 3), (57, 20), (13, 56)]:
-        assert_equal(whole, collect(log, samples, skip), skip)
-        sizes = [chunk.samples for chunk in log.chunks(samples, skip)]
-        assert set(sizes[:-1]) <= {samples}
-    assert list(log.chunks(10, skip=57)) == []
-    assert list(log.chunks(10, skip=1000)) == []
-
-
-def test_several_files_are_one_log(tmp_path: Path) -> None:
-    one, two = write(tmp_path / "1", 30), write(tmp_path / "2", 30)
-    text = two.read_text()
-    two.write_text(text.removesuffix("\n"))  # the last line may lack its newline
-    log = open_log([one, two], id_mapping="hash", rows=97)
-    both = collect(log, 11)
-    assert both["C1"].size == 60
-    np.testing.assert_array_equal(both["C5"][:30], both["C5"][30:])
-    assert_equal(both, collect(log, 9, 33), 33)
-    assert log.description == f"{one} and 1 more"
-    assert_equal(both, collect(open_log(tmp_path, id_mapping="hash", rows=97), 60))
-
-
-@pytest.mark.parametrize(("suffix", "module"), [(".gz", gzip), (".xz", lzma), (".bz2", bz2)])
-def test_compressed_files(tmp_path: Path, suffix: str, module: object) -> None:
-    plain = write(tmp_path / "log", 40)
-    packed = tmp_path / f"log{suffix}"
-    packed.write_bytes(module.compress(plain.read_bytes()))  # type: ignore[attr-defined]
-    options = {"id_mapping": "hash", "rows": 97}
-    assert_equal(collect(open_log(plain, **options), 9), collect(open_log(packed, **options), 7))
-    cut = tmp_path / f"cut{suffix}"
-    cut.write_bytes(packed.read_bytes()[:-20])
-    with pytest.raises(DataError, match=rf"cannot read .*cut{suffix}: .*cut short"):
-        list(open_log(cut, **options).chunks())
-    wrong = tmp_path / f"wrong{suffix}"
-    wrong.write_bytes(plain.read_bytes())
-    with pytest.raises(DataError, match="not what its suffix says"):
-        open_log(wrong, **options)
-
-
 def test_a_log_without_labels(tmp_path: Path) -> None:
     log = open_log(write(tmp_path / "log", 5, labelled=False), id_mapping="hash", rows=97)
     (chunk,) = log.chunks()
     assert chunk.labels is None
     assert chunk.dense.shape == (5, 13)
     assert log.encoding.label is None
-
-
-def test_a_windows_log(tmp_path: Path) -> None:
-    options = {"id_mapping": "hash", "rows": 97}
-    plain = write(tmp_path / "log", 9)
-    other = tmp_path / "crlf"
-    other.write_bytes(plain.read_bytes().replace(b"\n", b"\r\n"))
-    assert_equal(collect(open_log(plain, **options), 9), collect(open_log(other, **options), 9))
 
 
 BAD_LINES = {

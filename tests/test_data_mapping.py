@@ -16,13 +16,6 @@ def as_keys(values: list[int]) -> np.ndarray:
     return np.array(values, dtype=np.uint64)
 
 
-@given(KEYS, st.integers(1, 2**40))
-def test_a_hash_is_the_key_modulo_the_rows(keys: list[int], rows: int) -> None:
-    mapped = Hash(rows).map(as_keys(keys))
-    assert mapped.dtype == np.int64
-    assert mapped.tolist() == [key % rows for key in keys]
-
-
 @given(st.lists(st.integers(0, 2**64 - 1), max_size=50, unique=True), KEYS)
 def test_a_vocabulary_numbers_its_keys_and_sends_others_to_row_0(
     listed: list[int], keys: list[int]

@@ -12,6 +12,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from fast_and_full import combinations
 
 from placer import Profile
 from placer.data import Schema, open_log
@@ -277,8 +278,7 @@ def pc_dictionary(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return column.dictionary_encode()
 
 
-@pytest.mark.parametrize("missing", ["zero", "empty"])
-@pytest.mark.parametrize("mark", MARKS)
+@combinations("missing, mark", ["zero", "empty"], MARKS)
 def test_missing_values_are_one_notion(tmp_path: Path, mark: str, missing: Any) -> None:
     expected = counted(open_log(pa.table(ROWS), missing=missing))
     for kind in ("csv", "jsonl", "parquet", "categories", "memory"):

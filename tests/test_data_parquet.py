@@ -1,7 +1,6 @@
 """Parquet logs: columns, bags, row groups, and one clear line for what cannot be read."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 from placer.data import open_log
 from placer.data.formats.columns import infer_columns
 from placer.data.layout import NamedColumns
-from placer.data.log import Log
 from placer.errors import DataError
 
 SAMPLES = 100
@@ -34,26 +32,6 @@ def sample_table(samples: int = SAMPLES, seed: int = 0) -> pa.Table:
             "at": pa.array(range(samples), pa.timestamp("s")),
         }
     )
-
-
-def collect(log: Log, samples: int, skip: int = 0) -> list[Any]:
-    """The samples of a log one by one: bags of each feature, numbers and label."""
-    found: list[Any] = []
-    for chunk in log.chunks(samples, skip):
-        assert 1 <= chunk.samples <= samples
-        assert chunk.labels is not None
-        for sample in range(chunk.samples):
-            bags = []
-            for name in log.feature_tables:
-                ids, offsets = chunk.features[name].ids, chunk.features[name].offsets
-                start, stop = (
-                    (sample, sample + 1)
-                    if offsets is None
-                    else (offsets[sample], offsets[sample + 1])
-                )
-                bags.append(ids[start:stop].tolist())
-            found.append((bags, chunk.dense[sample].tolist(), float(chunk.labels[sample])))
-    return found
 
 
 def test_columns_are_inferred(tmp_path: Path) -> None:
@@ -84,34 +62,6 @@ def test_inference_knows_criteo_and_heeds_choices() -> None:
     assert infer_columns(schema, NamedColumns(dense=["item"])).sparse == ("history", "site")
     columns = infer_columns(schema, NamedColumns(sparse=["site"], label="item"))
     assert columns.names == ["item", "price", "site"]
-
-
-@examples(40)
-@given(
-    sizes=st.lists(st.integers(1, 60), min_size=1, max_size=3),
-    group=st.integers(1, 70),
-    samples=st.integers(1, 80),
-    skip=st.integers(0, 130),
-)
-def test_chunks_and_skips_do_not_change_the_samples(
-    tmp_path_factory: pytest.TempPathFactory,
-    sizes: list[int],
-    group: int,
-    samples: int,
-    skip: int,
-) -> None:
-    folder = tmp_path_factory.mktemp("log")
-    expected: list[Any] = []
-    for number, size in enumerate(sizes):
-        table = sample_table(size, seed=number)
-        pq.write_table(table, folder / f"{number}.parquet", row_group_size=group)
-        rows = table.to_pylist()
-        expected += [
-            ([[row["item"]], row["history"]], [row["price"]], float(row["click"])) for row in rows
-        ]
-    log = open_log(folder, "parquet", sparse=["item", "history"], rows=1000)
-    assert collect(log, samples, skip) == expected[skip:]
-    assert len(collect(log, 1000)) == sum(sizes)
 
 
 @examples(40)

@@ -8,9 +8,9 @@ from cli_cases import Workbench
 from docs_cases import LANGUAGES, PAGES, REPOSITORY, Shell, blocks_of
 
 SLOW = frozenset(
-    {"README", "adapters", "calibration", "cli", "constraints", "data", "distributed", "executor"}
-    | {"instances", "memory", "profile", "pytorch", "questions", "replan", "report"}
-    | {"reshard", "simulate", "solvers", "start", "sweep", "training"}
+    {"README", "adapters", "calibration", "cli", "constraints", "cost-model", "data", "distributed"}
+    | {"executor", "growing", "instances", "memory", "profile", "pytorch", "questions", "replan"}
+    | {"report", "reshard", "simulate", "solvers", "start", "sweep", "training"}
 )
 
 

@@ -15,7 +15,7 @@ from profile_cases import assert_same_profile, profile_of, profiles
 from placer import AccessCdf, Feature, Profile, Table, TableProfile
 from placer.data.encoding import Encoding
 from placer.data.mapping import Hash, Identity, Vocabulary
-from placer.errors import PlacerError, ProfileError
+from placer.errors import ProfileError
 from placer.profile.counts import RowCounts
 
 
@@ -189,9 +189,3 @@ def test_a_profile_that_was_rewritten_by_hand(saved: Path) -> None:
     rewrite(files={"counts": files["counts"] | {"name": "../" + files["counts"]["name"]}})
     with pytest.raises(ProfileError, match="beside its JSON"):
         Profile.load(saved)
-
-
-def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(PlacerError, match="cannot write"):
-        profile_of({"t": RowCounts.from_dense(np.arange(9))}).save(tmp_path / "file")

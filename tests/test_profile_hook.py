@@ -95,17 +95,6 @@ def test_shapes_of_ids() -> None:
     assert (square.ids.tolist(), square.samples) == ([1, 2, 3, 4], 2)
 
 
-def test_features_may_share_a_table() -> None:
-    profile = profile_batches(
-        [{"a": np.array([0, 1]), "b": (np.array([1]), np.array([0, 0, 1]))}],
-        tables={"t": 2},
-        feature_tables={"a": "t", "b": "t"},
-    )
-    assert profile["t"].counts is not None
-    assert profile["t"].counts.counts.tolist() == [1, 2]
-    assert [f.coverage for f in profile["t"].table.features] == [1.0, 0.5]
-
-
 @pytest.mark.parametrize(
     ("ids", "message"),
     [

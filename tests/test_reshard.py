@@ -250,6 +250,7 @@ def test_a_file_is_kept_only_if_every_row_is_the_same(tmp_path: Path) -> None:
     assert (found.kept_files, found.written_files, found.difference.moved_bytes) == (0, 1, 0)
 
 
+@pytest.mark.slow
 def test_a_killed_reshard_leaves_no_folder_and_the_next_one_works(tmp_path: Path) -> None:
     checkpoint = checkpoint_of(SPLIT)
     write_shards(SPLIT, checkpoint, tmp_path / "old")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fast_and_full import combinations
 from problem_cases import problem_of, unequal_machine, zipf_table
 
 from cost_models import Roofline
@@ -60,7 +61,7 @@ def annealed(
     return arrays, state, best, best_s, step_s
 
 
-@pytest.mark.parametrize(("hot", "many_gpus"), [(1.0, 64), (1e-9, 64), (1.0, 2), (1e-9, 2)])
+@combinations("hot, many_gpus", [1.0, 1e-9], [64, 2])
 def test_sums_of_a_state_are_those_of_its_shards(hot: float, many_gpus: int) -> None:
     """Whether most moves are made, or undone; and where only some GPUs are looked at."""
     arrays, state, _, _, _ = annealed(3_000, hot, 8, many_gpus)

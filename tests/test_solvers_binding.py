@@ -4,6 +4,7 @@ import random
 from dataclasses import replace
 
 import pytest
+from fast_and_full import fewer
 from plan_cases import machine
 from problem_cases import counted_table, problem_of, resident_buffers, unequal_machine, zipf_table
 
@@ -78,12 +79,12 @@ def short_of_hbm(hbm_bytes: int) -> Problem:
     ("kind", "resource"),
     [
         ("roomy", "hbm bandwidth"),
-        ("host memory", "dram bandwidth"),
-        ("little HBM", "hbm"),
+        pytest.param("host memory", "dram bandwidth", marks=pytest.mark.slow),
+        pytest.param("little HBM", "hbm", marks=pytest.mark.slow),
         ("less HBM", "hbm"),
-        ("enough HBM", "hbm bandwidth"),
-        ("kernels", "launches"),
-        ("link", "link"),
+        pytest.param("enough HBM", "hbm bandwidth", marks=pytest.mark.slow),
+        pytest.param("kernels", "launches", marks=pytest.mark.slow),
+        pytest.param("link", "link", marks=pytest.mark.slow),
         ("unused HBM", "free hbm"),
     ],
 )
@@ -127,7 +128,7 @@ def test_what_binds_gains_most_when_solved_anew(kind: str, resource: str) -> Non
 
 def test_the_gain_of_a_plan_is_that_of_the_changed_machine() -> None:
     """Of every bandwidth and of launches: as the model says when it is asked again."""
-    for seed in range(6):
+    for seed in range(fewer(6, 3)):
         problem = random_problem(seed)
         plan = solve(problem, "greedy-cost").plan
         if plan is None or any(shard.lookup == "host" for shard in plan.shards):

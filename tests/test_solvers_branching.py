@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from fast_and_full import mostly_slow
 from problem_cases import unequal_machine
 
 from cost_models import Roofline
@@ -54,7 +55,7 @@ def searched(
     return found
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", mostly_slow([1, 2], 2))
 def test_ways_to_serve_a_table_are_no_better_than_prices_say(seed: int) -> None:
     """Branching leaves ways out by prices alone: relaxations of their own say no less."""
     first, price = begun(f"random-6@{seed}", unequal_machine(1 << 29))
@@ -108,6 +109,7 @@ def test_a_search_begins_where_one_before_it_did_if_that_had_all_its_plans() -> 
     assert searched(other, price, before=before).formulation is not before.formulation
 
 
+@pytest.mark.slow
 def test_where_launches_are_much_branching_begins_with_arenas() -> None:
     """On two GPUs the relaxation has a share of each arena's launches, and plans all of them."""
     first, price = begun("random-12@3", Topology.parse("2xh100"), 64)
@@ -143,7 +145,7 @@ def test_without_an_arena_that_a_table_needs_there_is_no_plan() -> None:
         assert min(bound_without({arena}) for arena in arenas) < search.limit
 
 
-@pytest.mark.parametrize("share", [0.0, 1e9])
+@pytest.mark.parametrize("share", mostly_slow([0.0, 1e9], 0.0))
 def test_the_first_relaxation_is_the_same_whatever_options_it_begins_with(
     share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,7 +183,7 @@ def test_annealing_that_is_done_again_has_another_seed(monkeypatch: pytest.Monke
         return anneal(start, seed=seed, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(annealing, "anneal", told)
-    problem = Problem(named_workload("random-6@4"), Topology.parse("4xh100", hbm="1GiB"), 4096)
+    problem = Problem(named_workload("random-4@4"), Topology.parse("2xh100", hbm="1GiB"), 4096)
     Auto().solve(problem, Roofline(), Limits(time_limit_s=3600, seed=7, max_steps=300, gap=0.0))
     assert len(seeds) > 1
     assert seeds == list(range(7, 7 + len(seeds)))
@@ -198,7 +200,7 @@ def test_branch_and_bound_knows_kinds_of_gpus_apart() -> None:
     assert pooled_s * 1.02 < searched(first, price).bound_s <= first.step_time_s
 
 
-@pytest.mark.parametrize("most_points", [0, 10_000])
+@pytest.mark.parametrize("most_points", mostly_slow([0, 10_000], 10_000))
 def test_points_that_are_nearly_the_same_become_one(most_points: int) -> None:
     first, price = begun("random-6@4", Topology.parse("4xh100", hbm="1GiB"), 1024)
     fine, coarse = (

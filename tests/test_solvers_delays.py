@@ -4,6 +4,7 @@ import random
 
 import numpy as np
 import pytest
+from fast_and_full import mostly_slow
 
 from cost_models import Roofline
 from cost_models.schedule import Schedule, SharedLane
@@ -52,7 +53,7 @@ def test_no_step_is_shorter_than_the_chain_of_delays() -> None:
     assert longer > 50  # The chain says something that the phases by themselves do not.
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", mostly_slow(range(3), 2))
 def test_step_times_stay_the_same_with_the_chain(seed: int) -> None:
     problem, rng = hosts_apart(20, seed, 32_768), random.Random(seed)
     plain = Instance(problem, Roofline())
@@ -121,6 +122,7 @@ def test_bounds_count_delays() -> None:
     assert all(search.best.instance is plain for search in found)
 
 
+@pytest.mark.slow
 def test_the_solver_counts_them() -> None:
     problem = hosts_apart(12)
     result = solve(problem, "auto", time_limit_s=600, max_steps=50)

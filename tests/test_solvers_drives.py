@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from enumeration import Enumeration
 from fast_and_full import mostly_slow
-from tiny_problems import tiny_problem
+from tiny_problems import tiny_problem, with_server
 
 import cost_models.sharding_options as sharding_options
 from cost_models import ColdHome, Roofline, ShardingOption, TableShard, drawn_stream, simulate
@@ -29,6 +29,9 @@ from solvers.model.build_plan import build_plan
 from solvers.model.instance import Instance, Placement
 from solvers.model.read_plan import placements_of
 
+SERVED = [0, 2, 13, 18, 120]
+"""Seeds of problems with a server."""
+
 
 @pytest.fixture
 def few_shares(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,27 +39,45 @@ def few_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sharding_options, "_LEAST_SHARED_BYTES", 0)
 
 
-def driven(seed: int) -> Problem:
-    """A tiny problem whose hosts have little memory, and a drive each."""
-    rng, problem = random.Random(seed), tiny_problem(seed)
+def driven(seed: int, *, served: bool = False) -> Problem:
+    """A tiny problem whose hosts with GPUs have little memory and a drive each; with a server."""
+    rng, problem = random.Random(seed), (with_server if served else tiny_problem)(seed)
+    machine = problem.topology
     hosts = tuple(
         replace(
             host,
             memory_bytes=int(host.memory_bytes * rng.choice((0, 0.2, 0.5, 1))),
             drive=Drive(1 << 30, rng.choice((1e6, 1e4)), rng.choice((2e5, 1e4))),
         )
-        for host in problem.topology.hosts
+        if machine.gpus_of(host.id)
+        else host
+        for host in machine.hosts
     )
     widths = rng.choice(((), ("int8",), ("bfloat16",)))
-    return replace(problem, topology=replace(problem.topology, hosts=hosts), widths=widths)
+    return replace(problem, topology=replace(machine, hosts=hosts), widths=widths)
 
 
 @pytest.mark.usefixtures("few_shares")
 @pytest.mark.parametrize(
-    "seed", mostly_slow([3, 5, 6, 8, 9, 16, 17, 26, 28, 31, 34, 44, 54], 6, 26, 31)
+    "seed", mostly_slow([3, 5, 6, 8, 9, 16, 17, 26, 28, 31, 34, 44, 54, 222], 6, 26, 222)
 )
 def test_plans_on_drives_against_the_best_of_all(seed: int) -> None:
-    problem = driven(seed)
+    """On 222, drives of hosts differ, and are slower than what the bound takes for all of them."""
+    check(driven(seed))
+
+
+@pytest.mark.usefixtures("few_shares")
+@pytest.mark.parametrize("seed", mostly_slow(SERVED, 2, 13, 18))
+def test_plans_on_drives_and_servers_against_the_best_of_all(seed: int) -> None:
+    """On 13, all tables are on the server, and no GPU launches anything.
+
+    Of 150 problems the plan is 1.4 and 8% from the best in 4 and 276.
+    """
+    check(driven(seed, served=True))
+
+
+def check(problem: Problem) -> None:
+    """Hold the bound and the plan of `auto` against the best of all plans."""
     best_s, _ = Enumeration(problem, Roofline()).best()
     result = solve(problem, gap=1e-3, time_limit_s=60, max_steps=300, threads=1)
     assert result.step_time_s is not None
@@ -116,10 +137,14 @@ def test_a_plan_with_drives_is_sound_and_reads_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_leaving_out_a_choice_is_never_better() -> None:
+@pytest.mark.parametrize("machine", ["2xt4", "2xt4+1xcpu"])
+def test_leaving_out_a_choice_is_never_better(machine: str) -> None:
     profile = named_workload("random-3@1")
-    base = Topology.parse("2xt4", hbm="96MiB", dram="1GiB")
-    small = replace(base, hosts=tuple(replace(h, memory_bytes=200 << 20) for h in base.hosts))
+    base = Topology.parse(machine, hbm="96MiB", dram="1GiB")
+    less = tuple(
+        replace(h, memory_bytes=200 << 20) if base.gpus_of(h.id) else h for h in base.hosts
+    )
+    small = replace(base, hosts=less)
 
     def step_s(topology: Topology, *widths: str) -> float:
         problem = Problem(profile, topology, 512, widths=widths)  # type: ignore[arg-type]

@@ -1,7 +1,6 @@
 """Plans that follow others: what they cost, what they move, and that rows stay where they can."""
 
 import json
-import re
 from collections import defaultdict
 from dataclasses import replace
 from functools import cache
@@ -9,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fast_and_full import examples, mostly_slow
+from fast_and_full import examples, is_fast, mostly_slow
 from hypothesis import given
 from hypothesis import strategies as st
 from plan_cases import in_dram, in_hbm, machine
@@ -190,7 +189,8 @@ def test_drift_is_weighed_over_the_horizon() -> None:
     problem, old = before("serial")
     now = later(problem)
     by_horizon = {
-        steps: replan(now, MODEL, old, LIMITS, horizon_steps=steps) for steps in (0, 50, 10**9)
+        steps: replan(now, MODEL, old, LIMITS, horizon_steps=steps)
+        for steps in ((0, 10**9) if is_fast() else (0, 50, 10**9))
     }
     for found in by_horizon.values():
         check(now, old, found)
@@ -328,7 +328,7 @@ def test_nothing_fits() -> None:
     assert replan_report(found).headline[-1] == "nothing fits"
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", mostly_slow(range(4), 1))
 def test_equal_gpus_and_hosts_take_the_part_that_they_had(seed: int) -> None:
     problem, plan = before()
     rng = np.random.default_rng(seed)
@@ -462,14 +462,3 @@ def test_a_replicated_table_follows_the_machine(tmp_path: Path) -> None:
     found.chosen.plan.save(tmp_path / "new.json")
     again = Plan.load(tmp_path / "new.json")
     assert diff(found.chosen.plan, again).moves == ()
-
-
-def test_the_documented_python(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    page = Path(__file__).resolve().parent.parent / "docs" / "replan.md"
-    (code,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
-    monkeypatch.chdir(tmp_path)
-    exec(compile(code, str(page), "exec"), {})
-    assert "the old plan uses gpu:3, which '3xa100-40' lacks" in capsys.readouterr().out
-    assert violations(Plan.load("new.json")) == []

@@ -15,7 +15,10 @@ from solvers.search.moves import resharded
 from solvers.search.resharding import Without
 
 
-@pytest.mark.parametrize("topology", [machine(2, 2), unequal_machine(2 << 20)])
+@pytest.mark.parametrize(
+    "topology",
+    [unequal_machine(2 << 20), pytest.param(machine(2, 2), marks=pytest.mark.slow)],
+)
 def test_ways_to_shard_a_table_are_rated_together_as_one_by_one(topology: Topology) -> None:
     tables = [zipf_table(f"t{n}", 3000 + 2000 * n, (16, 32)[n % 2], lookups=4.0) for n in range(5)]
     problem = problem_of(*tables, topology=topology, batch_size=256)

@@ -19,7 +19,7 @@ from placer.errors import PlacerError
 from placer.report import section as form
 from placer.workloads import named_workload
 from solvers import Limits, SolveResult, solve
-from solvers.analysis.whatif import Effect, WhatIf, front, whatif
+from solvers.analysis.whatif import Effect, WhatIf, _with_servers, front, whatif
 from solvers.bounds.binding import binding
 from solvers.report import plan_report
 from solvers.report.whatif import plot_front, whatif_report
@@ -30,7 +30,7 @@ HBM = 1 << 29
 
 @pytest.fixture(scope="module")
 def problem() -> Problem:
-    return Problem(named_workload("random-12@4"), Topology.parse("4xa100-40", hbm=HBM), 512)
+    return Problem(named_workload("random-6@4"), Topology.parse("2xa100-40", hbm=HBM), 512)
 
 
 @pytest.fixture(scope="module")
@@ -202,6 +202,25 @@ def test_links_that_a_machine_lacks_are_not_asked_about(answer: WhatIf) -> None:
     assert "network" not in words
     two = problem_of(zipf_table("t", 1000), topology=Topology.parse("2x1xh100"))
     assert effect(whatif(two, MODEL), "network").gain is not None
+
+
+def test_hosts_without_gpus_help_where_memory_is_short_and_nowhere_do_harm() -> None:
+    # Cold rows of some tables are read over the network in any case, or all tables are in HBM.
+    for hbm, helps in (("64MiB", True), ("8GiB", False)):
+        machine = Topology.parse("2x1xt4", hbm=hbm, dram="2GiB")
+        problem = Problem(named_workload("criteo-kaggle"), machine, batch_size=4096)
+        found = effect(whatif(problem, MODEL), "2 more hosts without GPUs")
+        assert found.gain is not None
+        assert (found.gain > 0.01) == helps
+        assert found.gain >= 0
+    table = zipf_table("t", 1000)
+    more = Topology.parse("1xt4+1xcpu")
+    (one,) = more.servers
+    fast = replace(one, dram_bytes_per_s=1e12)
+    problem = problem_of(table, topology=replace(more, hosts=(more.hosts[0], fast)))
+    served = _with_servers(problem.topology)
+    assert served is not None
+    assert [host.dram_bytes_per_s for host in served.servers] == [1e12] * 3
 
 
 def test_a_problem_without_a_plan_has_no_effects() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from fast_and_full import mostly_slow
 from plan_cases import with_drives
 from training_cases import QUICK, Placement, plan_for, small_log
 
@@ -55,7 +56,7 @@ def policy(folder: Path, every: int | None = None) -> CheckpointPolicy:
     return CheckpointPolicy(folder, every)
 
 
-@pytest.mark.parametrize("optimizer", ["adagrad", "adam"])
+@pytest.mark.parametrize("optimizer", mostly_slow(["adagrad", "adam"], "adam"))
 def test_a_run_on_a_drive_is_bit_equal_to_one_in_memory(
     tmp_path: Path, optimizer: OptimizerName
 ) -> None:
@@ -68,7 +69,7 @@ def test_a_run_on_a_drive_is_bit_equal_to_one_in_memory(
     assert_same(tmp_path / "dram", tmp_path / "ssd")
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+@pytest.mark.parametrize("dtype", mostly_slow(["bfloat16", "int8"], "int8"))
 def test_a_run_with_narrow_rows_resumes_bit_equal(tmp_path: Path, dtype: ColdDType) -> None:
     plan = cold_plan(dtype=dtype)
     whole = train(plan, LOG, CONFIG, checkpoints=policy(tmp_path / "whole"))
@@ -87,7 +88,9 @@ def test_a_run_with_narrow_rows_resumes_bit_equal(tmp_path: Path, dtype: ColdDTy
     )
 
 
-@pytest.mark.parametrize(("first", "then"), [("int8", None), (None, "int8")])
+@pytest.mark.parametrize(
+    ("first", "then"), mostly_slow([("int8", None), (None, "int8")], ("int8", None))
+)
 def test_a_run_goes_on_with_rows_of_another_width(
     tmp_path: Path, first: ColdDType | None, then: ColdDType | None
 ) -> None:
@@ -120,6 +123,7 @@ train(cold_plan(), LOG, CONFIG, checkpoints=policy(folder, 3), on_progress=repor
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [5, 13])
 def test_a_run_on_a_drive_that_was_killed_resumes_bit_equal(tmp_path: Path, step: int) -> None:
     whole = train(cold_plan(), LOG, CONFIG, checkpoints=policy(tmp_path / "whole"))

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from fast_and_full import mostly_slow
 from torch import Tensor, nn
 from training_cases import QUICK, plan_for, small_log
 
@@ -50,6 +51,7 @@ def test_a_compiler_that_there_is_not_is_named() -> None:
         train(PLAN, LOG, replace(QUICK, compile="gcc"))
 
 
+@pytest.mark.slow
 def test_bfloat16_learns_what_float32_learns() -> None:
     log = small_log(3200)
     config = replace(QUICK, epochs=3)
@@ -61,7 +63,7 @@ def test_bfloat16_learns_what_float32_learns() -> None:
     assert half.auc == pytest.approx(full.auc, abs=0.01)
 
 
-@pytest.mark.parametrize("compiler", [None, "aot_eager"])
+@pytest.mark.parametrize("compiler", mostly_slow([None, "aot_eager"], None))
 def test_the_mlps_compute_in_bfloat16_and_embeddings_and_weights_in_float32(
     compiler: str | None,
 ) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from fast_and_full import covering
 from training_cases import QUICK, ArrayLog, Placement, plan_for, small_log
 
 from placer.data.log import Bags, Chunk
@@ -35,10 +36,17 @@ def with_gaps(log: ArrayLog) -> ArrayLog:
     )
 
 
-@pytest.mark.parametrize("backend", ["torch", "numba", "tiered"])
 @pytest.mark.parametrize(
-    ("placement", "optimizer"),
-    [("split", "adagrad"), ("staged", "rowwise_adagrad"), ("cached", "adam")],
+    ("backend", "placement", "optimizer"),
+    covering(
+        (backend, placement, optimizer)
+        for backend in ("torch", "numba", "tiered")
+        for placement, optimizer in (
+            ("split", "adagrad"),
+            ("staged", "rowwise_adagrad"),
+            ("cached", "adam"),
+        )
+    ),
 )
 def test_runs_are_equal_with_and_without(
     tmp_path: Path, placement: Placement, optimizer: OptimizerName, backend: str

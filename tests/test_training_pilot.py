@@ -107,7 +107,8 @@ def test_two_processes_try_the_type_of_their_exchange() -> None:
 
 def test_the_command_shows_a_table_json_and_csv(workbench: Workbench) -> None:
     how = ("pilot", "--profile", workbench.profile, "--data", workbench.log, "--seeds", "2")
-    how += ("--batch-size", "64", "--widths", "int8", "--eval-data", workbench.parquet)
+    how += ("--batch-size", "64", "--steps", "3", "--widths", "int8")
+    how += ("--eval-data", workbench.parquet)
     assert "within what seeds make of float32" in succeed(*how).stdout
     found = json.loads(succeed(*how, "--format", "json").stdout)
     usual, narrow = found["candidates"]

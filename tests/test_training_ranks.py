@@ -25,11 +25,11 @@ from training_ranks_cases import (
     goes_on,
     refuses,
     stops_and_goes_on,
+    trained_alone,
     trains,
 )
 
 from placer.training.checkpoint import load
-from placer.training.config import CheckpointPolicy
 from placer.training.loop import TrainResult, train
 
 
@@ -56,16 +56,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def alone(folder: Path) -> dict[str, TrainResult]:
-    """The cases in one process, with the whole batch; one is saved early, to go on with two."""
-    case = next(iter(CASES.values()))
-    early = CheckpointPolicy(folder / "from one")
-    train(case.plan, case.log, replace(case.config, max_steps=7), checkpoints=early)
-    return {
-        name: train(
-            case.plan, case.log, case.config, checkpoints=CheckpointPolicy(folder / "one" / name)
-        )
-        for name, case in CASES.items()
-    }
+    return trained_alone(CASES, folder)
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from executor_cases import machine
 from ranks_launcher import Job, Outcomes, run
 from test_training_ranks import close
 from torch.distributed import TCPStore
-from training_ranks_cases import CASES, LOG, Case, goes_on, halved, shortened, trains
+from training_ranks_cases import CASES, LOG, Case, goes_on, halved, shortened, trained_alone, trains
 
 from placer.errors import PlacerError
 from placer.plan.plan import Plan
@@ -53,18 +53,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def alone(folder: Path) -> dict[str, TrainResult]:
-    case = CASES[NAMES[0]]
-    early = CheckpointPolicy(folder / "from one")
-    train(case.plan, case.log, replace(case.config, max_steps=7), checkpoints=early)
-    return {
-        name: train(
-            CASES[name].plan,
-            CASES[name].log,
-            CASES[name].config,
-            checkpoints=CheckpointPolicy(folder / "one" / name),
-        )
-        for name in NAMES
-    }
+    return trained_alone({name: CASES[name] for name in NAMES}, folder)
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import random
 from dataclasses import replace
 
 import numpy as np
-from plan_cases import machine
+from plan_cases import machine, sized
 from problem_cases import problem_of
 
 from cost_models import Roofline
@@ -52,8 +52,8 @@ def tiny_problem(seed: int) -> Problem:
             for name, whole in zip(names, whole_only, strict=True)
         ]
         batch_size = int(10 ** rng.uniform(0, 6))
-        constraints = _constraints(rng, names, whole_only, topology)
         try:
+            constraints = _constraints(rng, names, whole_only, topology)
             problem = replace(
                 problem_of(*tables, topology=topology, batch_size=batch_size),
                 pipeline=rng.choice(PIPELINES),
@@ -125,20 +125,9 @@ def tight_problem(seed: int) -> Problem:
     even = rng.random() < 0.6
     shares = np.array([1.0 if even else rng.uniform(0.2, 1) for _ in topology.gpus])
     each = (hbm * shares / shares.sum()).tolist()
-    return replace(
-        problem,
-        topology=replace(
-            topology,
-            gpus=tuple(
-                replace(gpu, memory_bytes=int(bytes_))
-                for gpu, bytes_ in zip(topology.gpus, each, strict=True)
-            ),
-            hosts=tuple(
-                replace(host, memory_bytes=int(dram / len(topology.hosts)))
-                for host in topology.hosts
-            ),
-        ),
-    )
+    memory = dict(zip((gpu.id for gpu in topology.gpus), each, strict=True))
+    memory |= {host.id: dram / len(topology.hosts) for host in topology.hosts}
+    return replace(problem, topology=sized(topology, memory))
 
 
 def _machine(rng: random.Random) -> Topology:
@@ -213,20 +202,9 @@ def _short_of_memory(rng: random.Random, problem: Problem) -> Problem:
     }[rng.choice(["room", "room", "room", "some", "little"])]
     host_shares = np.array([1.0] + [rng.choice([1.0, 0.1])] * (hosts - 1))
     of_host = room * host_shares / host_shares.sum()
-    return replace(
-        problem,
-        topology=replace(
-            topology,
-            gpus=tuple(
-                replace(gpu, memory_bytes=int(bytes_))
-                for gpu, bytes_ in zip(topology.gpus, each.tolist(), strict=True)
-            ),
-            hosts=tuple(
-                replace(host, memory_bytes=int(bytes_))
-                for host, bytes_ in zip(topology.hosts, of_host.tolist(), strict=True)
-            ),
-        ),
-    )
+    memory = dict(zip((gpu.id for gpu in topology.gpus), each.tolist(), strict=True))
+    memory |= zip((host.id for host in topology.hosts), of_host.tolist(), strict=True)
+    return replace(problem, topology=sized(topology, memory))
 
 
 def _needs(problem: Problem) -> tuple[float, float, float]:

@@ -2,7 +2,7 @@
 
 import resource
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -138,3 +138,16 @@ def full_disk(rank: int, world: int, folder: Path) -> str:
 
 
 REFUSALS = ("broken disk", "shorter log", "bad label", "other plan")
+
+
+def trained_alone(cases: Mapping[str, Case], folder: Path) -> dict[str, TrainResult]:
+    """Cases in one process, with the whole batch; the first is saved early, to go on with more."""
+    first = next(iter(cases.values()))
+    early = CheckpointPolicy(folder / "from one")
+    train(first.plan, first.log, replace(first.config, max_steps=7), checkpoints=early)
+    return {
+        name: train(
+            case.plan, case.log, case.config, checkpoints=CheckpointPolicy(folder / "one" / name)
+        )
+        for name, case in cases.items()
+    }

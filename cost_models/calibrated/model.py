@@ -20,6 +20,7 @@ from cost_models.schedule import Schedule
 from cost_models.step_equation.equation import StepEquation
 from cost_models.step_equation.phases import LOOKUP, ROWS, UPDATE, with_lanes
 from cost_models.step_equation.unit_costs import Rates, ReadCosts, UnitCosts
+from cost_models.step_equation.work import drive_rows_per_s, one_is_fastest
 from placer.pipeline import Pipeline
 from placer.problem import Problem
 from placer.tables import Table
@@ -89,8 +90,13 @@ class Calibrated(StepEquation):
         return ArenaCosts(*(_in_phases(one, problem.pipeline) for one in seconds))
 
     def least_shard_s(self, problem: Problem) -> float | None:
-        """Return the same for every GPU. See `StepEquation.least_shard_s`."""
-        return self._shard_s
+        """Return a shard's, or None if no GPU is fastest. See `StepEquation.least_shard_s`."""
+        topology = problem.topology
+        speeds = {
+            (-self._exchange_byte_s(problem, number), drive_rows_per_s(topology, gpu.id))
+            for number, gpu in enumerate(topology.gpus)
+        }
+        return self._shard_s if one_is_fastest(speeds) else None
 
     def _exchange_byte_s(self, problem: Problem, gpu: int) -> float:
         """Return seconds of a byte that is spread evenly over all GPUs."""

@@ -47,7 +47,9 @@ def simulate_report(simulated: "Simulated") -> Report:
         f"{format_seconds(sums.mean_s)}; {dense}",
     )
     devices = _devices(simulated.devices, steps, simulated.gpu_s.tolist())
-    sections = [devices, _exchange(totals)]
+    # Servers send, too, and have no HBM.
+    has_servers = any(one.sent_bytes and not one.hbm_bytes for one in simulated.devices)
+    sections = [devices, _exchange(totals, "between devices" if has_servers else "between GPUs")]
     if simulated.keys:
         sections.append(keys_section(simulated.keys))
     windows = simulated.windows
@@ -89,7 +91,7 @@ _PER_STEP = (
 )  # fmt: skip
 
 
-def _exchange(totals: "Totals") -> Section:
+def _exchange(totals: "Totals", between: str) -> Section:
     kept = {kind: int(sent.diagonal().sum()) for kind, sent in totals.sent.items()}
     return table_of(
         [
@@ -98,7 +100,7 @@ def _exchange(totals: "Totals") -> Section:
         ],
         "exchange",
         "Exchanged in a step",
-        *columns(kind="what", to_others_bytes="between GPUs", to_self_bytes="within one"),
+        *columns(kind="what", to_others_bytes=between, to_self_bytes="within one"),
     )
 
 

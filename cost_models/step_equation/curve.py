@@ -219,10 +219,10 @@ def _seconds(
     if cold == "host":
         # With all rows in HBM there is nothing for the host to send; without any row it sends
         # empty bags.
-        sends = (hot < hot[-1]) | (hot[-1] == 0)
+        sends = (hot < hot[-1]) | (hot[-1] == 0) | shard.is_stand_in
         seconds += sends * of_cold[:, 2:] * _host_vectors(problem, shard, counts[2])
-        pooled = Extras(pooled_lookups=float(counts[0, -1])).phase_s(costs)
-        seconds[:HOST, hot < hot[-1]] += pooled[:, None]
+        pooled = counts[2] if shard.is_stand_in else counts[0, -1] * (hot < hot[-1])
+        seconds[:HOST] += Extras(pooled_lookups=1.0).phase_s(costs)[:, None] * pooled
     if cold == "cached":
         seconds[[LOOKUP, UPDATE]] += hot * costs.cache_row_s / 2
         # Ends of a cache's curve are shards without one: in place, or just in HBM.

@@ -1,7 +1,7 @@
 """How much work a plan gives each GPU in a step: what unit costs are multiplied with."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from operator import mul
 from typing import Any, NamedTuple
@@ -281,6 +281,17 @@ def drive_row_s(topology: Topology, gpu: str, row_bytes: float) -> float:
             "give --ssd, or a topology file with a drive"
         )
     return host.drive.row_s(row_bytes) * len(topology.gpus_of(host.id))
+
+
+def drive_rows_per_s(topology: Topology, gpu: str) -> float:
+    """Return small rows that a GPU reads from its host's drive, and writes; 0 without one."""
+    has_drive = topology.hosts_by_id[topology.gpus_by_id[gpu].host].drive is not None
+    return 1 / drive_row_s(topology, gpu, 1.0) if has_drive else 0.0
+
+
+def one_is_fastest(speeds: Collection[tuple[float, ...]]) -> bool:
+    """Return whether one GPU, of which each has several speeds, is as fast as any in all."""
+    return tuple(map(max, zip(*speeds, strict=True))) in speeds
 
 
 def exchange_of(

@@ -15,7 +15,8 @@ from placer.executor.id_order import IdOrder
 from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.lookups.batch_reads import FeatureRead
 from placer.executor.streams import on_host, recorded
-from placer.growing.key_map import Growing, Int, KeyMap
+from placer.growing.key_map import KeyMap
+from placer.growing.options import Growing, Int
 from placer.tables import Table
 
 BLOCK, WARPS = 128, 1
@@ -95,9 +96,11 @@ class DeviceKeyMap(KeyMap):
         open_since = self._begin_step(lookups, open_steps, ttl)
         state[kernels.HITS] += lookups
         if not (misses or ttl):
+            self._without.append(sent[0])
             return sent[0], sent[0]
         waiting = self._lookups_of(np.append(sent[-1], 0), rows)
         hand, passed, limit, reused = int(state[kernels.HAND]), 0, -1, sent[:1]
+        without = sent[:1]
         while True:
             places = self._index(waiting)
             values = on_host(keys[places].long()).numpy()
@@ -105,6 +108,7 @@ class DeviceKeyMap(KeyMap):
             state[kernels.HITS] -= done
             rows[places[:done]] = self._index(found).to(rows.dtype)
             sent.append(found)
+            without.append(values[:done][found == 0])
             reused.append(taken)
             waiting = waiting[done:]
             if not waiting.size:
@@ -124,6 +128,7 @@ class DeviceKeyMap(KeyMap):
             passed += chunk.size
             if passed == state[kernels.USED]:
                 limit = passed
+        self._without.append(np.concatenate(without))
         self._send(np.unique(np.concatenate(sent)))
         again = np.concatenate(reused)
         return self._numbered(again), self._rows["key"][again]

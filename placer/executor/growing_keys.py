@@ -6,13 +6,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from placer.errors import PlanMismatchError
+from placer.errors import CheckpointError, PlanMismatchError
 from placer.executor.id_order import IdOrder, tensors_of
 from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.lookups.batch_reads import FeatureRead, feature_bounds
 from placer.executor.memory.initial_weights import weights_of_keys
 from placer.growing.key_counts import KeyCounts
-from placer.growing.key_map import Growing, Int, KeyMap
+from placer.growing.key_map import KeyMap
+from placer.growing.options import Growing, Int
 from placer.tables import Table
 
 MOST_OPEN_STEPS = 64
@@ -68,6 +69,10 @@ class GrowingKeys:
         self.open_steps = self.ahead = 0
         self.in_batches = True
 
+    def read_by_rows(self) -> None:
+        """Let calls find the rows of keys once, however often rows are read and updated."""
+        self.in_batches, self.seed = False, 0  # The seed that `PlacedEmbeddings` has by default.
+
     def rows_of(
         self,
         batch: BagBatch,
@@ -115,7 +120,7 @@ class GrowingKeys:
     def drop_ahead(self) -> None:
         """Give up the steps that are ahead: their batches are to come again."""
         for keys in self.maps.values():
-            keys.known_steps += self.ahead
+            keys.give_up(self.ahead)
         self.open_steps = max(0, self.open_steps - self.ahead)
         self.ahead = 0
 
@@ -160,7 +165,10 @@ class GrowingKeys:
         return [f"{table}.keys.{name}" for table in self.maps for name in KeyMap.STATE]
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Go on with what `state` gave."""
+        """Go on with what `state` gave; raise CheckpointError if it is not of these tables."""
+        missing = [name for name in self.names() if name not in state]
+        if missing:
+            raise CheckpointError(f"the checkpoint lacks {missing[0]!r} of a table that grows")
         for table, keys in self.maps.items():
             keys.load_state({name: state[f"{table}.keys.{name}"].numpy() for name in KeyMap.STATE})
         self.open_steps = self.ahead = 0

@@ -19,6 +19,8 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from placer.growing.options import SKETCH_CELLS, SKETCH_ROWS
+
 RECORD = np.dtype(
     [
         ("key", np.int64),  # Of a free row: the next free row.
@@ -49,8 +51,6 @@ WINDOW = 16
 """Rows among which one is taken back: 256 bytes, four lines of a cache."""
 
 MOST_READS = 255
-
-SKETCH_ROWS = 4
 
 BLOCK = 128
 """Keys whose slots and records are prefetched at a time."""
@@ -271,33 +271,38 @@ def _evict(slots, rows, state, log, by_reads, open_since):
 
 
 @numba.njit(cache=True, nogil=True)
-def _count_unknown(sketch, key):
+def _count_unknown(sketch, first_block, blocks, key):
     """Count a read of a key that has no row, and return how often it was read by now.
 
     A count-min sketch with conservative updates (Estan and Varghese 2002,
-    doi:10.1145/633025.633056): never too few, too many where keys share all their cells.
+    doi:10.1145/633025.633056): never too few, too many where keys share all their cells. These are
+    in one block, which the bits choose that choose a key's part: so counts go with the parts.
     """
     bits = mix(key)
-    step = (bits >> np.uint64(32)) | np.uint64(1)
-    width = np.uint64(sketch.shape[1])
+    block = np.int64(((bits & np.uint64(0xFFFFFFFF)) * np.uint64(blocks)) >> np.uint64(32))
+    block, columns = block - first_block, np.int64(bits >> np.uint64(32))
     least = 255
     for i in range(SKETCH_ROWS):
-        least = min(least, sketch[i, (bits + np.uint64(i) * step) % width])
+        least = min(least, sketch[block, i, (columns >> (5 * i)) % SKETCH_CELLS])
     reads = min(255, least + 1)
     for i in range(SKETCH_ROWS):
-        at = (bits + np.uint64(i) * step) % width
-        sketch[i, at] = max(sketch[i, at], reads)
+        at = (columns >> (5 * i)) % SKETCH_CELLS
+        sketch[block, i, at] = max(sketch[block, i, at], reads)
     return reads
 
 
 @numba.njit(cache=True, nogil=True)
 def _halve_sketch(sketch, state, cells):
-    """Halve so many more cells of each row; over time each comes as often as any other."""
-    for _ in range(min(cells, sketch.shape[1])):
-        at = state[SKETCH]
+    """Halve so many more cells of each row; over time each comes as often as any other.
+
+    Rows are a quarter apart, so that the cells of a key are not all halved at a time.
+    """
+    size = sketch.shape[0] * SKETCH_CELLS
+    for _ in range(min(cells, size)):
         for i in range(SKETCH_ROWS):
-            sketch[i, at] >>= 1
-        state[SKETCH] = at + 1 if at + 1 < sketch.shape[1] else 0
+            at = (state[SKETCH] + i * size // SKETCH_ROWS) % size
+            sketch[at // SKETCH_CELLS, i, at % SKETCH_CELLS] >>= 1
+        state[SKETCH] = (state[SKETCH] + 1) % size
 
 
 @numba.njit(cache=True, nogil=True)
@@ -309,12 +314,13 @@ def begin_step(
     if ttl > 0:
         _expire(slots, rows, state, log, min(state[STEP] - ttl, open_since), lookups + 1024)
     if admission > 1:
-        _halve_sketch(sketch, state, 1 + lookups * sketch.shape[1] // forget_reads)
+        cells = sketch.shape[0] * SKETCH_CELLS
+        _halve_sketch(sketch, state, 1 + lookups * cells // forget_reads)
 
 
 @numba.njit(cache=True, nogil=True)
 def read(
-    keys, out, reused, slots, rows, state, sketch, log,
+    keys, out, reused, slots, rows, state, sketch, log, first_block, blocks,
     capacity, admission, by_reads, open_since, hand, limit,
 ):  # fmt: skip
     """Read keys of the step that has begun: the row of each, 0 where it gets none.
@@ -345,7 +351,7 @@ def read(
             return reused_rows, j
         state[MISSES] += 1
         out[j] = 0
-        if admission > 1 and _count_unknown(sketch, key) < admission:
+        if admission > 1 and _count_unknown(sketch, first_block, blocks, key) < admission:
             state[WAITING] += 1
             continue
         if state[FREE] == 0 and state[USED] < capacity:

@@ -1,89 +1,21 @@
 """Which row of a table has which key, while keys come and go."""
 
-from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, get_args
+from collections import deque
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from placer.errors import BackendError, CheckpointError, PlanMismatchError
 from placer.growing.key_counts import KeyCounts
-from placer.growing.saved_state import fits
+from placer.growing.options import MOST_CAPACITY, SKETCH_CELLS, SKETCH_ROWS, Growing, Int
+from placer.growing.saved_state import fits, sketch_of
 
-Int = npt.NDArray[np.int64]
-Eviction = Literal["lfu", "lru"]
-
-MOST_ADMISSION = 255
-_MOST_CAPACITY = 2**31 - 64
-"""Row numbers have 32 bits."""
-
-_SLOTS_PER_KEY = 1.5
+_READS = 256
+"""When saved, the steps that read a row are counted below it, and above it `KeyMap._late`."""
 _FORGET_READS = 10
 """Reads of keys without a row are halved after ten times as many lookups as there are rows, as in
 TinyLFU (Einziger, Friedman and Manes 2017, doi:10.1145/3149371)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Growing:
-    """How a table gives its rows to keys.
-
-    Attributes
-    ----------
-    capacity : int
-        Keys that have rows at a time. The table has one row more: row 0 is read by all other keys.
-    admission : int
-        A key gets a row when it is read for the n-th time, 1 to 255.
-    eviction : {"lfu", "lru"}
-        Which of 16 keys loses its row when there is no free one: the one that the fewest steps
-        have read, of late, and of these the one that was read longest ago; or that alone. The next
-        16 are those of the rows that follow.
-    ttl : int
-        Steps after which a key that was not read loses its row; 0: never.
-
-    Raises
-    ------
-    PlanMismatchError
-        If a value is out of range.
-
-    Examples
-    --------
-    >>> Growing(capacity=1000, admission=2).nbytes
-    26048
-    """
-
-    capacity: int
-    admission: int = 1
-    eviction: Eviction = "lfu"
-    ttl: int = 0
-
-    def __post_init__(self) -> None:
-        for name, least, most in (
-            ("capacity", 1, _MOST_CAPACITY),
-            ("admission", 1, MOST_ADMISSION),
-            ("ttl", 0, 2**31 - 1),
-        ):
-            value = getattr(self, name)
-            if not least <= value <= most:
-                raise PlanMismatchError(f"{name} {value} is not within {least} to {most:,}")
-        if self.eviction not in get_args(Eviction):
-            raise PlanMismatchError(
-                f"eviction {self.eviction!r} is none of {', '.join(get_args(Eviction))}"
-            )
-
-    @property
-    def rows(self) -> int:
-        """Rows of the table."""
-        return self.capacity + 1
-
-    @property
-    def slot_count(self) -> int:
-        """Slots of the hash table."""
-        return int(self.capacity * _SLOTS_PER_KEY) + 8
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the key map in host memory."""
-        return 4 * self.slot_count + 16 * self.rows + 4 * self.capacity * (self.admission > 1)
 
 
 class StepRows(NamedTuple):
@@ -92,6 +24,14 @@ class StepRows(NamedTuple):
     rows: Int
     reused: Int
     new_keys: Int
+
+
+class Resized(NamedTuple):
+    """A map with another capacity; the earlier row of each row, or −1; and how many keys went."""
+
+    keys: "KeyMap"
+    earlier: Int
+    dropped: int
 
 
 def parts_of(keys: Int, parts: int) -> Int:
@@ -170,18 +110,13 @@ class KeyMap:
         self._slots = np.zeros(self._own.slot_count, np.uint32)
         self._rows = np.zeros(self._own.rows, self._kernels.RECORD)
         self._state = np.zeros(self._kernels.PLACES, np.int64)
-        self._sketch = np.zeros(self._sketch_shape(self.parts), np.uint8)
+        blocks = self.growing.sketch_blocks(self.part, self.parts)
+        self._sketch = np.zeros((len(blocks), SKETCH_ROWS, SKETCH_CELLS), np.uint8)
+        # The keys that had no row, of the last steps: as many as may come again.
+        self._without: deque[Int] = deque(maxlen=64)
+        # The row of each lookup that comes again, and found none: its key got it behind that.
+        self._late = np.empty(0, np.int64)
         self._log = np.zeros(1, np.int64)  # Has no room for what nobody asks.
-
-    def _sketch_shape(self, parts: int) -> tuple[int, int]:
-        """Return the shape of the sketch of each of so many maps."""
-        growing = self.growing
-        width = -(-growing.capacity // parts) if growing.admission > 1 else 1
-        return self._kernels.SKETCH_ROWS, width
-
-    def _fits(self, rows: Int, counts: Int, sketch: Int) -> bool:
-        shape = self._sketch_shape(len(counts) or 1)
-        return fits(rows, counts, sketch, self.growing.capacity, shape, self._kernels)
 
     def _numbered(self, rows: Int) -> Int:
         """Return rows of the table, from those of this map."""
@@ -201,6 +136,7 @@ class KeyMap:
             return StepRows(self._find_again(keys), keys[:0], keys[:0])
         open_since = self._begin_step(keys.size, open_steps, self._own.ttl)
         rows, reused, _ = self._read(np.ascontiguousarray(keys), open_since)
+        self._without.append(keys[rows == 0])
         new_keys = self._rows["key"][reused]
         return StepRows(self._numbered(rows), self._numbered(reused), new_keys)
 
@@ -215,33 +151,54 @@ class KeyMap:
         return open_since
 
     def _read(
-        self, keys: Int, open_since: int, hand: int = 0, limit: int = _MOST_CAPACITY
+        self, keys: Int, open_since: int, hand: int = 0, limit: int = MOST_CAPACITY
     ) -> tuple[Int, Int, int]:
         """Read keys up to one that needs a row beyond the limit: rows, those reused, how many."""
         growing, rows, reused = self._own, np.empty_like(keys), np.empty_like(keys)
         maps = self._slots, self._rows, self._state, self._sketch, self._log
-        is_lfu = growing.eviction == "lfu"
+        is_lfu, whole = growing.eviction == "lfu", self.growing
+        blocks = whole.sketch_blocks(self.part, self.parts).start, len(whole.sketch_blocks())
         count, done = self._kernels.read(
-            keys, rows, reused, *maps,
+            keys, rows, reused, *maps, *blocks,
             growing.capacity, growing.admission, is_lfu, open_since, hand, limit,
         )  # fmt: skip
         return rows[:done], reused[:count], done
 
     def find(self, keys: Int) -> Int:
         """Find the row of each key, 0 where it has none; nothing is counted."""
+        return self._numbered(self._find(keys))
+
+    def _find(self, keys: Int) -> Int:
         rows = np.empty(keys.size, np.int64)
         self._kernels.find(np.ascontiguousarray(keys), rows, self._slots, self._rows)
-        return self._numbered(rows)
+        return rows
 
     def _find_again(self, keys: Int) -> Int:
-        """Find what `read` gave to keys of a step, where at most one more has been made since."""
-        own = np.empty(keys.size, np.int64)
-        self._kernels.find(np.ascontiguousarray(keys), own, self._slots, self._rows)
-        records = self._rows[own]
-        # A key that no row was left for may have got one in the step behind.
-        is_later = records["step"] > self._state[self._kernels.STEP] - self.known_steps
-        own[is_later & (records["reads"] == 0)] = 0
-        return self._numbered(own)
+        """Find what `read` gave to the keys of a step that comes again."""
+        rows, late = self._find(keys), np.bincount(self._late, minlength=len(self._rows))
+        (places,) = (late[rows] > 0).nonzero()
+        places = places[rows[places].argsort(kind="stable")]
+        starts, sizes = np.unique(rows[places], return_index=True, return_counts=True)[1:]
+        places = places[np.arange(places.size) - starts.repeat(sizes) < late[rows[places]]]
+        late -= np.bincount(rows[places], minlength=late.size)
+        self._late, rows[places] = np.arange(late.size).repeat(late), 0
+        self._without.append(keys[rows == 0])
+        return self._numbered(rows)
+
+    def give_up(self, steps: int) -> None:
+        """Take so many of the last steps for such as come again: then their keys are only found."""
+        self._late = self._late_with(steps)
+        self.known_steps += steps
+
+    def forget(self) -> None:
+        """Take none of the next steps for one that comes again."""
+        self.known_steps, self._late = 0, self._late[:0]
+
+    def _late_with(self, steps: int) -> Int:
+        """Return `_late` when so many of the last steps come again, too."""
+        last = list(self._without)[max(0, len(self._without) - steps) :]
+        rows = self._find(np.concatenate([np.empty(0, np.int64), *last]))
+        return np.concatenate((self._late, rows[rows > 0]))
 
     @classmethod
     def of(cls, growing: Growing, keys: Int, rows: Int) -> "KeyMap":
@@ -259,6 +216,46 @@ class KeyMap:
         made.check(keys, rows)
         made.assign(keys, rows)
         return made
+
+    def resized(self, growing: Growing) -> Resized:
+        """Return the keys of a whole table in one of another capacity: all, or the hottest of them.
+
+        Of two keys the one is hotter that eviction would take later. A key keeps its row where
+        there is such a row.
+
+        Examples
+        --------
+        >>> keys = KeyMap(Growing(3))
+        >>> for read in ([7, 8, 9], [9, 8]):
+        ...     _ = keys.read(np.array(read))
+        >>> smaller, earlier, dropped = keys.resized(Growing(2))
+        >>> smaller.find(np.array([7, 8, 9])), earlier, dropped
+        (array([0, 2, 1]), array([0, 3, 2]), 1)
+        """
+        made, kernels = KeyMap(growing), self._kernels
+        (live,) = (self._rows["step"][: self._state[kernels.USED] + 1] >= 0).nonzero()
+        live = live[live > 0]
+        step, reads = self._rows["step"][live], self._rows["reads"][live]
+        # Steps that come again find their keys.
+        is_ahead = step > self._state[kernels.STEP] - self.known_steps
+        order = np.lexsort((step, reads * (growing.eviction == "lfu"), is_ahead))
+        kept = np.sort(live[order[max(0, live.size - growing.capacity) :]])
+        before = self._numbered(kept)
+        rows, is_beyond = before.copy(), before > growing.capacity
+        unused = np.setdiff1d(np.arange(1, growing.rows), before)
+        rows[is_beyond], unused = np.split(unused, [np.count_nonzero(is_beyond)])
+        made._allocate(np.append(rows, unused))
+        made._rows[1 : kept.size + 1] = self._rows[kept]
+        made._late = 1 + np.searchsorted(kept, self._late[np.isin(self._late, kept)])
+        made._state[:], made.known_steps = self._state, self.known_steps
+        made._state[[kernels.FREE, kernels.HAND, kernels.SWEEP, kernels.SKETCH]] = 0
+        made._state[kernels.USED] = kept.size
+        made._state[kernels.EVICTED] += live.size - kept.size
+        made._sketch = sketch_of(self._sketch, self.growing, 1, growing, 0, 1)
+        kernels.fill_slots(made._slots, made._rows, kept.size, made._log)
+        earlier = np.full(growing.rows, -1)
+        earlier[0], earlier[rows] = 0, before
+        return Resized(made, earlier, live.size - kept.size)
 
     def assign(self, keys: Int, rows: Int) -> None:
         """Give each key its row, once `check` allows it, whoever had that before; row 0 is none."""
@@ -293,33 +290,23 @@ class KeyMap:
         Those of all maps of a table, one after the other, are what `load_state` takes. Their shapes
         do not depend on the keys, so that `torch.distributed.checkpoint` reads into them. So many
         of the last steps are `ahead` of the training, and come again: then their keys are found.
-
-        Raises
-        ------
-        CheckpointError
-            If there are such and some lookups of a key may have come before it was admitted.
         """
-        ahead += self.known_steps
-        if ahead and self.growing.admission > 1:
-            raise CheckpointError(
-                f"reads of {ahead} steps that are not trained are counted for admission already; "
-                "save when the loop over look_ahead has ended, or train without it"
-            )
         used = int(self._state[self._kernels.USED])
         rows = np.zeros((self._own.capacity, 3), np.int64)  # Zeros for rows that had no key yet.
         rows[:used, :2] = self._rows[1 : used + 1].view(np.int64).reshape(used, 2)
+        np.add.at(rows[:, 1], self._late_with(ahead) - 1, _READS << 32)
         rows[:used, 2] = self._numbered(np.arange(1, used + 1))
-        sketch = np.pad(self._sketch.reshape(-1), (0, -self._sketch.size % 8))
-        counts = np.append(self._state, ahead)
-        values = rows, counts[None], sketch.view(np.int64)[None]
+        counts = np.append(self._state, self.known_steps + ahead)
+        sketch = self._sketch.reshape(-1, SKETCH_ROWS * SKETCH_CELLS).copy()
+        values = rows, counts[None], sketch.view(np.int64)
         return dict(zip(self.STATE, values, strict=True))
 
     def load_state(self, state: dict[str, Int]) -> None:
         """Go on where the maps of the same table were.
 
         Every key has its row again, whatever the number of maps. With as many maps as there were,
-        all goes on as it would have; otherwise eviction goes around from the beginning, keys that
-        wait for a row are counted again, and the first map has the counters of all.
+        all goes on as it would have; otherwise eviction goes around from the beginning, and the
+        first map has the counters of all.
 
         Raises
         ------
@@ -329,15 +316,13 @@ class KeyMap:
         """
         kernels = self._kernels
         rows, counts, sketch = (np.ascontiguousarray(state[name], np.int64) for name in self.STATE)
-        size, width, known_steps = len(rows), kernels.PLACES, 0
-        if counts.ndim == 2 and counts.shape[1] == width + 1:  # Else an earlier version's.
-            known_steps, counts = int(counts[:, width].max(initial=0)), counts[:, :width]
+        size, how = len(rows), self.growing
         if rows.ndim == 2 and rows.shape[1] == 3:
             rows = rows[rows[:, 2] != 0]
-        if size not in (len(rows), self.growing.capacity) or not self._fits(rows, counts, sketch):
+        if size not in (len(rows), how.capacity) or not fits(rows, counts, sketch, how, kernels):
             raise CheckpointError(
-                f"saved keys are not of a table with capacity {self.growing.capacity:,} and "
-                f"admission {self.growing.admission}, or are damaged"
+                f"saved keys are not of a table with capacity {how.capacity:,} and "
+                f"admission {how.admission}, or are damaged"
             )
         records, numbers = rows[:, :2].copy().view(kernels.RECORD)[:, 0], rows[:, 2]
         is_same = len(counts) == self.parts
@@ -355,16 +340,18 @@ class KeyMap:
                 f"capacity {self.growing.capacity:,} leaves no row for the keys of rank "
                 f"{sizes.argmin()} of {self.parts}; take fewer ranks"
             )
-        self.known_steps = known_steps
+        self.known_steps = int(counts[:, kernels.PLACES].max())
         (own,) = (parts == self.part).nonzero()
         if not is_same:
             own = own[numbers[own].argsort()]
         self._allocate(np.append(numbers[own], free[(free - 1) % self.parts == self.part]))
         self._rows[1 : own.size + 1] = records[own]
+        self._late = np.arange(len(self._rows)).repeat(self._rows["reads"] // _READS)
+        self._rows["reads"] %= _READS
+        cells = sketch.view(np.uint8).reshape(-1, SKETCH_ROWS, SKETCH_CELLS)
+        self._sketch = sketch_of(cells, how, len(counts), how, self.part, self.parts)
         if is_same:
-            self._state[:] = counts[self.part]
-            flat = sketch[self.part].view(np.uint8)[: self._sketch.size]
-            self._sketch[:] = flat.reshape(self._sketch.shape)
+            self._state[:] = counts[self.part, : kernels.PLACES]
         else:
             self._go_on(counts, own.size)
         kernels.fill_slots(self._slots, self._rows, own.size, self._log)
@@ -378,7 +365,7 @@ class KeyMap:
         self._rows["key"][chain[:-1]] = chain[1:]
         self._state[kernels.FREE] = chain[0]
         if self.part == 0:
-            self._state[kernels.HITS :] = counts[:, kernels.HITS :].sum(0)
+            self._state[kernels.HITS :] = counts[:, kernels.HITS : kernels.PLACES].sum(0)
 
 
 def _kernels() -> Any:

@@ -1,42 +1,54 @@
-"""What the saved state of key maps must be before kernels follow its numbers unchecked."""
+"""What the saved state of key maps is, and what it must be before kernels follow its numbers."""
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-Int = npt.NDArray[np.int64]
+from placer.growing.options import SKETCH_CELLS, SKETCH_ROWS, Growing, Int
+
+Bytes = npt.NDArray[np.uint8]
 
 
-def fits(
-    rows: Int, counts: Int, sketch: Int, capacity: int, sketch_shape: tuple[int, int], kernels: Any
-) -> bool:
-    """Return whether a state is one of a table with this capacity.
+def sketch_of(saved: Bytes, was: Growing, maps: int, how: Growing, part: int, parts: int) -> Bytes:
+    """Return the sketch of a part of the keys, from those of all maps that there were.
 
-    Parameters
-    ----------
-    rows, counts, sketch
-        As `KeyMap.state` has them, without rows that had no key yet.
-    capacity : int
-    sketch_shape : (rows, width)
-        Of each map's sketch.
-    kernels : module
-        `placer.growing.kernels`.
+    Where there are other blocks or parts, a block has the most that any has which its keys were in:
+    counts may become too many, never too few.
     """
-    if counts.ndim != 2 or counts.shape[1] != kernels.PLACES or not len(counts):
+    held = [was.sketch_blocks(one, maps) for one in range(maps)]
+    ends = np.append(0, np.cumsum([len(one) for one in held]))
+    earlier, blocks = len(was.sketch_blocks()), len(how.sketch_blocks())
+    if (earlier, maps) == (blocks, parts):
+        return saved[ends[part] : ends[part + 1]].copy()
+    merged = np.zeros((earlier + 1, *saved.shape[1:]), np.uint8)
+    for own, (start, stop) in zip(held, pairwise(ends), strict=True):
+        into = merged[own.start : own.stop]
+        np.maximum(into, saved[start:stop], out=into)
+    numbers = np.array(how.sketch_blocks(part, parts), np.int64)
+    spans = numbers * earlier // blocks, -(-(numbers + 1) * earlier // blocks)
+    most: Bytes = np.maximum.reduceat(merged, np.column_stack(spans).ravel())[::2]
+    return np.ascontiguousarray(most)
+
+
+def fits(rows: Int, counts: Int, sketch: Int, growing: Growing, kernels: Any) -> bool:
+    """Return whether a state is one of such a table; `rows` without those that had no key yet."""
+    if counts.ndim != 2 or counts.shape[1] != kernels.PLACES + 1 or not len(counts):
         return False
-    used, (sketch_rows, width) = counts[:, kernels.USED], sketch_shape
-    if used.min() < 0 or used.max() > capacity or rows.shape != (used.sum(), 3):
+    used, parts = counts[:, kernels.USED], len(counts)
+    sizes = np.array([len(growing.sketch_blocks(part, parts)) for part in range(parts)])
+    if used.min() < 0 or used.max() > growing.capacity or rows.shape != (used.sum(), 3):
         return False
     freed = rows[:, :2].copy().view(kernels.RECORD)[:, 0]["step"] < 0
     links = np.append(rows[freed, 0], counts[:, kernels.FREE])
     most = np.append(used.repeat(used)[freed], used)
     numbers = np.append(0, np.sort(rows[:, 2]))
     return bool(
-        sketch.shape == (len(counts), -(-sketch_rows * width // 8))
-        and ((counts[:, kernels.SKETCH] >= 0) & (counts[:, kernels.SKETCH] < width)).all()
-        and counts[:, [kernels.HAND, kernels.SWEEP]].min() >= 0
+        sketch.shape == (sizes.sum(), SKETCH_ROWS * SKETCH_CELLS // 8)
+        and (counts[:, kernels.SKETCH] <= sizes * SKETCH_CELLS).all()
+        and counts[:, [kernels.HAND, kernels.SWEEP, kernels.SKETCH, kernels.PLACES]].min() >= 0
         and ((links >= 0) & (links <= most)).all()
         and (np.diff(numbers) > 0).all()
-        and numbers[-1] <= capacity
+        and numbers[-1] <= growing.capacity
     )

@@ -7,7 +7,8 @@ import numpy as np
 
 from placer.data.log import Log
 from placer.errors import DataError
-from placer.growing.key_map import Eviction, Growing, Int, KeyMap
+from placer.growing.key_map import KeyMap
+from placer.growing.options import Eviction, Growing, Int
 
 SHARES = 0.01, 0.03, 0.1, 0.3
 """Capacities by default, as shares of a table's rows."""

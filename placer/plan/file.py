@@ -25,7 +25,7 @@ from placer.files import (
     write_bytes,
     write_text,
 )
-from placer.growing.key_map import Growing
+from placer.growing.options import Growing
 from placer.pipeline import Pipeline
 from placer.plan import schema
 from placer.plan.fields import SCHEMA_VERSION, Provenance, RowOrder, SolverRecord

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from placer.growing.key_map import Growing
+from placer.growing.options import Growing
 from placer.plan.plan import Plan
 from placer.plan.shard import Memory, Shard
 from placer.tables import Table

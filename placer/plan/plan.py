@@ -16,7 +16,7 @@ import numpy.typing as npt
 from placer.data.files.stores import uri_of
 from placer.dense import Dense
 from placer.errors import PlanError
-from placer.growing.key_map import Growing
+from placer.growing.options import Growing
 from placer.pipeline import Pipeline
 from placer.plan.fields import Provenance, RowOrder, SolverRecord
 from placer.plan.shard import Memory, Shard

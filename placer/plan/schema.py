@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from placer.dense.file import DenseEntry
-from placer.growing.key_map import Eviction
+from placer.growing.options import Eviction
 from placer.pipeline import Pipeline
 from placer.plan.fields import SCHEMA_VERSION
 from placer.plan.shard import Lookup, Memory

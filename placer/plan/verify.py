@@ -188,15 +188,10 @@ def _row_order_violations(plan: Plan, table: Table) -> Iterator[Violation]:
 
 
 def _growing_violations(plan: Plan) -> Iterator[Violation]:
-    servers = {host.id for host in plan.topology.servers}
     for name, how in sorted(plan.growing.items()):
         table = plan.tables_by_name.get(name)
-        shards = plan.shards_by_table.get(name, ())
-        serving = {device for shard in shards for device in shard.devices}
         if table is None:
             fault = "grows but is not listed among the plan's tables"
-        elif without_gpus := sorted(serving & servers):
-            fault = f"grows: GPUs serve it, not {without_gpus[0]}, without GPUs"
         elif table.rows != how.rows:
             fault = f"has {table.rows:,} rows; a capacity of {how.capacity:,} keys takes "
             fault += f"{how.rows:,}, as row 0 is of all other keys"

@@ -8,7 +8,7 @@ import numpy as np
 
 from placer.data.mapping import RawKeys
 from placer.errors import PlanMismatchError, ProblemError
-from placer.growing.key_map import Eviction, Growing
+from placer.growing.options import Eviction, Growing
 from placer.growing.working_set import WorkingSet
 from placer.profile.cdf import Float
 from placer.profile.profile import Profile

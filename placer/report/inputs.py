@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from placer.growing.key_map import Growing
+from placer.growing.options import Growing
 from placer.growing.working_set import SHARES, WorkingSet
 from placer.profile.growing_tables import hit_rate_for
 from placer.profile.profile import Profile

@@ -20,6 +20,7 @@ from placer.executor.distributed.placement.division import (
     Target,
     divide,
     ranks_of_devices,
+    servers_of,
 )
 from placer.executor.distributed.placement.local_plans import (
     LocalPlan,
@@ -96,26 +97,42 @@ class Arrangement:
     """A plan over processes."""
 
     plan: Plan
-    processes: int
+    processes: int  # Those that train, and then one for each host without a GPU that serves.
+    trainers: int
     column_slices: Mapping[str, tuple[ColumnSlice, ...]]  # Who holds which rows of which columns.
     modules: tuple[Module, ...]
     parts: tuple[Part, ...]  # Without those that have no rows.
     # The pooled parts of each arena that has any, in the order of their slots.
     row_caches: Mapping[int, tuple[int, ...]]
 
+    def ends(self, samples: int) -> list[int]:
+        """Return where each process's part of a batch begins, and the end: servers have none."""
+        trainers = self.trainers
+        return [samples * min(one, trainers) // trainers for one in range(self.processes + 1)]
+
 
 def arrange(plan: Plan, processes: int | None = None) -> Arrangement:
-    """Divide a plan over processes as the executor does, by default one for each GPU."""
+    """Divide a plan over processes as the executor does, by default one for each GPU.
+
+    Each host without a GPU that serves shards has one more, unless a single process has all.
+    """
     faults = [violation.message for violation in violations(plan) if violation.rule != "capacity"]
     if faults:
         raise PlanMismatchError(f"the plan cannot be simulated: {'; '.join(faults[:5])}")
     gpus = len(plan.topology.gpus)
-    world = gpus if processes is None else processes
-    if not 1 <= world <= gpus:
+    trainers = gpus if processes is None else processes
+    if not 1 <= trainers <= gpus:
         raise PlanMismatchError(
-            f"{world} processes cannot share {gpus} GPUs; take from 1 to {gpus} of them"
+            f"{trainers} processes cannot share {gpus} GPUs; take from 1 to {gpus} of them"
         )
-    ranks = ranks_of_devices(plan.topology, world)
+    servers = () if processes == 1 else servers_of(plan)
+    if servers and trainers < gpus:
+        raise PlanMismatchError(
+            f"{', '.join(servers)} without a GPU serves rows, which takes one process for each of "
+            f"the {gpus} GPUs, or 1 for all; {trainers} are too few"
+        )
+    world = trainers + len(servers)
+    ranks = ranks_of_devices(plan.topology, world, servers)
     optimizers = {table.name: table.optimizer for table in plan.tables}
     column_slices = divide(plan, ranks, optimizers)
     held: dict[tuple[int, tuple[int, ...]], list[Target]] = defaultdict(list)
@@ -139,6 +156,7 @@ def arrange(plan: Plan, processes: int | None = None) -> Arrangement:
     return Arrangement(
         plan,
         world,
+        trainers,
         column_slices,
         tuple(builder.modules),
         tuple(builder.parts),

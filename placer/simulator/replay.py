@@ -33,7 +33,8 @@ _THREADS = 2
 class ReplayOptions:
     """How batches are replayed."""
 
-    processes: int | None = None  # That share the plan's GPUs, by default one for each.
+    # That share the plan's GPUs, by default one for each. Servers have their own, unless 1 has all.
+    processes: int | None = None
     cache_policy: Policy = "lfu"  # Which rows cached shards keep.
     # Whether a batch's rows are copied to HBM while the batch before it trains; None: as the plan's
     # pipeline has it.

@@ -42,7 +42,7 @@ class TableExchange:
     """Counts what processes send each other for the lookups of one table."""
 
     def __init__(self, arrangement: Arrangement, reader: TableReader) -> None:
-        self._world = arrangement.processes
+        self._world, self._ends = arrangement.processes, arrangement.ends
         self._reader = reader
         self._number = arrangement.plan.tables.index(reader.table)
         table = reader.table
@@ -77,7 +77,7 @@ class TableExchange:
     ) -> None:
         """Add a batch's bytes, all kinds but replicas, to those sent and served."""
         world = self._world
-        ends = np.array([samples * process // world for process in range(world + 1)])
+        ends = np.array(self._ends(samples))
         own = np.diff(ends)
         lookups_by_slices: dict[tuple[int, bytes], list[Int]] = {}
         sources = np.arange(world)

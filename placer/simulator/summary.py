@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from placer.executor.distributed.placement.division import servers_of
 from placer.plan.memory import ROW_CACHE_ENTRY_BYTES, device_memory
 from placer.simulator.counts import Int, PartCounts, Totals
 from placer.simulator.parts import Arrangement
@@ -87,7 +88,7 @@ def served(arrangement: Arrangement, counts: PartCounts) -> Served:
 def device_totals(
     arrangement: Arrangement, totals: Totals, cache_entries: Int
 ) -> tuple[DeviceTotals, ...]:
-    """Return all GPUs, then all hosts, of the plan's topology, in order."""
+    """Return all that may serve, GPUs first, and then hosts with GPUs, in the topology's order."""
     plan, counts = arrangement.plan, totals.parts
     by_device: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for at, part in enumerate(arrangement.parts):
@@ -128,7 +129,7 @@ def device_totals(
     _add_lookups(by_device, arrangement, counts)
     _add_exchange(by_device, arrangement, totals)
     _add_row_caches(by_device, arrangement, totals, cache_entries)
-    devices = [*plan.topology.gpus_by_id, *plan.topology.hosts_by_id]
+    devices = dict.fromkeys([*plan.topology.serving_numbers, *plan.topology.hosts_by_id])
     return tuple(DeviceTotals(device, **by_device[device]) for device in devices)
 
 
@@ -163,11 +164,11 @@ def _is(arrangement: Arrangement, lookup: str) -> Bool:
     return np.array([part.lookup == lookup for part in arrangement.parts], dtype=bool)
 
 
-def _first_gpus(arrangement: Arrangement) -> list[str]:
-    """Return the GPU that stands for each process: the first of its own."""
-    gpus = arrangement.plan.topology.gpus
-    world = arrangement.processes
-    return [gpus[-(-process * len(gpus) // world)].id for process in range(world)]
+def _devices_of(arrangement: Arrangement) -> list[str]:
+    """Return the device that stands for each process: the first of its GPUs, or the server."""
+    gpus, trainers = arrangement.plan.topology.gpus, arrangement.trainers
+    first = [gpus[-(-process * len(gpus) // trainers)].id for process in range(trainers)]
+    return [*first, *servers_of(arrangement.plan)[: arrangement.processes - trainers]]
 
 
 def _add_exchange(
@@ -175,9 +176,9 @@ def _add_exchange(
 ) -> None:
     every = sum(totals.sent.values(), np.zeros((arrangement.processes,) * 2, np.int64))
     kept = np.diag(every)
-    for process, gpu in enumerate(_first_gpus(arrangement)):
-        by_device[gpu]["sent_bytes"] += int(every[process].sum() - kept[process])
-        by_device[gpu]["received_bytes"] += int(every[:, process].sum() - kept[process])
+    for process, device in enumerate(_devices_of(arrangement)):
+        by_device[device]["sent_bytes"] += int(every[process].sum() - kept[process])
+        by_device[device]["received_bytes"] += int(every[:, process].sum() - kept[process])
 
 
 def _add_row_caches(

@@ -86,11 +86,10 @@ class TableReader:
 
         Raises DataError if an id is no row of the table.
         """
-        world = self._arrangement.processes
-        ends = [samples * process // world for process in range(world + 1)]
+        ends = self._arrangement.ends(samples)
         starts = np.array(
             [ends if one.offsets is None else one.offsets[ends] for one in bags], dtype=np.int64
-        ).reshape(len(bags), world + 1)
+        ).reshape(len(bags), len(ends))
         for one, feature in zip(bags, self.table.features, strict=True):
             self._check(one.ids, feature.name)
         reads: list[PartRead] = []

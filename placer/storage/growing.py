@@ -15,18 +15,22 @@ from placer.errors import PlanMismatchError
 from placer.executor.id_order import TableTensor, tensors_of
 from placer.executor.memory.initial_weights import initial_weights
 from placer.executor.tensor_names import UPDATES
+from placer.growing.key_map import KeyMap, Resized
 from placer.plan.order import Int
 from placer.plan.plan import Plan
-from placer.plan.verify import refuse_growing
 from placer.storage.run_state import (
+    KEYS,
     STATES,
     WEIGHTS,
     Checkpoint,
+    growing_settings,
     table_settings,
 )
+from placer.storage.shards.writing import keys_of
 from placer.storage.tensor_rows import AnyTensor, TensorRows
 from placer.tables import Table
 
+Rows = Int | Resized
 _NEW = -1
 _NEAR = 4
 """A block whose rows lie among at most so many times as many is read with those between them."""
@@ -42,13 +46,30 @@ class Grown:
     dropped_rows: int
 
 
+def resized_keys(checkpoint: Checkpoint, old: Plan, new: Plan) -> dict[str, Resized]:
+    """Return the keys of a checkpoint in the newer plan's tables that grow; these do so in both."""
+    resized = {}
+    for name in new.tables_by_name:
+        was, how = old.growing.get(name), new.growing.get(name)
+        if how is not None and name not in old.tables_by_name:
+            resized[name] = Resized(KeyMap(how), np.full(how.rows, _NEW), 0)
+        elif was is not None and how is not None:
+            resized[name] = keys_of(checkpoint, name, was).resized(how)
+        elif was is not how:
+            raise PlanMismatchError(
+                f"table {name!r} grows in one of the plans and has fixed rows in the other; let it "
+                "grow in both, or in none"
+            )
+    return resized
+
+
 def earlier_rows(
     old: Plan,
     new: Plan,
     encodings: tuple[Encoding | None, Encoding | None] = (None, None),
     keep: Mapping[str, Int] | None = None,
 ) -> dict[str, Int]:
-    """For each row of the newer tables the row that it was, −1 for a new one.
+    """For each row of the newer tables with fixed rows the row that it was, −1 for a new one.
 
     Ids are rows, unless both plans' profiles have a vocabulary: then rows go with its keys.
 
@@ -61,7 +82,6 @@ def earlier_rows(
         The earlier ids of a table that become rows 0, 1, … of the newer one.
     """
     rows: dict[str, Int] = {}
-    refuse_growing(old, "the newer plan")
     unknown = sorted(set(keep or {}) - set(old.tables_by_name))
     if unknown:
         raise PlanMismatchError(f"no table {unknown[0]!r} in the older plan, of which to keep ids")
@@ -78,9 +98,10 @@ def earlier_rows(
                     "the newer one; rows can be more or fewer, and nothing else"
                 )
         kept = (keep or {}).get(table.name)
-        rows[table.name] = (
-            _by_id(was, table, encodings) if kept is None else _kept(was, table, kept)
-        )
+        if table.name not in new.growing:
+            rows[table.name] = (
+                _by_id(was, table, encodings) if kept is None else _kept(was, table, kept)
+            )
     return rows
 
 
@@ -119,7 +140,7 @@ def _kept(was: Table, table: Table, ids: Int) -> Int:
     return np.concatenate((ids, np.full(table.rows - ids.size, _NEW)))
 
 
-def grown(checkpoint: Checkpoint, old: Plan, new: Plan, rows: Mapping[str, Int]) -> Checkpoint:
+def grown(checkpoint: Checkpoint, old: Plan, new: Plan, rows: Mapping[str, Rows]) -> Checkpoint:
     """Return a checkpoint with the newer plan's tables; nothing is read before it is written.
 
     New rows are drawn as those of a new table are, with the run's seed; their optimizer state is
@@ -127,9 +148,10 @@ def grown(checkpoint: Checkpoint, old: Plan, new: Plan, rows: Mapping[str, Int])
 
     Parameters
     ----------
-    rows : mapping of table name to int64 array
-        See `earlier_rows`.
+    rows : mapping of table name to int64 array or Resized
+        See `earlier_rows` and `resized_keys`.
     """
+    keys = {name: own for name, own in rows.items() if isinstance(own, Resized)}
     weights, states = dict[str, AnyTensor](), dict[str, AnyTensor]()
     seed = int(checkpoint.settings.get("seed", 0))
     for table in new.tables:
@@ -144,27 +166,42 @@ def grown(checkpoint: Checkpoint, old: Plan, new: Plan, rows: Mapping[str, Int])
                     f"{name} of the checkpoint has {0 if before is None else before.rows} rows and "
                     f"{was.rows} in the older plan; give the plan that it was trained with"
                 )
-            made[name] = _rows(tensor, before, rows[table.name], seed)
+            made[name] = _rows(tensor, before, _earlier(rows[table.name]), seed)
     if UPDATES in checkpoint.tensors.get(STATES, {}):
         states[UPDATES] = checkpoint.tensors[STATES][UPDATES]
     settings: dict[str, Any] = dict(checkpoint.settings)
     if "tables" in settings:
         settings["tables"] = table_settings(new.tables)
     data = dict(checkpoint.data)
-    if new.provenance.ids_sha256 and "ids_sha256" in data:
-        data["ids_sha256"] = dict(new.provenance.ids_sha256)
-    tensors = {**checkpoint.tensors, WEIGHTS: weights, STATES: states}
+    if "ids_sha256" in data:
+        # Keys are themselves, whatever the rows.
+        kept = {name: ids for name, ids in data["ids_sha256"].items() if name not in keys}
+        data["ids_sha256"] = dict(new.provenance.ids_sha256) or kept
+    if keys:
+        settings["growing"] = growing_settings(new.growing)
+    maps = {
+        f"{name}.keys.{what}": torch.from_numpy(values)
+        for name, own in keys.items()
+        for what, values in own.keys.state().items()
+    }
+    tensors = {**checkpoint.tensors, WEIGHTS: weights, STATES: states, KEYS: maps}
     return replace(checkpoint, settings=settings, tensors=tensors, data=data)
 
 
-def counts(old: Plan, rows: Mapping[str, Int]) -> list[Grown]:
+def counts(old: Plan, rows: Mapping[str, Rows]) -> list[Grown]:
     """Return how many rows of each table stay, are new, and are left out."""
     sizes = {name: table.rows for name, table in old.tables_by_name.items()}
     result = []
-    for name, earlier in rows.items():
+    for name, own in rows.items():
+        earlier = _earlier(own)
         kept = int(np.count_nonzero(earlier >= 0))
-        result.append(Grown(name, kept, earlier.size - kept, sizes.get(name, 0) - kept))
+        dropped = own.dropped if isinstance(own, Resized) else sizes.get(name, 0) - kept
+        result.append(Grown(name, kept, earlier.size - kept, dropped))
     return result
+
+
+def _earlier(own: Rows) -> Int:
+    return own.earlier if isinstance(own, Resized) else own
 
 
 def _rows(tensor: TableTensor, before: TensorRows | None, earlier: Int, seed: int) -> TensorRows:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from placer.growing.key_map import Growing
+from placer.growing.options import Growing
 from placer.tables import Table
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from placer.errors import PlacerError
 from placer.plan.order import Int
 from placer.plan.origin import profile_of
 from placer.plan.plan import Plan
-from placer.plan.verify import verify
+from placer.plan.verify import refuse_growing, verify
 from placer.read_files import open_file
-from placer.storage.growing import Grown, counts, earlier_rows, grown
+from placer.storage.growing import Grown, Rows, counts, earlier_rows, grown, resized_keys
 from placer.storage.shards.shard_folder import open_shards, refuse_other_plan
 from placer.storage.shards.shard_rows import checkpoint_of_shards
 from placer.storage.shards.writing import write_shards
@@ -49,14 +49,16 @@ def grow_files(
         raise PlacerError(f"{folder} is there already; name another folder")
     known = dict(_ids_of(word) for word in keep)
     encodings = _encoding(old, old_file), _encoding(new, new_file)
-    rows = earlier_rows(old, new, encodings, known)
+    rows: dict[str, Rows] = {**earlier_rows(old, new, encodings, known)}
     if shards is not None:
+        refuse_growing(old, "a folder of shards")
         opened = open_shards(shards, verify=verify_files)
         refuse_other_plan(opened, old)
         write_shards(new, grown(checkpoint_of_shards(opened), old, new, rows), folder)
     else:
         assert checkpoint is not None, "there is one of both"
         opened_checkpoint = checkpoints.open_checkpoint(checkpoint)
+        rows |= resized_keys(opened_checkpoint, old, new)
         checkpoints.save(folder, grown(opened_checkpoint, old, new, rows))
     return counts(old, rows)
 

@@ -36,12 +36,7 @@ from placer.training.config import CheckpointPolicy, TraceRequest, TrainConfig
 from placer.training.distributed import ALONE, Ranks
 from placer.training.metric_logs import MetricLog
 from placer.training.reading import Reading, readings
-from placer.training.tables import (
-    load_key_state,
-    load_tables,
-    named_tables,
-    update_counts,
-)
+from placer.training.tables import load_tables, named_tables, update_counts
 from placer.training.trace import Tracer, TraceSummary, waiting_for_log
 from placer.training.trainer import AnyBatch, Trainer
 
@@ -169,15 +164,17 @@ class Run:
             checkpoint.check_data(saved.data, self._data)
         self.trainer.load_dense_state(_whole(saved.tensors["dense"]))
         load_tables(self.embeddings, saved.tensors)
-        load_key_state(self.embeddings, _whole(saved.tensors.get(KEYS, {})))
+        self.embeddings.keys.load_state(_whole(saved.tensors.get(KEYS, {})))
         random_state = _whole(saved.tensors["random"])
         torch.set_rng_state(random_state["cpu"])
         if self.trainer.device.type == "cuda" and "cuda" in random_state:
             torch.cuda.set_rng_state(random_state["cuda"])
         self.position = saved.position
-        # A pass that had come to its end is not gone on with in another log.
-        if saved.position.samples == 0 and _content(saved.data) != _content(self._data):
-            self.position = Position(saved.position.step)
+        if _content(saved.data) != _content(self._data):
+            for keys in self.embeddings.keys.maps.values():
+                keys.forget()
+            if saved.position.samples == 0:  # A pass that had come to its end is not gone on with.
+                self.position = Position(saved.position.step)
         self._saved_position = saved.position
 
     def _pass(self, interrupt: Interrupt, on_progress: OnProgress, tracer: Tracer) -> bool:
@@ -228,11 +225,7 @@ class Run:
             return agreed(read())
         # A log is read in chunks of many batches: while one trains, the thread reads the next.
         depth = max(2, READ_SAMPLES // config.batch_size)
-        stream = agreed(in_background(read, depth))
-        if self.embeddings.plan.growing:
-            # A checkpoint has the keys of the steps that were taken: none may be mapped ahead.
-            return stream
-        return look_ahead(stream, self.embeddings)
+        return look_ahead(agreed(in_background(read, depth)), self.embeddings)
 
     def _timed(
         self, stream: Generator[tuple[BagBatch | None, Reading]]

@@ -4,9 +4,7 @@ from collections.abc import Mapping
 from dataclasses import astuple
 
 import torch
-from torch import Tensor
 
-from placer.errors import CheckpointError
 from placer.executor.embeddings import Embeddings
 from placer.executor.id_order import TableTensor
 from placer.executor.local.hit_rates import HitRates
@@ -45,14 +43,6 @@ def load_tables(embeddings: Embeddings, groups: Mapping[str, Mapping[str, AnyTen
     }
     counts = {f"{STATES}.{UPDATES}": named.tables} if named.tables.counts_updates else {}
     load_stored("the checkpoint's tables do not fit the plan", [named], stored, counts=counts)
-
-
-def load_key_state(embeddings: Embeddings, state: Mapping[str, Tensor]) -> None:
-    """Go on with key maps, as ``<table>.keys.<name>``; all processes call it."""
-    missing = [name for name in embeddings.keys.names() if name not in state]
-    if missing:
-        raise CheckpointError(f"the checkpoint lacks {missing[0]!r} of a table that grows")
-    embeddings.keys.load_state(state)
 
 
 def hit_rates(embeddings: Embeddings, ranks: Ranks) -> HitRates | None:

@@ -245,9 +245,9 @@ def _other_options(planned: PlannedTable) -> Iterator[Alternative]:
         name = _option_name(option, instance.rows(planned.number))
         pairs = list(zip(shards, gpus, strict=False))
         own = planned.filled(pairs, instance.replica(planned.number, option))
-        # Options alike but for the widths of their column slices and the share in HBM.
+        # Options alike but for the widths of their column slices.
         widths = (0,) * len(option.column_widths)
-        kind = option._replace(column_widths=widths, share=0.0, first_gpu=0)
+        kind = option._replace(column_widths=widths, first_gpu=0)
         for one in planned.costed(name, own):
             best[kind] = min(best.get(kind, one), one, key=_rank)
     yield from best.values()

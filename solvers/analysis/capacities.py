@@ -13,7 +13,7 @@ import numpy as np
 
 from cost_models import CostModel
 from placer.errors import ProblemError
-from placer.growing.key_map import Growing
+from placer.growing.options import Growing
 from placer.problem import Problem
 from placer.profile.growing_tables import hit_rate_for, most_capacity
 from placer.profile.table_profile import TableProfile

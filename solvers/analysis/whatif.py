@@ -16,12 +16,19 @@ from placer.dense import MeasuredDense
 from placer.errors import ProblemError
 from placer.plan.plan import Plan
 from placer.problem import Problem
+from placer.topology.devices import Link
+from placer.topology.kinds import CPU_SERVER, NETWORK_LATENCY_S
+from placer.topology.presets import cpu_server
+from placer.topology.topology import Topology
 from solvers.bounds.binding import Binding, binding, changes
 from solvers.registry import solver as solver_called
 from solvers.result import Limits, SolveResult
 
 _KNOWN = 1e-6
 """A cost model whose plan gains less of a faster machine than its parts say does not know it."""
+
+_MORE_SERVERS = 2
+"""Hosts without GPUs that are asked about."""
 
 Solve = Callable[[Problem], SolveResult]
 
@@ -88,6 +95,8 @@ def whatif(
 ) -> WhatIf:
     """Return the effects of a tenth more of each resource, and of a batch twice as large.
 
+    Where hosts are on a network, also that of two more without GPUs, which serve tables.
+
     There are none if the problem as it is has no plan, as `base` then says, and after a stop those
     that were known already.
 
@@ -124,7 +133,9 @@ def whatif(
         result = strategy.solve(changed, cost_model, limits)
         if limits.stop is not None and limits.stop():
             break  # What was searched for less long than the base says nothing beside it.
-        result = _or_kept(result, base.plan, changed, cost_model)
+        # More hosts need not be used, and then take no part of the network.
+        unused = len(changed.topology.hosts) > len(problem.topology.hosts)
+        result = _or_kept(result, base.plan, problem if unused else changed, cost_model)
         effects.append(_effect(name, problem, base, changed, result, plan_gain))
         on_solved(number + 2, len(asked) + 1)
     return WhatIf(base, tuple(effects), found)
@@ -197,6 +208,10 @@ def _changes(
             if step_time_s / after_s - 1 < gain * _KNOWN:
                 continue
         asked.append((change.words, changed, gain))
+    served = _with_servers(problem.topology)
+    if served is not None:
+        words = f"{_MORE_SERVERS} more hosts without GPUs"
+        asked.append((words, replace(problem, topology=served), None))
     dense = problem.dense
     if isinstance(dense, MeasuredDense):
         dense = MeasuredDense(2 * dense.step_s)
@@ -204,6 +219,27 @@ def _changes(
         larger = replace(problem, batch_size=2 * problem.batch_size, dense=dense)
         asked.append(("batch size x2", larger, None))
     return asked
+
+
+def _with_servers(machine: Topology) -> Topology | None:
+    """Return a machine with more hosts without GPUs, as its last one or, first of all, a preset's.
+
+    None where a host is on no network, which would not be known then.
+    """
+    on_network = [machine.link_of(host.id, "network") for host in machine.hosts]
+    if None in on_network or len(machine.hosts) < 2:
+        return None
+    server, port = cpu_server(), CPU_SERVER.network.bytes_per_s
+    latency_s = NETWORK_LATENCY_S
+    if machine.servers:
+        server = machine.servers[-1]
+        like = machine.link_of(server.id, "network")
+        assert like is not None, "all hosts have one"
+        port, latency_s = like.bytes_per_s, like.latency_s
+    names = [f"host:+{number}" for number in range(1, _MORE_SERVERS + 1)]
+    hosts = tuple(replace(server, id=name) for name in names)
+    links = tuple(Link(name, "network", "network", port, latency_s) for name in names)
+    return replace(machine, hosts=(*machine.hosts, *hosts), links=(*machine.links, *links))
 
 
 def _effect(

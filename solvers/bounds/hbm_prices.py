@@ -1,8 +1,9 @@
-"""What a byte of HBM is worth, about, and what the hosts' memory enforces whatever is in HBM."""
+"""What memory is worth, about, and what the hosts' memory enforces whatever is in HBM."""
 
 import numpy as np
 import numpy.typing as npt
 
+from solvers.bounds.option_costs import OptionPricer
 from solvers.model.instance import Instance, ShardingOption, TableShard
 from solvers.model.knapsack import BYTES, DRAM_S, GPU_S
 
@@ -16,6 +17,9 @@ _PRICE_SPAN = 6.0
 _HOST_PRICES, _LEAST_SAVED = 25, 1e-4
 """Prices looked at for hosts' memory, and the lowest as a share of what a byte of HBM saves there
 on average."""
+
+_FIRST_PRICE, _ROUGHLY = 1e-10, (16.0, 16.0, 8.0, 4.0, 2.0, 2.0, 1.4, 1.4, 1.2, 1.1, 1.1, 1.05)
+"""Seconds of a byte of DRAM to begin with, and what prices are changed by, round by round."""
 
 
 def prices_near_full_hbm(instance: Instance) -> tuple[Float, float]:
@@ -54,6 +58,31 @@ def prices_around(price: float) -> Float:
         return np.array([0.0])
     around = np.geomspace(price / _PRICE_SPAN, price * _PRICE_SPAN, _PRICES)
     return np.concatenate(([0.0], around))
+
+
+def rough_prices(instance: Instance) -> tuple[float, tuple[float, float, float]]:
+    """Return about the bound, and prices that lead to it: `around` of `_refined`.
+
+    Of tables that are not cut, wherever one GPU's memory and the step's time are no limit.
+    """
+    best_s, around = 0.0, (_FIRST_PRICE, 1.0, 1.0)
+    for factor in _ROUGHLY:
+        dram_prices, ratios, server_shares = (
+            each.ravel()
+            for each in np.meshgrid(
+                around[0] * factor ** np.arange(-2.0, 3),
+                around[1] * factor ** np.arange(-1.0, 2),
+                around[2] * factor ** np.arange(-1.0, 2),
+            )
+        )
+        pricer = OptionPricer(instance, dram_prices * ratios, dram_prices, server_shares, np.inf)
+        bounds_s = sum(pricer.roughly(table) for table in range(instance.tables))
+        bounds_s -= dram_prices * (ratios * instance.all_hbm_bytes + instance.all_dram_bytes.sum())
+        bounds_s /= instance.gpus + instance.servers * (server_shares - 1)
+        at = int(bounds_s.argmax())
+        best_s = max(best_s, float(bounds_s[at]))
+        around = float(dram_prices[at]), float(ratios[at]), float(server_shares[at])
+    return best_s, around
 
 
 def _cheapest(instance: Instance, table: int) -> Float:

@@ -32,7 +32,7 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from solvers.bounds.hbm_prices import prices_around, prices_near_full_hbm
+from solvers.bounds.hbm_prices import prices_around, prices_near_full_hbm, rough_prices
 from solvers.bounds.option_costs import OptionCosts, OptionPricer
 from solvers.model.instance import Instance, ShardingOption
 
@@ -48,11 +48,13 @@ _ALL_OPTIONS = 500
 """Tables × GPUs up to which what stands for sharding options is not enough where it may be cheaper
 than all of them."""
 
-_DRAM_PRICES = (
-    (math.inf, 8.0 ** np.arange(-1, 8), (0.2, 0.5, 1.0, 2.0, 6.0)),
-    (math.inf, 2.0 ** np.arange(-2, 3), (0.6, 0.8, 1.0, 1.25, 1.6)),
-    (1.1, 1.2 ** np.arange(-2, 3), (0.85, 1.0, 1.2)),
-    (1.02, 1.06 ** np.arange(-2, 3), (0.95, 1.0, 1.05)),
+_Round = tuple[float, npt.NDArray[np.floating], tuple[float, ...], tuple[float, ...]]
+
+_DRAM_PRICES: tuple[_Round, ...] = (
+    (math.inf, 8.0 ** np.arange(-1, 8), (0.2, 0.5, 1.0, 2.0, 6.0), (1.0,)),
+    (math.inf, 2.0 ** np.arange(-2, 3), (0.6, 0.8, 1.0, 1.25, 1.6), (1.0,)),
+    (1.1, 1.2 ** np.arange(-2, 3), (0.85, 1.0, 1.2), (1.0,)),
+    (1.02, 1.06 ** np.arange(-2, 3), (0.95, 1.0, 1.05), (1.0,)),
 )
 """Prices of DRAM that are looked at round by round, and the price of HBM beside it, both times the
 best so far. The first price may be off by 8⁷: rows on a drive take so much longer. Before them, the
@@ -64,13 +66,8 @@ _MOST_ROUNDS = 5
 _SERVER_SHARES = (1 / 64, 1 / 16, 1 / 4, 1.0, 4.0, 16.0, 64.0)
 """What a server's second may be worth, times what it would be if it did what a GPU does."""
 
-_SHARES_NEAR = (
-    np.ones(1),
-    np.array((0.5, 1.0, 2.0)),
-    np.array((0.8, 1.0, 1.25)),
-    np.array((0.93, 1.0, 1.07)),
-)
-"""What is looked at round by round beside the prices of `_DRAM_PRICES`, times the best so far."""
+_SERVED_PRICES: tuple[_Round, ...] = ((1.03, 1.06 ** np.arange(-1, 2), (0.96, 1.0, 1.04), (1.0,)),)
+"""The same with servers, whose seconds have a price too, around those of `rough_prices`."""
 
 _EXACT = 1e-6
 """Share of itself to which a bound is known."""
@@ -162,6 +159,10 @@ def lagrangian_bound(instance: Instance, known: LagrangianBound | None = None) -
         Of the same problem with other weights: prices near its own are looked at, and what the
         hosts' memory enforces is taken over.
     """
+    is_priced = known is None and (instance.lacks_dram or instance.needs_servers)
+    if is_priced and instance.servers:
+        rough_s, around = rough_prices(instance)
+        return _refined(instance, 0.0, around, _SERVED_PRICES, known_s=rough_s)
     if known is None:
         prices, dram_s = prices_near_full_hbm(instance)
         dram_s = max(0.0, dram_s - instance.fixed_s)  # What every step takes is beside it.
@@ -172,27 +173,42 @@ def lagrangian_bound(instance: Instance, known: LagrangianBound | None = None) -
     dram_prices = np.full(prices.size * shares.size, dram_price)
     prices, server_shares = np.tile(prices, shares.size), np.repeat(shares, prices.size)
     bound = _bound_at(instance, prices, dram_prices, dram_s, server_shares)
-    is_priced = known is None and (instance.lacks_dram or instance.needs_servers)
     if not (is_priced and 0 < bound.step_time_s < math.inf):
         return bound
     # A row that leaves HBM takes DRAM: the price of HBM is about that of DRAM, of narrow rows less.
-    best = bound.step_time_s * instance.gpus / max(1.0, float(instance.dram_bytes.sum()))
-    ratio = 1.0
-    for (share, steps, ratios), near in zip(_DRAM_PRICES, _SHARES_NEAR, strict=True):
+    price = bound.step_time_s * instance.gpus / max(1.0, float(instance.dram_bytes.sum()))
+    return _refined(instance, dram_s, (price, 1.0, 1.0), _DRAM_PRICES, bound)
+
+
+def _refined(
+    instance: Instance,
+    dram_s: float,
+    around: tuple[float, float, float],
+    rounds: Sequence[_Round],
+    bound: LagrangianBound | None = None,
+    known_s: float = 0.0,
+) -> LagrangianBound:
+    """Return the best bound of rounds of prices, each around the best ones of the last.
+
+    At first around a price of DRAM, that of HBM beside it, and that of servers' seconds. `bound` is
+    of other prices, and `known_s` about what it is without.
+    """
+    best, ratio, server_share = around
+    for share, steps, ratios, near in rounds:
         dram_prices = np.repeat(best * np.array(steps), len(ratios))
         prices = dram_prices * ratio * np.tile(ratios, len(steps))
-        size, shares = prices.size, shares * near if instance.servers else shares
-        dram_prices, prices = (np.tile(each, shares.size) for each in (dram_prices, prices))
-        server_shares = np.repeat(shares, size)
+        server_shares = np.repeat(server_share * np.array(near), prices.size)
+        dram_prices, prices = (np.tile(each, len(near)) for each in (dram_prices, prices))
         for _ in range(_MOST_ROUNDS):
-            limit_s = share * bound.step_time_s
+            limit_s = share * (known_s if bound is None else bound.step_time_s)
             found = _bound_at(instance, prices, dram_prices, dram_s, server_shares, limit_s)
-            bound = max(bound, found, key=lambda one: one.step_time_s)
+            bound = found if bound is None else max(bound, found, key=lambda one: one.step_time_s)
             if found.step_time_s < limit_s:
                 break
         if found.dram_price:
             best, ratio = found.dram_price, found.price_s_per_byte / found.dram_price
-        shares = np.array([found.server_share])
+        server_share = found.server_share
+    assert bound is not None, "there are rounds"
     return bound
 
 
@@ -231,6 +247,10 @@ def _bound_at(
     devices = instance.gpus - instance.servers + instance.servers * server_shares
     worth_s = prices * instance.all_hbm_bytes
     worth_s += dram_prices * float(instance.all_dram_bytes.sum())
+    if instance.servers:  # What each device's chains take always, less what is added to the bound.
+        of_gpus, of_servers = instance.objective.fixed_s, instance.objective_of_servers.fixed_s
+        worth_s += min(of_gpus, of_servers) * devices - of_gpus * instance.gpus
+        worth_s -= (of_servers * server_shares - of_gpus) * instance.servers
     extra_s = instance.sharding_overhead_s
     whole = [] if extra_s is None else [pricer.uncut(table, extra_s) for table in tables]
     costs = whole or [pricer.every(table) for table in tables]

@@ -8,11 +8,12 @@ nothing unless time is short, and nothing else needs to be looked at.
 
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import product
 
 import numpy as np
 import numpy.typing as npt
 
-from cost_models import ANY_SHARE
+from cost_models import ANY_SHARE, CostCurve
 from solvers.bounds.least_cost import cold_costs, distinct_shards, least
 from solvers.model.instance import Instance, ShardingOption, TableShard
 
@@ -87,14 +88,9 @@ class OptionPricer:
     ) -> None:
         self.instance = instance
         self.prices, self.dram_prices = prices, dram_prices
-        self.server_shares = server_shares
+        self.server_shares, self.limit_s = server_shares, limit_s
         # Column slices of one width, in however many of a table's options, have one curve.
-        self._least = lru_cache(256)(
-            lambda curve, most: least(curve, most, prices, dram_prices, limit_s)
-        )
-        self._of_server = lru_cache(256)(
-            lambda curve, most: least(curve, most, np.zeros(1), np.zeros(1), limit_s)
-        )
+        self._least = lru_cache(256)(self._of_curve)
         self.most_of_kind = [
             max(
                 float(h)
@@ -157,24 +153,47 @@ class OptionPricer:
         instance, least_of_kinds = self.instance, []
         any_share = shard.option.home.drive_share == ANY_SHARE
         for gpu, most in zip(instance.kinds, self.most_of_kind, strict=True):
-            if instance.is_gpu(gpu):
-                curve = (instance.free_curve if any_share else instance.curve)(shard, gpu)
-                least_of_kinds.append(self._least(curve, most))
-            else:
-                time_s, priced_s = self._of_server(instance.curve(shard, gpu), most)
-                least_of_kinds.append((time_s, priced_s * self.server_shares))
+            is_gpu = instance.is_gpu(gpu)
+            curve = (instance.free_curve if any_share and is_gpu else instance.curve)(shard, gpu)
+            least_of_kinds.append(self._least(curve, most, is_gpu))
         return min(time_s for time_s, _ in least_of_kinds), np.min(
             [p for _, p in least_of_kinds], axis=0
         )
 
+    def _of_curve(self, curve: CostCurve, most: float, is_gpu: bool) -> tuple[float, Float]:
+        if is_gpu:
+            return least(curve, most, self.prices, self.dram_prices, self.limit_s)
+        time_s, priced_s = least(curve, most, np.zeros(1), np.zeros(1))
+        return time_s, priced_s * self.server_shares
+
+    def roughly(self, table: int) -> Float:
+        """Return about the least cost of a table that is not cut, at each price."""
+        instance, least_s = self.instance, np.full_like(self.prices, np.inf)
+        for option in instance.options_of(table):
+            if option.shard_count == 1:
+                priced_s = self._replicas(instance.replica(table, option))[1]
+                for shard in instance.shards(table, option):
+                    priced_s = priced_s + self._free(shard)
+                least_s = np.minimum(least_s, priced_s)
+        return least_s
+
     def _free(self, shard: TableShard) -> Float:
-        """Return least time + price × bytes without the cost of splits and the limit of one GPU."""
+        """Return least time + price × bytes of a shard, and of any shards that it is divided into.
+
+        Without what dividing adds, the cost of splits and the limit of one GPU.
+        """
         priced_s = []
-        for gpu in self.instance.kinds:
-            curve = self.instance.free_curve(shard, gpu)
+        for one, gpu in product({shard, shard.stand_in()}, self.instance.kinds):
+            curve = self.instance.free_curve(one, gpu)
+            if not self.instance.is_gpu(gpu):
+                priced_s.append(self.server_shares * curve.gpu_s[0])
+                continue
             hbm_s = self.prices[:, None] * curve.hbm_bytes
             cold_s = cold_costs(curve, self.dram_prices)
-            priced_s.append((curve.gpu_s + hbm_s + cold_s).min(axis=1))
+            points_s = curve.gpu_s + hbm_s + cold_s
+            priced_s.append(points_s.min(axis=1))
+            if one.is_stand_in:  # Any rows may be in HBM: those that pay.
+                priced_s.append(points_s[:, 0] + np.diff(points_s).clip(max=0.0).sum(axis=1))
         lowest: Float = np.min(priced_s, axis=0)
         return lowest
 

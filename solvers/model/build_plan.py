@@ -1,5 +1,6 @@
 """From placements of shards to a plan."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,7 +13,7 @@ from placer.plan.plan import Plan
 from placer.plan.shard import Lookup, Memory, Shard
 from solvers.model.assignment import Assignment
 from solvers.model.instance import Instance, Placement, TableShard
-from solvers.model.uniform_splits import common_shares
+from solvers.model.knapsack import costs_of
 
 _REFILLS = 20
 
@@ -131,7 +132,7 @@ def fitted_plan(assignment: Assignment) -> Plan | None:
     trial: Assignment | None = assignment
     for attempt in range(_REFILLS):
         if trial is not None and assignment.instance.cost_model.uniform_splits:
-            trial = common_shares(trial)
+            trial = _with_common_shares(trial)
         if trial is None:
             return None
         plan = build_plan(assignment.instance, trial.placements(), trial.replicas)
@@ -145,3 +146,39 @@ def fitted_plan(assignment: Assignment) -> Plan | None:
         ]
         trial = assignment.with_spare_hbm(spare)
     return None
+
+
+def _with_common_shares(assignment: Assignment) -> Assignment | None:
+    """Return the assignment with one share in HBM for all shards of a table.
+
+    It is the least of theirs or the most, whichever is faster; what is free then is for tables in
+    one shard. None if neither fits.
+    """
+    instance = assignment.instance
+    shards_of: dict[int, list[tuple[Placement, int]]] = defaultdict(list)
+    for placed in assignment.placements():
+        rows = len(range(*placed.shard.rows(instance.rows(placed.shard.table))))
+        shards_of[placed.shard.table].append((placed, rows))
+    if all(_is_common(shards) for shards in shards_of.values()):
+        return assignment
+    pairs = [(placed.shard, placed.gpu) for shards in shards_of.values() for placed, _ in shards]
+    made = []
+    for chosen in (min, max):
+        fixed = {}
+        for shards in shards_of.values():
+            share = chosen(placed.hot_rows / max(1, rows) for placed, rows in shards)
+            for placed, rows in shards if len(shards) > 1 else ():
+                curve = instance.curve(placed.shard, placed.gpu)
+                hot = round(share * rows)
+                costs = [np.interp(hot, curve.hot_rows, of) for of in costs_of(curve)]
+                fixed[placed.shard] = np.tile(np.array(costs)[:, None], instance.prices.size)
+        made.append(Assignment.of(instance, pairs, assignment.replicas, fixed=fixed))
+    fitting = [one for one in made if one is not None]
+    return min(fitting, key=lambda one: one.step_time_s, default=None)
+
+
+def _is_common(shards: Sequence[tuple[Placement, int]]) -> bool:
+    """Return whether shards, with their rows, have one share in HBM, up to a row."""
+    largest, most = max(shards, key=lambda one: one[1])
+    share = largest.hot_rows / max(1, most)
+    return all(abs(placed.hot_rows - share * rows) <= 1 for placed, rows in shards)

@@ -31,7 +31,6 @@ class ConstraintRules:
         self._gpus = len(problem.topology.gpus)
         on_gpus = {at for at, tier in self.tiers.items() if tier != "dram"}
         on_gpus |= {at for at, forbid in self.forbidden.items() if "host" in forbid}
-        on_gpus |= {number[name] for name in problem.growing}
         self.gpus_of_table = self._gpus_of_tables(pinned, on_gpus, problem.topology)
         self._names = names
         self._rows = [profile.table.rows for profile in problem.profile]

@@ -4,8 +4,6 @@ from collections import OrderedDict
 from dataclasses import replace
 from typing import TypeVar
 
-import numpy as np
-
 from cost_models import CostCurve
 from solvers.model.knapsack import Float
 
@@ -39,25 +37,3 @@ def weighed(
     if dram_price:
         gpu_s += dram_price * curve.dram_bytes
     return replace(curve, gpu_s=gpu_s, split_s=split_s, drive_s=drive_s)
-
-
-def at_share(curve: CostCurve, share: float) -> CostCurve:
-    """Return a curve of one point: that with `share` of the rows in HBM."""
-    hot = round(share * int(curve.hot_rows[-1]))
-    inside = 0 < hot < curve.hot_rows[-1]
-
-    def at(values: Float) -> Float:
-        return np.array([np.interp(hot, curve.hot_rows, values)])
-
-    return CostCurve(
-        hot_rows=np.array([hot]),
-        gpu_s=at(curve.gpu_s) + (curve.split_s if inside else 0.0),
-        dram_s=at(curve.dram_s),
-        hbm_bytes=at(curve.hbm_bytes) + (curve.split_hbm_bytes if inside else 0.0),
-        dram_bytes=at(curve.dram_bytes),
-        split_s=0.0,
-        split_hbm_bytes=0.0,
-        gpu_s_of_phases=np.array([at(phase) for phase in curve.phase_s])
-        + (curve.split_phase_s[:, None] if inside else 0.0),
-        split_s_of_phases=np.zeros_like(curve.split_phase_s),
-    )

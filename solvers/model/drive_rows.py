@@ -80,13 +80,17 @@ class DriveRows:
     def chain(self) -> tuple[Float, float]:
         """Phases of the chain with drives, shape (phases,), and what the mean GPU's DRAM is worth.
 
-        Less what the chain takes always. Empty where DRAM is worth nothing.
+        Less what the chain takes always. Empty where DRAM is worth nothing; no phases without
+        drives.
         """
         instance, objective = self._instance, self._instance.objective
         if not instance.dram_price:
             return np.zeros(0), 0.0
+        gpus = instance.gpus - instance.servers
+        worth_s = instance.dram_price * float(instance.dram_bytes.sum()) / gpus
+        if not instance.lacks_dram:
+            return np.zeros_like(objective.members[0]), worth_s
         chain = int(objective.chain_weights.argmax())
-        worth_s = instance.dram_price * float(instance.dram_bytes.sum()) / instance.gpus
         return objective.members[chain], worth_s - float(objective.fixed[chain])
 
     def filled(

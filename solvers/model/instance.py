@@ -31,7 +31,7 @@ from placer.plan.memory import home_of, key_map_bytes
 from placer.problem import Problem
 from solvers.model.arena_times import ArenaTimes
 from solvers.model.constraint_rules import ConstraintRules
-from solvers.model.curves import Latest, at_share, weighed
+from solvers.model.curves import Latest, weighed
 from solvers.model.delays import Delay
 from solvers.model.drive_rows import DriveRows, is_open
 from solvers.model.knapsack import Float, costs_at_price, priced_costs
@@ -39,7 +39,7 @@ from solvers.model.objective import Objective
 from solvers.model.option_words import search_space
 from solvers.model.prices import prices_of
 from solvers.model.replicas import Replicas
-from solvers.model.scarce_memory import takes_drives, takes_servers
+from solvers.model.scarce_memory import objective_of_servers, takes_drives, takes_servers
 
 Block = tuple[TableShard, ...]
 """Shards that one GPU has to serve: mostly one."""
@@ -93,6 +93,8 @@ class Instance:
         Whether options that replicate rows are searched.
     dram_price : float
         Seconds that a byte of DRAM counts where GPUs choose the rows in their HBM, and on drives.
+    server_share : float
+        What a server's second counts beside, in seconds of a GPU.
     """
 
     def __init__(
@@ -105,11 +107,12 @@ class Instance:
         host_share: float = 0.0,
         with_replicas: bool = True,
         dram_price: float = 0.0,
+        server_share: float = 1.0,
     ) -> None:
         self.problem = problem
         self.cost_model = cost_model
         self.delay, self.host_share, self.with_replicas = delay, host_share, with_replicas
-        self.dram_price, self.drives = dram_price, DriveRows(self)
+        self.dram_price, self.server_share, self.drives = dram_price, server_share, DriveRows(self)
         topology = problem.topology
         schedule = cost_model.schedule(problem)
         if delay is not None:
@@ -122,12 +125,11 @@ class Instance:
         self.hbm_bytes = np.array([gpu.memory_bytes for gpu in topology.serving], dtype=np.float64)
         self.all_hbm_bytes = float(self.hbm_bytes[: self.gpus - self.servers].sum())
         of_kind = [cost_model.launches(problem, gpu) for gpu in self.kinds]
-        if delay is not None:
-            of_kind = [delay.with_row(launches_s) for launches_s in of_kind]
-        self.launches_s = [of_kind[kind] for kind in self.kind_of_gpu]
         costs = [cost_model.arena_costs(problem, gpu) for gpu in self.kinds]
         if delay is not None:
+            of_kind = [delay.with_row(launches_s) for launches_s in of_kind]
             costs = [c and ArenaCosts(*map(delay.with_row, c)) for c in costs]
+        self.launches_s = [of_kind[kind] for kind in self.kind_of_gpu]
         self.arena_times = ArenaTimes(problem, [costs[kind] for kind in self.kind_of_gpu])
         hosts = {host.id: number for number, host in enumerate(topology.hosts)}
         self.host_of_gpu = [hosts[home_of(topology, gpu.id, "dram")] for gpu in topology.serving]
@@ -153,6 +155,7 @@ class Instance:
 
     lacks_dram = cached_property(takes_drives)
     needs_servers = cached_property(takes_servers)
+    objective_of_servers = cached_property(objective_of_servers)
 
     @cached_property
     def prices(self) -> Float:
@@ -182,11 +185,8 @@ class Instance:
 
     def uncut(self, table: int) -> list[TableShard]:
         """Return a table in one shard, its cold rows read in each way that is allowed."""
-        options = [
-            option
-            for option in self.options_of(table)
-            if option.shard_count == 1 and not option.replicated_rows
-        ]
+        every = self.options_of(table)
+        options = [o for o in every if o.shard_count == 1 and not o.replicated_rows]
         return [TableShard(table, option) for option in options] or [self.whole(table)]
 
     def shards(self, table: int, option: ShardingOption) -> list[TableShard]:
@@ -219,10 +219,8 @@ class Instance:
 
     def may_serve(self, shard: TableShard, gpu: int) -> bool:
         """Return whether a GPU may serve a shard."""
-        if shard.home_gpu not in (None, gpu):
-            return False
         allowed = self.allowed(shard.table)
-        return allowed is None or bool(allowed[gpu])
+        return shard.home_gpu in (None, gpu) and (allowed is None or bool(allowed[gpu]))
 
     def open_gpus(self, block: Iterable[TableShard]) -> npt.NDArray[np.bool_]:
         """Return which GPUs may serve all shards of a block, room aside, shape (gpus,)."""
@@ -241,12 +239,7 @@ class Instance:
         shard = self.drives.settled(shard, gpu)
         key = self._key(shard, gpu)
         if key not in self._curves:
-            if shard.option.share >= 0 and not shard.is_replica:
-                open_share = shard._replace(option=shard.option._replace(share=ANY_SHARE))
-                curve = at_share(self.curve(open_share, gpu), shard.option.share)
-            else:
-                curve = self._rules.within_tier(shard, self._weighed(shard, gpu, key))
-            self._curves[key] = curve
+            self._curves[key] = self._rules.within_tier(shard, self._weighed(shard, gpu))
         return self._curves[key]
 
     def free_curve(self, shard: TableShard, gpu: int) -> CostCurve:
@@ -257,25 +250,28 @@ class Instance:
         if shard.option.home.drive_share == ANY_SHARE:
             key = self._key(shard, gpu)
             if key not in self._curves:
-                self._curves[key] = self._weighed(shard, gpu, key)
+                self._curves[key] = self._weighed(shard, gpu)
             return self._curves[key]
         if not self._rules.limits_tiers(shard):
             return self.curve(shard, gpu)
-        return self._weighed(shard, gpu, self._key(shard, gpu))
+        return self._weighed(shard, gpu)
 
-    def _weighed(self, shard: TableShard, gpu: int, key: tuple[object, ...]) -> CostCurve:
+    def _weighed(self, shard: TableShard, gpu: int) -> CostCurve:
         """The cost model's curve, its `gpu_s` weighed: see `solvers.model.curves.weighed`."""
-        weights = self.objective.weights
-        if key not in self._model_curves:
-            number = self.kinds[self.kind_of_gpu[gpu]]
-            self._model_curves[key] = self.cost_model.cost_curve(self.problem, shard, number)
-        curve = self._model_curves[key]
-        if self.delay is not None:
-            curve = self.delay.with_phase(curve)
-        if self.objective.is_plain_sum and not (self.host_share or self.dram_price):
+        curve = self.model_curve(shard, gpu)
+        objective = self.objective if self.is_gpu(gpu) else self.objective_of_servers
+        if objective.is_plain_sum and not (self.host_share or self.dram_price):
             return curve
         peers = self.host_of_gpu.count(self.host_of_gpu[gpu])
-        return weighed(curve, weights, self.host_share, peers, self.dram_price)
+        return weighed(curve, objective.weights, self.host_share, peers, self.dram_price)
+
+    def model_curve(self, shard: TableShard, gpu: int) -> CostCurve:
+        """Return the cost model's curve of a shard."""
+        key, kind = self._key(shard, gpu), self.kinds[self.kind_of_gpu[gpu]]
+        if key not in self._model_curves:
+            self._model_curves[key] = self.cost_model.cost_curve(self.problem, shard, kind)
+        curve = self._model_curves[key]
+        return curve if self.delay is None else self.delay.with_phase(curve)
 
     @cached_property
     def sharding_overhead_s(self) -> float | None:
@@ -311,19 +307,19 @@ class Instance:
         launches_s = np.min(self.launches_s, axis=0)
         if self.gpus == 1:
             tables = (profile.table for profile in self.problem.profile)
-            arenas = {(table.dtype, table.optimizer, table.dim) for table in tables}
-            launches_s = launches_s * len(arenas)
-        return self.objective.fixed_s + float(self.objective.weights @ launches_s)
+            launches_s = launches_s * len({(t.dtype, t.optimizer, t.dim) for t in tables})
+        of_servers = self.objective_of_servers if self.servers else self.objective
+        fixed_s = min(self.objective.fixed_s, of_servers.fixed_s)
+        return fixed_s + float(self.objective.weights @ launches_s)
 
     def priced_costs(self, shard: TableShard, gpu: int) -> Float:
         """Return the cost of a shard on a GPU at each of `prices`."""
         shard = self.drives.settled(shard, gpu)
         key = self._key(shard, gpu)
         kept = self._settled_costs if is_open(shard) else self._priced_costs
-        costs = kept.get(key)
-        if costs is None:
-            costs = kept[key] = priced_costs(self.curve(shard, gpu), self.prices)
-        return costs
+        if key not in kept:
+            kept[key] = priced_costs(self.curve(shard, gpu), self.prices)
+        return kept[key]
 
     def costs_at(self, shard: TableShard, gpu: int, index: int) -> Float:
         """Return the column of `priced_costs` for price number `index`, shape (5 + phases,).
@@ -347,12 +343,11 @@ class Instance:
 
     def replicated(self, replicas: tuple[TableShard, ...]) -> Replicas:
         """Return sums over what every GPU holds: the same ones for the same tuple."""
-        known = self._replicas.get(id(replicas))
-        if known is None:
-            known = self._replicas[id(replicas)] = Replicas(self, replicas)
+        if id(replicas) not in self._replicas:
+            self._replicas[id(replicas)] = Replicas(self, replicas)
             if len(self._replicas) > _REPLICAS:
                 self._replicas.popitem(last=False)
-        return known
+        return self._replicas[id(replicas)]
 
     @property
     def rows_of_costs(self) -> int:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from cost_models import ANY_SHARE, IN_DRAM, Cold, ShardingOption, TableShard, shards_of
+from cost_models import IN_DRAM, Cold, ShardingOption, TableShard, shards_of
 from placer.errors import PlanMismatchError
 from placer.plan.plan import Plan
 from placer.plan.shard import Shard
@@ -75,9 +75,7 @@ def assignment_of(instance: Instance, plan: Plan) -> Assignment | None:
                 raise PlanMismatchError(
                     f"table {profile.name!r} is on {device}, where constraints forbid it"
                 )
-            members = len(range(*placed.shard.rows(instance.rows(number))))
-            shard = _with_share(placed, instance.options_of(number), members)
-            pairs.append((shard, placed.gpu))
+            pairs.append((opened(placed.shard), placed.gpu))
         replicas += of_table.replicas
     gpu_of = dict(pairs)
     for block in instance.blocks(gpu_of):
@@ -99,17 +97,8 @@ def _all_sorted(options: tuple[ShardingOption, ...]) -> frozenset[ShardingOption
 
 
 def _sorted(option: ShardingOption) -> ShardingOption:
-    """Return a sharding option whatever its column slices' order and its share of rows in HBM."""
-    return option._replace(column_widths=tuple(sorted(option.column_widths)), share=ANY_SHARE)
-
-
-def _with_share(placed: Placement, options: Iterable[ShardingOption], rows: int) -> TableShard:
-    """Return a shard whose option fixes its share of rows in HBM, if those searched do."""
-    shard = opened(placed.shard)
-    share = placed.hot_rows / rows if rows else 0.0
-    alike = [option for option in options if _sorted(option) == _sorted(shard.option)]
-    nearest = min(alike, key=lambda option: abs(option.share - share), default=shard.option)
-    return shard._replace(option=shard.option._replace(share=nearest.share))
+    """Return a sharding option whatever its column slices' order."""
+    return option._replace(column_widths=tuple(sorted(option.column_widths)))
 
 
 def read_shards(

@@ -2,6 +2,10 @@
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from solvers.model.objective import Objective
+
 if TYPE_CHECKING:
     from solvers.model.instance import Instance
 
@@ -10,14 +14,11 @@ _FILLED = 0.5
 
 
 def takes_drives(instance: "Instance") -> bool:
-    """Return whether tables may be larger than HBM and DRAM, and drives take the rest.
-
-    Servers are much faster than drives: with some, the search is about them.
-    """
+    """Return whether tables may be larger than HBM and DRAM, and drives take the rest."""
     topology = instance.problem.topology
     with_gpus = [host for host in topology.hosts if topology.gpus_of(host.id)]
     has_drives = all(host.drive is not None for host in with_gpus)
-    return has_drives and not instance.servers and _is_too_large(instance)
+    return has_drives and _is_too_large(instance)
 
 
 def takes_servers(instance: "Instance") -> bool:
@@ -31,3 +32,14 @@ def takes_servers(instance: "Instance") -> bool:
 def _is_too_large(instance: "Instance") -> bool:
     tables = sum(one.table.total_bytes for one in instance.problem.profile)
     return tables > instance.all_hbm_bytes * _FILLED + float(instance.all_dram_bytes.sum())
+
+
+def objective_of_servers(instance: "Instance") -> Objective:
+    """Return that in which the chain of phases counts of which a server takes longest.
+
+    With all tables. GPUs may count another one: see "The Lagrangian bound" in docs/bounds.md.
+    """
+    schedule, last = instance.objective.schedule, instance.gpus - 1
+    every = [instance.model_curve(instance.whole(t), last) for t in range(instance.tables)]
+    chains_s = schedule.members @ np.sum([curve.phase_s[:, 0] for curve in every], axis=0)
+    return Objective(schedule, np.eye(len(chains_s))[chains_s.argmax()])

@@ -86,8 +86,13 @@ def short_options(
         Of each table, the options to choose from; all by default.
     """
     weights, index = instance.objective.weights, instance.price_index(price)
-    times = [_phases_of(instance, table, option, index) for table, option in enumerate(options)]
-    mean_s = np.sum([total_s for _, total_s in times], axis=0) / instance.gpus
+    times = {
+        table: _phases_of(instance, table, option, index)
+        for table, option in enumerate(options)
+        if not _is_served(instance, table, option, price)
+    }
+    sharing = instance.gpus - (instance.servers if instance.dram_price else 0)
+    mean_s = np.sum([total_s for _, total_s in times.values()], axis=0) / sharing
     limit_s = longest_share * mean_s
 
     def cost_s(table: int, option: ShardingOption) -> tuple[float, ShardingOption]:
@@ -99,13 +104,23 @@ def short_options(
         return float(work_s / instance.gpus + over_s), option
 
     chosen = list(options)
-    for table, (longest_s, _) in enumerate(times):
+    for table, (longest_s, _) in times.items():
         excess = np.divide(longest_s, limit_s, out=np.zeros_like(longest_s), where=limit_s > 0)
         if excess.max() > 1:
             every = instance.options_of(table) if allowed is None else allowed[table]
             others = _finer(every, options[table], float(excess.max()))
             chosen[table] = min(cost_s(table, other) for other in others)[1]
     return chosen
+
+
+def _is_served(instance: Instance, table: int, option: ShardingOption, price: float) -> bool:
+    """Return whether prices of memory say that a server has a table's shards."""
+    shards = instance.shards(table, option)
+    if not (instance.servers and instance.dram_price and shards):
+        return False
+    index = instance.price_index(price)
+    on_gpu, on_server = (instance.costs_at(shards[0], gpu, index) for gpu in (0, instance.gpus - 1))
+    return bool(instance.server_share * on_server[GPU_S] < on_gpu[GPU_S] + price * on_gpu[BYTES])
 
 
 def _finer(
@@ -237,6 +252,8 @@ class _Loads:
         self.mean_s = np.maximum(1e-12, self.phase_s.mean(axis=0) + whole_s / instance.gpus)
         self.weights = np.maximum(instance.objective.weights, _LEAST_WEIGHT)
         self.pairs: list[tuple[TableShard, int]] = []
+        # Where DRAM has a price, prices decide between GPUs and servers.
+        self.served = instance.servers if instance.dram_price else 0
 
     def put(self, block: Block) -> bool:
         """Assign a block to the GPU that is then the least full, if any has room for it."""
@@ -251,6 +268,10 @@ class _Loads:
             allowed &= cost[:, DRAM_BYTES] <= self.dram[self.hosts]
         for shard in block:
             allowed[self.holders.get(shard.table, [])] = False
+        if self.balanced == "phases" and self.served and allowed.any():
+            worth_s = cost[:, GPU_S] + self.price * cost[:, BYTES]
+            worth_s[-self.served :] = self.instance.server_share * cost[-self.served :, GPU_S]
+            allowed &= worth_s <= worth_s[allowed].min()
         for arena in sorted(self.instance.arenas(block) & self.homes.keys()):
             if (allowed & self.homes[arena]).any():
                 allowed &= self.homes[arena]

@@ -145,7 +145,8 @@ class _Room:
         rest = objective.powers(phase_s[others], self.scale_s).sum(axis=0)
         self.all_powers = rest + self.powers.sum(axis=0)
         self._after: dict[tuple[object, ...], Float] = {}
-        self.free_bytes = self._free_bytes(without) if instance.needs_servers else None
+        is_full = instance.needs_servers and not instance.lacks_dram
+        self.free_bytes = self._free_bytes(without) if is_full else None
 
     def _free_bytes(self, without: Without) -> Float:
         """HBM of each GPU and DRAM of its host that the table may take; of a server, no limit.

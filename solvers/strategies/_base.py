@@ -100,10 +100,6 @@ class StagedStrategy(Strategy):
     def stages(self, instance: Instance) -> list[Stage]:
         """List the stages: the first runs once, the others by turns until nothing is gained."""
 
-    def admitted(self, assignment: Assignment, search: Search) -> Assignment | None:
-        """Return an assignment as it may become a plan."""
-        return assignment
-
     def assignments(self, search: Search) -> Iterable[Assignment]:
         """Run the stages."""
         first, *others = self.stages(search.instance)
@@ -124,7 +120,6 @@ class StagedStrategy(Strategy):
     def _run(self, stage: Stage, search: Search) -> None:
         search.tell(stage.name)
         assignment = stage.run(search)
-        assignment = None if assignment is None else self.admitted(assignment, search)
         if assignment is not None:
             search.stats[f"{stage.name}_s"] = assignment.step_time_s
             search.keep(assignment)

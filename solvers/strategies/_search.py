@@ -85,6 +85,7 @@ class Search:
                 instance.host_share,
                 instance.with_replicas,
                 lagrangian.dram_price,
+                lagrangian.server_share,
             )
         bound_s = lagrangian.step_time_s + instance.fixed_s
         return cls(instance, clock, lagrangian, bound_s, bounded_in_s=before_s - clock.left_s)

@@ -12,6 +12,7 @@ from solvers.model.delays import Delay
 from solvers.model.instance import Instance, ShardingOption
 from solvers.search.arena_construction import assignments_by_arena
 from solvers.search.branching import BranchingParams, branch_and_bound, points_of
+from solvers.search.candidates.shards import assigned
 from solvers.search.construction import options_for, packed, short_options
 from solvers.search.moves import improve
 from solvers.strategies._search import Search
@@ -76,10 +77,10 @@ def construct(search: Search, share: float = 1.0, *, resharded: bool = True) -> 
     if not made:
         fitting = search.first_fit()
         made = [] if fitting is None else [fitting]
-    made.sort(key=lambda one: one.step_time_s)
+    made.sort(key=lambda one: (one.step_time_s, _all_chains_s(one)))
     if not made or made[0].step_time_s <= enough_s:
         return made[0] if made else None
-    best = min(made, key=lambda one: one.key_s).copy()
+    best = min(made, key=lambda one: (one.key_s, _all_chains_s(one))).copy()
     if resharded:
         improve(best, clock)
     return min(best, made[0], key=lambda one: one.step_time_s)
@@ -93,7 +94,17 @@ def _constructed(search: Search, clock: Clock) -> list[Assignment]:
             made.append(assignment)
         if clock.spent and made:
             break
-    return sorted(made, key=lambda assignment: assignment.key_s)[:_IMPROVED]
+    return sorted(made, key=lambda one: (one.key_s, _all_chains_s(one)))[:_IMPROVED]
+
+
+def _all_chains_s(assignment: Assignment) -> float:
+    """Return seconds of all chains: of plans that wait for servers alone, drives may differ.
+
+    Without servers, 0: the first of equally fast ones is the best.
+    """
+    instance = assignment.instance
+    chains_s = instance.objective.schedule.chain_times_s(assignment.phase_s.T)
+    return float(chains_s.sum()) if instance.servers else 0.0
 
 
 def _packed(search: Search) -> Iterator[Assignment | None]:
@@ -101,9 +112,14 @@ def _packed(search: Search) -> Iterator[Assignment | None]:
     instance, bound = search.instance, search.lagrangian
     price = bound.price_s_per_byte
     seen: set[tuple[ShardingOption, ...]] = set()
-    fits = False
-    for target in TARGETS:
-        options = options_for(instance, bound, target * bound.step_time_s)
+    fits, best_s = False, np.inf
+    for target in (*TARGETS, np.inf):
+        target_s = target * bound.step_time_s
+        if target == np.inf:  # Drives may be far slower than all of them together.
+            if not instance.lacks_dram or best_s <= max(TARGETS) * bound.step_time_s:
+                return
+            target_s = best_s
+        options = options_for(instance, bound, target_s)
         if options is None or tuple(options) in seen:
             continue
         is_first = not seen
@@ -111,6 +127,7 @@ def _packed(search: Search) -> Iterator[Assignment | None]:
         known = search.first if is_first and target == TARGETS[0] else None
         assignment = packed(instance, options, price) if known is None else known.copy()
         fits |= assignment is not None
+        best_s = min(best_s, np.inf if assignment is None else assignment.step_time_s)
         yield assignment
         if is_first and instance.gpus > 1:
             for share in LONGEST_SHARES:
@@ -127,6 +144,15 @@ def _packed(search: Search) -> Iterator[Assignment | None]:
             return
 
 
+def choose(search: Search) -> Assignment | None:
+    """Choose among candidates of all tables; construct a plan where none of theirs fits."""
+    found, limit_s = assigned(search.instance, search.clock)
+    if found is None:
+        return construct(search)
+    search.prove(limit_s)
+    return found
+
+
 def anneal(search: Search, share: float) -> Assignment | None:
     """Anneal the best assignment."""
     # Here, as loading the compiler takes longer than a small greedy's search.
@@ -134,7 +160,7 @@ def anneal(search: Search, share: float) -> Assignment | None:
 
     if search.best is None:
         return None
-    if search.instance.needs_servers:
+    if search.instance.needs_servers and not search.instance.dram_price:
         # Annealing does not count DRAM here, where GPUs' hosts are mostly full.
         moved = search.best.copy()
         improve(moved, search.clock.part(share))

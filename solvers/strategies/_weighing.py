@@ -48,7 +48,8 @@ def weighed(search: Search) -> Search:
     first = search.first = construct(instance, bound, bound.step_time_s)
     many = search.clock.left_s < _WEIGHED_BOUNDS * search.bounded_in_s
     if first is not None and instance.lacks_dram:
-        chains_s = instance.objective.schedule.chain_times_s(first.phase_s.T)
+        on_gpus = first.phase_s[: instance.gpus - instance.servers]
+        chains_s = instance.objective.schedule.chain_times_s(on_gpus.T)
         if instance.objective.chain_weights.argmax() == chains_s.argmax():
             return search
     if first is None or (many and not search.clock.repeats):

@@ -1,32 +1,29 @@
 """The sharding options of TorchRec's enumerator as arrays, with load factors of caches.
 
-A candidate is one way to place a table: a sharding option, with one load factor where that is free.
-Its shards come in units that are placed as a whole: a shard on any rank, the row blocks of a host
-on the ranks of any host in their order, or the shards of all ranks. Importing this needs torchrec.
+A candidate is a sharding option, with one load factor where that is free. Importing this needs
+torchrec.
 """
 
 import copy
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from torchrec.distributed.planner.constants import UVM_CACHING_RATIO
 from torchrec.distributed.planner.types import PartitionByType
 from torchrec.distributed.planner.types import Shard as TorchRecShard
 from torchrec.distributed.planner.types import ShardingOption as TorchRecOption
 
 from cost_models.torchrec.estimates import Many
+from solvers.search.candidates.groups import Float, Group
 
-Float = npt.NDArray[np.float64]
-Int = npt.NDArray[np.int64]
 Candidates = tuple[Float, Float, list[tuple[TorchRecOption, float | None]]]
 """Times, bytes and sources of some candidates."""
 
 LOAD_FACTORS = np.unique(
-    np.round(np.concatenate((np.geomspace(0.002, 0.1, 10), np.linspace(0.1, 0.99, 20))), 4)
+    np.round(np.concatenate((np.geomspace(0.0005, 0.1, 20), np.linspace(0.1, 0.99, 40))), 5)
 )
 """Of caches, where neither the user nor TorchRec's default decides."""
 
@@ -34,53 +31,6 @@ TIERS = ("hbm", "ddr", "ssd")
 """TorchRec's tiers of a rank's memory."""
 
 _KEY_VALUE = "key_value"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Group:
-    """Candidates of a table whose shards are placed in the same way.
-
-    Attributes
-    ----------
-    span : int
-        Ranks of a unit: 1, those of a host, or all.
-    same_host : bool
-        Whether all units must be on the ranks of one host.
-    distinct : bool
-        Whether all units must be on different ranks.
-    seconds : float64, shape (candidates, units, span)
-        Time of each shard, in TorchRec's unit, which is milliseconds.
-    tier_bytes : float64, shape (candidates, units, span, tiers)
-    sources : list of (ShardingOption, float or None)
-        The option of each candidate, and its load factor if that was free.
-    """
-
-    span: int
-    same_host: bool
-    distinct: bool
-    seconds: Float
-    tier_bytes: Float
-    sources: list[tuple[TorchRecOption, float | None]]
-
-    @property
-    def units(self) -> int:
-        """Units of a candidate."""
-        return int(self.seconds.shape[1])
-
-    @property
-    def is_loose(self) -> bool:
-        """Whether each unit is one shard that may be on any rank, whatever the others are on."""
-        return self.span == 1 and not self.same_host and not self.distinct
-
-    def only(self, kept: npt.NDArray[Any]) -> "Group":
-        """Return some of the candidates."""
-        numbers = np.arange(len(self.sources))[kept].tolist()
-        return replace(
-            self,
-            seconds=self.seconds[kept],
-            tier_bytes=self.tier_bytes[kept],
-            sources=[self.sources[number] for number in numbers],
-        )
 
 
 def candidates_of(
@@ -125,10 +75,9 @@ def candidates_of(
             seconds.reshape(-1, units, span),
             tier_bytes.reshape(-1, units, span, len(TIERS)),
             [source for *_, sources in several for source in sources],
-        )
-        fitting = group.only(_fitting(group, memory))
-        if fitting.sources:
-            found[name].append(fitting.only(_undominated(fitting)))
+        ).worthwhile(memory)
+        if group is not None:
+            found[name].append(group)
     return found
 
 
@@ -256,30 +205,3 @@ def _arrays(option: TorchRecOption, estimated: TorchRecOption) -> tuple[Float, F
         for tier, name in enumerate(TIERS):
             tier_bytes[:, number, tier] = getattr(shard.storage, name)
     return seconds, tier_bytes
-
-
-def _fitting(group: Group, memory: Float) -> npt.NDArray[np.bool_]:
-    """Return which candidates have all units fit on some ranks, each by itself."""
-    slots = len(memory) // group.span
-    room = memory[: slots * group.span].reshape(slots, 1, 1, group.span, -1)
-    fits = (group.tier_bytes <= room).all(axis=(3, 4)).any(axis=0)
-    return np.asarray(np.all(fits, axis=1))
-
-
-def _undominated(group: Group) -> npt.NDArray[np.bool_]:
-    """Return which candidates no other one is as good as in time and all memory."""
-    values = np.concatenate(
-        (
-            group.seconds.sum((1, 2))[:, None],
-            group.seconds.max((1, 2))[:, None],
-            group.tier_bytes.sum((1, 2)),
-            group.tier_bytes.max((1, 2)),
-        ),
-        axis=1,
-    )
-    values, first = np.unique(values, axis=0, return_index=True)
-    as_good = np.asarray((values[:, None] <= values[None]).all(axis=2))
-    np.fill_diagonal(as_good, False)
-    kept = np.zeros(len(group.sources), dtype=bool)
-    kept[first[~as_good.any(axis=0)]] = True
-    return kept

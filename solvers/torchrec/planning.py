@@ -23,15 +23,17 @@ from torchrec.distributed.types import CacheParams
 
 from cost_models.torchrec.estimates import ProfileCacheStatistics
 from placer.profile.profile import Profile
+from solvers.model.clock import Clock
+from solvers.result import Limits
+from solvers.search.candidates.groups import Group
+from solvers.search.candidates.placement import State, ranks_of
+from solvers.search.candidates.search import Found, search
 from solvers.torchrec.candidates import (
     TIERS,
-    Group,
     candidates_of,
     has_free_load_factor,
     with_load_factor,
 )
-from solvers.torchrec.placement import State, ranks_of
-from solvers.torchrec.search import Effort, Found, search
 from solvers.torchrec.trainable import trainable, with_even_blocks
 
 
@@ -57,7 +59,7 @@ class Planning(Proposer, Partitioner):  # type: ignore[misc]
 
     def __init__(
         self,
-        effort: Effort,
+        limits: Limits,
         profile: Profile | None,
         partitioner: Any,
         ranks: int,
@@ -65,7 +67,7 @@ class Planning(Proposer, Partitioner):  # type: ignore[misc]
         replicate: bool,
         is_first: bool,
     ) -> None:
-        self.effort = effort
+        self.limits = limits
         self.found: Found | None = None
         self.only_trainable = True
         self.space: list[TorchRecOption] = []
@@ -128,6 +130,7 @@ class Planning(Proposer, Partitioner):  # type: ignore[misc]
         return plan
 
     def _searched(self, storage_constraint: Any) -> list[TorchRecOption]:
+        clock = Clock.start(self.limits)
         devices = storage_constraint.devices
         memory = np.array(
             [[max(0, getattr(device.storage, tier)) for tier in TIERS] for device in devices],
@@ -143,7 +146,7 @@ class Planning(Proposer, Partitioner):  # type: ignore[misc]
         for option in self.space:
             towers[option.dependency or f"\0{option.fqn}"][numbers[option.fqn]] = None
         bundles = [tuple(own) for own in towers.values()]
-        self.found = search([*tables.values()], bundles, memory, local_ranks, self.effort)
+        self.found = search([*tables.values()], bundles, memory, local_ranks, clock)
         if self.found.state is None:
             raise _no_plan("no placement was found in which every rank has memory for its shards")
         return self._placed(self.found.state)

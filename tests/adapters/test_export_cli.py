@@ -9,8 +9,6 @@ from plan_cases import in_dram, in_hbm, machine
 
 from placer import Plan, Table
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-
 
 @pytest.fixture
 def plan_file(tmp_path: Path) -> Path:

@@ -331,8 +331,8 @@ class BackendContract:
         gradient *= neighbour / 8 / LR
         ids = torch.arange(table.rows)
         batch = BagBatch(ids, torch.arange(table.rows + 1), table.rows)
-        steps, moved = 24, {}
-        for rounding in ("nearest", "stochastic"):
+        moved = {}
+        for rounding, steps in (("nearest", 4), ("stochastic", 24)):
             model = self.placed(plan, weights={"t": start}, rounding=rounding)
             for _ in range(steps):
                 model(batch)["f"].backward(gradient)
@@ -435,7 +435,7 @@ class BackendContract:
         assert torch.equal(results[0], results[1])
         assert torch.equal(results[1], results[2])
 
-    @pytest.mark.parametrize("optimizer", ["adagrad", "adam"])
+    @pytest.mark.parametrize("optimizer", mostly_slow(["adagrad", "adam"], "adam"))
     def test_row_placements_are_bit_equal(self, optimizer: str) -> None:
         """Sums run in the order of the lookups, wherever the rows are."""
         table = two_features(optimizer)

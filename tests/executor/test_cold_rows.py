@@ -17,7 +17,7 @@ from executor_cases import (
     shard,
     two_features,
 )
-from fast_and_full import combinations, examples
+from fast_and_full import combinations, examples, mostly_slow
 from hypothesis import given
 from hypothesis import strategies as st
 from plan_cases import with_drives
@@ -26,11 +26,15 @@ from torch import Tensor, nn
 from placer import apply_plan
 from placer.errors import PlacerError, PlanMismatchError
 from placer.executor import PlacedEmbeddings, look_ahead
+from placer.executor.cold.block_queue import BlockQueue
+from placer.executor.cold.cold_store import ColdStore, HostRecords, StoredRows
 from placer.executor.cold.drive import DriveRecords
+from placer.executor.cold.records import Records
 from placer.executor.memory.arena_order import has_records
 from placer.plan.plan import Plan
 from placer.plan.shard import Lookup, Shard
-from placer.tables import OPTIMIZERS, ColdDType, Feature, Table
+from placer.storage.checkpoint.whole_model import load_model, save_model
+from placer.tables import OPTIMIZERS, ColdDType, Feature, OptimizerName, Table
 
 ROWS, COLD = 61, 20
 HOT = list(range(ROWS - 1, 30, -1))
@@ -113,8 +117,7 @@ def test_narrow_rows_train_like_wide_ones(dtype: ColdDType) -> None:
     assert float(drift.mean()) < tolerance / 8
 
 
-@pytest.mark.parametrize("dtype", NARROW)
-@pytest.mark.parametrize("backend", ["numba", "torch", "auto"])
+@combinations("backend, dtype", ["numba", "torch", "auto"], NARROW)
 def test_other_backends_take_tiers_where_rows_are_records(backend: str, dtype: ColdDType) -> None:
     plan = cold_plan(two_features(), dtype=dtype)
     model = placed(plan, backend=backend)
@@ -221,7 +224,7 @@ def test_rows_on_a_drive_are_equal_to_the_bit(
         equal(trained(plan, ahead=ahead, drive=tmp_path), expected)
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", mostly_slow(OPTIMIZERS, "rowwise_adagrad", "adam"))
 def test_runs_go_on_between_drive_and_memory(tmp_path: Path, optimizer: str) -> None:
     table = two_features(optimizer)
     plans = [cold_plan(table), cold_plan(table, "cached", 7, memory="ssd"), plan_of([table])]
@@ -292,6 +295,49 @@ def test_a_batch_that_was_prepared_in_vain_changes_nothing(tmp_path: Path) -> No
         model.prefetch(random_batch(plan.tables, seed=seed))
     train(model, range(5, 10))
     equal(model, trained(plan, drive=tmp_path))
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_checkpoint_reads_each_block_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: OptimizerName
+) -> None:
+    """Weights and optimizer state together, of several blocks of a checkpoint."""
+    table = Table("t", 150_000, 8, "float32", optimizer, (Feature("t.sum"),))
+    part = replace(cold(table, "staged", 9, None, "ssd"), rows=(0, table.rows, 1))
+    model = placed(with_drives(plan_of([table], [part])), backend="tiered", drive=tmp_path)
+    train(model, range(3))
+    store, reads = model._runtime.arenas[0].store, 0
+    assert store is not None
+    store.wait()
+    submit = BlockQueue.submit
+
+    def counted(queue, operation, file, size, addresses, offsets) -> None:
+        nonlocal reads
+        reads += len(offsets)
+        submit(queue, operation, file, size, addresses, offsets)
+
+    monkeypatch.setattr(BlockQueue, "submit", counted)
+    save_model(tmp_path / "model", model)
+    per_block = 4092 // store._parts[0].records.nbytes
+    pieces = -(-table.rows // 8192)  # Each begins and ends within a block.
+    assert reads <= -(-table.rows // per_block) + pieces
+    monkeypatch.undo()
+    other = placed(model.plan, backend="tiered", drive=tmp_path, seed=None)
+    load_model(tmp_path / "model", other)
+    equal(other, model)
+
+
+def test_a_write_beside_a_read_of_weights_is_seen_in_the_state() -> None:
+    records = Records("float32", torch.float32, width=2, state_shape=())
+    medium = HostRecords(torch.zeros(5, records.nbytes, dtype=torch.uint8))
+    store = ColdStore([StoredRows(0, 5, records, medium)])
+    rows = torch.tensor([3, 1])
+    for turn in range(1, 4):
+        store.read_weights(rows)
+        store.write(rows[:1], state=torch.tensor([float(turn)]))
+        assert store.read_state(rows).tolist() == [turn, 0.0]
+    store.read_weights(rows)
+    assert store.read_state(rows[:1]).tolist() == [3.0]  # Other rows than those of the weights.
 
 
 def test_a_drive_that_fails_ends_the_training(tmp_path: Path) -> None:

@@ -19,7 +19,8 @@ from placer.executor.id_order import IdOrder
 from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.lookups.batch_reads import feature_reads
 from placer.growing import Growing
-from placer.growing.key_map import Eviction, parts_of
+from placer.growing.key_map import parts_of
+from placer.growing.options import Eviction
 from placer.tables import Feature, Table
 
 SPREAD = 1_000_003 * 1_000_003

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from placer.errors import PlacerError
 from placer.executor.cold.block_file import BlockFile
-from placer.executor.cold.block_queue import READ, BlockQueue
+from placer.executor.cold.block_queue import DEPTH, READ, BlockQueue
 from placer.executor.cold.drive import DriveRecords
 from placer.executor.cold.kept_blocks import KeptBlocks
 
@@ -109,15 +109,22 @@ def test_hundreds_of_files_share_what_the_system_has(tmp_path: Path) -> None:
 
 
 def test_a_forked_process_reads_too(tmp_path: Path) -> None:
-    with opened(tmp_path, 10, 516) as records:
-        rows, values = torch.arange(10), drawn(10, 516)
+    """And what it reads leaves alone the blocks that the other has read since."""
+    with opened(tmp_path, 70, 516) as records:
+        rows, values = torch.arange(70), drawn(70, 516)
         records.write(rows, values)
+        go, come = os.pipe()
         child = os.fork()
         if not child:
-            found = records.read(rows).numpy()
-            os._exit(0 if found.tobytes() == values.numpy().tobytes() else 1)
+            os.read(go, 1)
+            found = records.read(rows[49:55]).numpy()
+            os._exit(0 if found.tobytes() == values[49:55].numpy().tobytes() else 1)
+        assert torch.equal(records.read(rows[:6]), values[:6])
+        os.write(come, b"1")
         assert os.waitpid(child, 0)[1] == 0
-        assert torch.equal(records.read(rows), values)
+        assert torch.equal(records.read(rows[:6]), values[:6])
+        os.close(go)
+        os.close(come)
 
 
 def test_a_file_has_no_more_than_its_blocks(tmp_path: Path) -> None:
@@ -127,6 +134,8 @@ def test_a_file_has_no_more_than_its_blocks(tmp_path: Path) -> None:
             assert records.read(torch.arange(rows)).sum() == 0
         assert path.stat().st_size == blocks * BLOCK
         assert path.stat().st_blocks * 512 >= blocks * BLOCK  # Reserved, not only promised.
+        with path.open("rb") as file:  # And written, so that later writes split nothing.
+            assert os.lseek(file.fileno(), 0, os.SEEK_HOLE) == blocks * BLOCK
 
 
 def test_reads_beside_writes_of_the_same_blocks(tmp_path: Path) -> None:
@@ -157,19 +166,19 @@ def test_reads_beside_writes_of_the_same_blocks(tmp_path: Path) -> None:
                 work.result()
 
 
-def test_a_row_that_was_read_lately_is_written_without_a_second_read(
+def test_a_block_that_was_read_lately_is_not_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A batch's rows are written two batches later."""
+    """A batch's rows are written about ten batches later."""
     reads: list[int] = []
     submit = BlockQueue.submit
 
-    def counted(queue, operation, file, slots, offsets) -> None:
-        reads.append(len(slots) if operation == READ else 0)
-        submit(queue, operation, file, slots, offsets)
+    def counted(queue, operation, file, size, addresses, offsets) -> None:
+        reads.append(len(offsets) if operation == READ else 0)
+        submit(queue, operation, file, size, addresses, offsets)
 
-    rows, per_block = 280_000, 7
-    batches = [torch.arange(at, rows, 80 * per_block) for at in range(0, 4 * per_block, per_block)]
+    rows, per_block, later = 280_000, 7, 9
+    batches = [torch.arange(at * per_block, rows, 80 * per_block) for at in range(30)]
     with opened(tmp_path, rows, 516) as records:
         expected = drawn(rows, 516)
         records.write(torch.arange(rows), expected)
@@ -181,33 +190,45 @@ def test_a_row_that_was_read_lately_is_written_without_a_second_read(
             return sum(reads)
 
         for at, batch in enumerate(batches):
-            if at >= 2:
-                before = batches[at - 2]
+            if at >= later:
+                before = batches[at - later]
                 expected[before] = drawn(len(before), 516, seed=at)
                 assert needed(records.write, before, expected[before]) == 0
             assert needed(records.read, batch) == len(batch)
-        once = batches[3][:9]
-        expected[once] = drawn(9, 516, seed=9)
-        assert needed(records.write, once, expected[once]) == 0
-        assert needed(records.write, once, expected[once]) == 9  # It has changed since.
-        assert needed(records.write, batches[3][9:], expected[batches[3][9:]]) == 0
+        assert needed(records.read, batches[29] + 1) == 0  # Of the same blocks.
+        once = batches[29][:9]
+        for seed in range(2):
+            expected[once] = drawn(9, 516, seed)
+            assert needed(records.write, once, expected[once]) == 0
+        expected[batches[0]] = drawn(500, 516)
+        assert needed(records.write, batches[0], expected[batches[0]]) == 500  # Others came.
+        assert needed(records.read, torch.arange(rows)) < rows / per_block - 4000
         assert torch.equal(records.read(torch.arange(rows)), expected)
+        assert needed(records.read, batches[29]) == 0  # Reading all rows moved none out.
 
 
-def test_what_was_read_while_others_wrote_is_not_kept() -> None:
-    kept, blocks, content = KeptBlocks(9, BLOCK), np.arange(3), np.ones((3, BLOCK), np.uint8)
-    began = kept.clock
-    kept.tick()
-    kept.keep(blocks, content, began)
-    kept.keep(blocks, content, kept.clock)
-    kept.tick()
-    kept.keep(blocks, content, began)
-    found = np.zeros((3, BLOCK), np.uint8)
-    assert not kept.take(blocks, found).size
-    kept.keep(blocks, content, kept.clock)
-    assert kept.take(np.array([5, 1, 7]), found).tolist() == [1]
-    assert [row.any() for row in found] == [False, True, False]
-    assert kept.take(blocks, found).tolist() == [0, 2]
+def test_blocks_in_use_stay_while_others_come() -> None:
+    """Two calls at a time, as two queues have; of so few slots each is used again and again."""
+    generator, blocks = np.random.default_rng(0), 10 * DEPTH
+    kept = KeptBlocks(blocks, BLOCK)
+    held: list[tuple[np.ndarray, np.ndarray]] = []
+    hits = 0
+    for turn in range(200):
+        own = generator.choice(blocks, generator.integers(DEPTH + 1), replace=False)
+        own = np.setdiff1d(own, [block for other, _ in held for block in other])
+        passing = generator.random(own.size) < 0.3
+        slots, known = kept.use(own, passing, turn % 2)
+        for other, places in (*held, (own[known], slots[known])):
+            assert np.array_equal(kept.content[places].view(np.int64)[:, 0], other)
+        assert np.unique(slots).size == slots.size
+        kept.content.view(np.int64)[slots] = own[:, None]
+        hits += int(known.sum())
+        held.append((own, slots))
+        if len(held) == 2:
+            kept.release(held.pop(0)[1])
+    assert hits > 1000
+    kept.forget()
+    assert not kept.use(np.arange(9), np.zeros(9, bool), 0)[1].any()
 
 
 DAMAGE = {
@@ -303,6 +324,7 @@ print(int(first.read(torch.arange(700)).sum()))
 """
 
 
+@pytest.mark.slow
 def test_a_full_disk(tmp_path: Path) -> None:
     """On a disk of 1 MiB of its own; what was reserved before goes on."""
     mount = f"mount -t tmpfs -o size=1m none {tmp_path}"
@@ -335,6 +357,7 @@ def test_places_that_cannot_be(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["pipe", "records"]
 
 
+@pytest.mark.slow
 def test_a_killed_process_leaves_nothing_in_a_folder(tmp_path: Path) -> None:
     script = f"""
 import os, signal, torch

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from executor_cases import plan_of
-from fast_and_full import combinations
+from fast_and_full import combinations, mostly_slow
 from torch import Tensor
 
 from placer import Feature, Table
@@ -147,7 +147,7 @@ def test_adams_corrections_hold_their_digits() -> None:
     assert Rule("sgd", torch.tensor(0.1), 1e-8, torch.tensor(3)).step_size() == torch.tensor(0.1)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", mostly_slow(["bfloat16", "float16"], "bfloat16"))
 def test_small_updates_of_a_plans_own_tables_are_not_lost(dtype: str) -> None:
     """Each is far less than half of what is between a weight and its neighbour."""
     table = Table("t", 1, 256, dtype=dtype, optimizer="sgd", features=(Feature("t"),))

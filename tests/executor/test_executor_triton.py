@@ -15,7 +15,7 @@ from placer.tables import Feature, OptimizerName, Table
 class TestTriton(BackendContract):
     backend = "triton"
     device = DEVICE
-    thread_samples = 12  # The interpreter has one thread.
+    thread_samples = 4  # The interpreter has one thread.
 
 
 def _model(optimizer: OptimizerName, captures: bool) -> PlacedEmbeddings:

@@ -15,40 +15,42 @@ from tempfile import TemporaryDirectory
 FOLDER = Path(__file__).resolve().parent
 sys.path[:0] = [str(FOLDER), str(FOLDER.parent.parent)]
 
-import golden_cases as cases  # noqa: E402
+import golden_costs as costs  # noqa: E402
+import golden_problems as problems  # noqa: E402
+import golden_replays as replays  # noqa: E402
 from golden_store import record  # noqa: E402
 
 
 def record_solvers() -> None:
     """Plans of every solver."""
-    found: dict[str, dict[str, object]] = {case: {} for case in cases.SOLVER_CASES}
-    for case, solver in cases.SOLVER_RUNS:
-        found[case][solver] = cases.solved(case, solver)
+    found: dict[str, dict[str, object]] = {case: {} for case in problems.SOLVER_CASES}
+    for case, solver in problems.SOLVER_RUNS:
+        found[case][solver] = problems.solved(case, solver)
     record("solvers", found, compress=True)
 
 
 def record_costs() -> None:
     """Costs of random plans, batches of shards, curves and the dense part."""
-    names = [(problem, model) for problem in cases.COST_PROBLEMS for model in cases.MODELS]
+    names = [(problem, model) for problem in costs.COST_PROBLEMS for model in problems.MODELS]
     record(
         "costs",
-        {f"{p}/{m}": cases.costs_of_plans(p, m) for p, m in names},
+        {f"{p}/{m}": costs.costs_of_plans(p, m) for p, m in names},
         compress=True,
     )
-    record("curves", {f"{p}/{m}": cases.curves(p, m) for p, m in names}, compress=True)
+    record("curves", {f"{p}/{m}": costs.curves(p, m) for p, m in names}, compress=True)
     record(
         "batched",
-        {f"{p}/{m}": cases.batched_costs(p, m) for p, m in names if "torchrec" not in m},
+        {f"{p}/{m}": costs.batched_costs(p, m) for p, m in names if "torchrec" not in m},
         compress=True,
     )
-    record("dense", cases.dense_record(), compress=True)
+    record("dense", costs.dense_record(), compress=True)
 
 
 def record_simulator() -> None:
     """Counts and times of replays."""
     with TemporaryDirectory() as folder:
-        made = cases.make_replay_folder(Path(folder))
-        record("simulator", {name: cases.replayed(made, name) for name in cases.REPLAYS},
+        made = replays.make_replay_folder(Path(folder))
+        record("simulator", {name: replays.replayed(made, name) for name in replays.REPLAYS},
                compress=True)  # fmt: skip
 
 

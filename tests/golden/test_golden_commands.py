@@ -7,6 +7,8 @@ import golden_commands
 import golden_store
 import pytest
 from fast_and_full import mostly_slow
+from golden_files import stable
+from golden_inputs import invoke, workbench
 
 from solvers.registry import GONE
 
@@ -23,7 +25,7 @@ FIRST = {name.split()[0]: name for name in reversed(RECORDED["cases"])}
 @pytest.fixture(scope="module", autouse=True)
 def folder() -> Iterator[None]:
     """The inputs, in the working folder."""
-    with golden_commands.workbench():
+    with workbench():
         yield
 
 
@@ -35,9 +37,7 @@ def test_the_same_cases_are_recorded() -> None:
 @pytest.mark.parametrize("name", mostly_slow(RECORDED["cases"], *FIRST.values()))
 def test_a_command_prints_what_it_did(name: str) -> None:
     case = golden_commands.cases()[name]
-    found, recorded = (
-        golden_commands.stable(one, GONE_KEYS) for one in (case.run(), RECORDED["cases"][name])
-    )
+    found, recorded = (stable(one, GONE_KEYS) for one in (case.run(), RECORDED["cases"][name]))
     golden_store.assert_same(found, recorded, relative=case.relative)
 
 
@@ -49,7 +49,7 @@ SLOW = {"no time to calibrate"}
     "name", mostly_slow(RECORDED["exit_codes"], *(set(RECORDED["exit_codes"]) - SLOW))
 )
 def test_a_command_fails_as_it_did(name: str) -> None:
-    result = golden_commands.invoke(*golden_commands.failing()[name])
+    result = invoke(golden_commands.failing()[name])
     assert result.exit_code == RECORDED["exit_codes"][name], result.output
 
 

@@ -1,14 +1,8 @@
 """Costs of plans, shards and pieces are those that were recorded."""
 
 from fast_and_full import combinations
-from golden_cases import (
-    COST_PROBLEMS,
-    MODELS,
-    batched_costs,
-    costs_of_plans,
-    curves,
-    dense_record,
-)
+from golden_costs import COST_PROBLEMS, batched_costs, costs_of_plans, curves, dense_record
+from golden_problems import MODELS
 from golden_store import assert_same, recorded
 
 BATCHED = [model for model in MODELS if "torchrec" not in model]

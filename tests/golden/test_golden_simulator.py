@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from golden_cases import REPLAYS, make_replay_folder, replayed
+from golden_replays import REPLAYS, make_replay_folder, replayed
 from golden_store import assert_same, recorded
 
 

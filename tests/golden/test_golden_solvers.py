@@ -2,7 +2,7 @@
 
 import pytest
 from fast_and_full import covering
-from golden_cases import SOLVER_CASES, SOLVER_RUNS, solved
+from golden_problems import SOLVER_CASES, SOLVER_RUNS, solved
 from golden_store import assert_same, recorded
 
 from solvers import SOLVERS

@@ -30,12 +30,12 @@ from placer.training.loop import train  # noqa: E402
 EPOCHS = 4
 
 
-def run(folder: Path) -> None:
+def run(folder: Path, looks_ahead: bool = False) -> None:
     """Train to the end, from the newest checkpoint if there is one."""
     log = growing_log()
     policy = CheckpointPolicy(folder, every_steps=2)
     resume = folder if folder.is_dir() and exist(folder) else None
-    config = replace(CONFIG, epochs=EPOCHS, look_ahead=False, threads=1)
+    config = replace(CONFIG, epochs=EPOCHS, look_ahead=looks_ahead, threads=1)
     train(growing_plan(log), log, config, checkpoints=policy, resume=resume)
 
 
@@ -68,7 +68,7 @@ def main(kills: int) -> None:
             round_number += 1
             parts, step = Path(name) / f"parts-{round_number}", 0
             while done < kills:
-                code = forked(partial(run, parts), delays.uniform(0, took_s))
+                code = forked(partial(run, parts, done % 3 > 0), delays.uniform(0, took_s))
                 if code == 0:
                     break
                 assert code == -signal.SIGKILL, code

@@ -1,11 +1,13 @@
 """Problems whose tables grow: capacities of hit rates, accesses, plans and their memory."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from cli_cases import Workbench, invoke
+from fast_and_full import mostly_slow
 from hypothesis import given
 from hypothesis import strategies as st
 from plan_cases import machine
@@ -92,7 +94,7 @@ def test_a_growing_table_enters_with_its_capacity() -> None:
     assert Problem(profile, machine(1), 64, growing={}).sha256 == fixed.sha256
 
 
-@pytest.mark.parametrize("solver", ["greedy-cost", "auto"])
+@pytest.mark.parametrize("solver", mostly_slow(["greedy-cost", "auto"], "greedy-cost"))
 def test_plans_leave_room_for_key_maps_and_do_not_split(solver: str) -> None:
     profile, how = named_workload("random-6@3"), Growing(20_000)
     name = max(profile, key=lambda one: one.table.lookups_per_sample).name
@@ -105,6 +107,23 @@ def test_plans_leave_room_for_key_maps_and_do_not_split(solver: str) -> None:
     assert plan.tables_by_name[name].rows == 20_001
     assert len({shard.memory for shard in plan.shards_by_table[name]}) == 1
     assert device_memory(plan)["host:0"].row_map_bytes >= how.nbytes
+
+
+@pytest.mark.parametrize("solver", ["greedy-cost", "auto"])
+def test_tables_that_grow_go_to_hosts_without_a_gpu_where_others_are_full(solver: str) -> None:
+    profile, how = named_workload("random-2@1"), Growing(100_000)
+    name = profile.table_names[0]
+    small = machine(1, hbm_bytes=1 << 20, dram_bytes=0, servers=1)
+    roomy = replace(small.servers[0], memory_bytes=1 << 40)
+    key_map = replace(small.hosts[0], memory_bytes=how.nbytes)
+    topology = replace(small, hosts=(key_map, roomy))
+    problem = Problem(profile, topology, 64, growing={name: how})
+    plan = solve(problem, solver, time_limit_s=2).plan
+    assert plan is not None
+    verify(plan)
+    assert {shard.devices for shard in plan.shards_by_table[name]} == {("host:1",)}
+    # Keys are mapped where GPUs are, whoever has the rows.
+    assert device_memory(plan)["host:0"].row_map_bytes == how.nbytes
 
 
 def test_without_dram_for_the_key_map_there_is_no_plan() -> None:

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from cli_cases import invoke
+from fast_and_full import combinations
 from growing_cases import CONFIG, HOW, click_samples, growing_log, growing_plan
 from safetensors.torch import load_file
 
@@ -39,13 +40,14 @@ def _assert_same_run(one: Path, other: Path) -> None:
             assert torch.equal(tensor, second.tensors[group][name]), (group, name)
 
 
-@pytest.mark.parametrize("placement", ["hbm", "cached"])
-@pytest.mark.parametrize("stop_after", [5, 18, 25])
-def test_a_resumed_run_is_bit_equal(placement: str, stop_after: int, tmp_path: Path) -> None:
+@combinations("placement, stop_after, looks_ahead", ["hbm", "cached"], [5, 18, 25], [False, True])
+def test_a_resumed_run_is_bit_equal(
+    placement: str, stop_after: int, looks_ahead: bool, tmp_path: Path
+) -> None:
     log = growing_log()
     plan = growing_plan(log, placement)
     policy = CheckpointPolicy(tmp_path / "whole", keep=1)
-    whole = train(plan, log, CONFIG, checkpoints=policy)
+    whole = train(plan, log, replace(CONFIG, look_ahead=False), checkpoints=policy)
     assert whole.keys["item"].evicted
     assert whole.keys["item"].expired
     policy = CheckpointPolicy(tmp_path / "parts", keep=1)
@@ -54,14 +56,37 @@ def test_a_resumed_run_is_bit_equal(placement: str, stop_after: int, tmp_path: P
         if getattr(progress, "step") == stop_after:  # noqa: B009
             signal.raise_signal(signal.SIGINT)
 
-    first = train(plan, log, CONFIG, checkpoints=policy, on_progress=interrupt)
+    config = replace(CONFIG, look_ahead=looks_ahead)
+    first = train(plan, log, config, checkpoints=policy, on_progress=interrupt)
     assert first.steps == stop_after
     other = growing_plan(log, "dram")  # Under another plan, too.
-    rest = train(other, log, CONFIG, checkpoints=policy, resume=tmp_path / "parts")
+    config = replace(CONFIG, look_ahead=not looks_ahead)
+    rest = train(other, log, config, checkpoints=policy, resume=tmp_path / "parts")
     assert first.losses + rest.losses == whole.losses
     assert rest.keys == whole.keys
     assert (rest.auc, rest.log_loss) == (whole.auc, whole.log_loss)
     _assert_same_run(tmp_path / "parts", tmp_path / "whole")
+
+
+def test_another_log_has_not_the_batch_that_was_ahead(tmp_path: Path) -> None:
+    """Its first step gives rows to keys as any other does."""
+    log, samples = growing_log(), click_samples()
+    other = growing_log(samples.slice(320))
+    config = replace(CONFIG, look_ahead=True, holdout_every=0)
+    policy = CheckpointPolicy(tmp_path)
+
+    def interrupt(progress: object) -> None:
+        if getattr(progress, "step") == 5:  # noqa: B009
+            signal.raise_signal(signal.SIGINT)
+
+    plan, batch = growing_plan(log), 2 * CONFIG.batch_size  # Two features of one id.
+    first = train(plan, log, config, checkpoints=policy, on_progress=interrupt)
+    assert first.keys["item"].hits + first.keys["item"].misses == 6 * batch
+    config = replace(config, max_steps=6)
+    for each, more, batches_read in ((log, {}, 6), (other, {"other_data": True}, 7)):
+        result = train(plan, each, replace(config, **more), resume=tmp_path)
+        counts = result.keys["item"]
+        assert counts.hits + counts.misses == batches_read * batch
 
 
 def test_a_file_of_tables_has_the_keys_and_their_rows(tmp_path: Path) -> None:
@@ -215,6 +240,7 @@ main()
 """
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_bit_equal(planned: Path, tmp_path: Path) -> None:
     def training(name: str, *more: str) -> list[str]:
         return _training(planned, "--checkpoints", str(tmp_path / name), "--every", "5", *more)

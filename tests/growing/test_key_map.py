@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from placer.errors import BackendError, CheckpointError, PlanMismatchError
 from placer.growing import Growing, KeyCounts, KeyMap
-from placer.growing.key_map import Eviction, Int, parts_of
+from placer.growing.key_map import parts_of
+from placer.growing.options import Eviction, Int
 
 _WINDOW = 16
 
@@ -257,6 +258,58 @@ def test_a_saved_map_goes_on_as_it_would_have(
     assert one.counts == other.counts
 
 
+@given(
+    seed=st.integers(0, 999),
+    admission=st.integers(1, 4),
+    ahead=st.integers(0, 2),
+    is_given_up=st.booleans(),
+)
+def test_steps_that_come_again_find_what_they_got(
+    seed: int, admission: int, ahead: int, is_given_up: bool
+) -> None:
+    """Also where the first lookups of a key came before it got its row."""
+    random = np.random.default_rng(seed)
+    steps = [random.zipf(1.3, random.integers(0, 80)).clip(max=99) for _ in range(60)]
+    keys = KeyMap(Growing(37, admission, ttl=9))
+    given = [keys.read(step, 2).rows for step in steps[:30]]
+    whole = KeyMap(keys.growing)
+    whole.load_state(keys.state())
+    if is_given_up:
+        keys.give_up(ahead)
+    else:
+        state = keys.state(ahead)
+        keys = KeyMap(keys.growing)
+        keys.load_state(state)
+    for number in range(30 - ahead, 30):
+        step = keys.read(steps[number], 2)
+        assert step.rows.tolist() == given[number].tolist()
+        assert not step.reused.size
+        if number == 28:  # Saved once more, when one step has come again and another has not.
+            state = keys.state(1)
+            keys = KeyMap(keys.growing)
+            keys.load_state(state)
+            assert keys.read(steps[number], 2).rows.tolist() == given[number].tolist()
+    for number in range(30, 60):
+        assert (
+            keys.read(steps[number], 2).rows.tolist() == whole.read(steps[number], 2).rows.tolist()
+        )
+    assert keys.counts == whole.counts
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 3), (2, 1), (3, 4), (4, 2)])
+def test_keys_that_wait_are_not_counted_anew_by_other_maps(before: int, after: int) -> None:
+    growing, keys = Growing(20_000, admission=3), np.arange(300) * 2**40 - 2**45
+    maps = [KeyMap(growing, part, before) for part in range(before)]
+    for _ in range(2):
+        assert not _read(maps, keys).any()
+    others = [KeyMap(growing, part, after) for part in range(after)]
+    state = _joined(maps)
+    for own in others:
+        own.load_state(state)
+    assert not _read(others, keys + 1).any()  # Others are not taken for them.
+    assert (_read(others, keys) > 0).mean() > 0.95  # Some have a cell that was halved.
+
+
 PATTERNS = {
     "consecutive": np.arange(200_000),
     "from far on": 2**40 + np.arange(200_000),
@@ -376,7 +429,7 @@ def test_a_larger_map_goes_on_with_the_keys_of_a_smaller_one() -> None:
 
 
 def test_a_damaged_state_is_refused() -> None:
-    keys = KeyMap(Growing(10))
+    keys = KeyMap(Growing(10, admission=2))
     keys.read(np.arange(5))
     for name in KeyMap.STATE:
         for damaged in (keys.state()[name][:-1], np.zeros(3, np.int64)):

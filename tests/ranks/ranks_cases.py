@@ -18,7 +18,7 @@ from executor_cases import (
 )
 from torch import Tensor
 
-from placer.executor import BagBatch
+from placer.executor import BagBatch, UnplacedEmbeddings
 from placer.executor.distributed import ShardedEmbeddings, distributed_id_order
 from placer.executor.id_order import IdRange
 from placer.plan.plan import Plan
@@ -39,10 +39,10 @@ def table_with(
     return Table(name, rows, 8, "float32", optimizer, features)
 
 
-def every_placement(optimizer: str, poolings: Sequence[str] = POOLINGS) -> Plan:
+def every_placement(optimizer: str, poolings: Sequence[str] = POOLINGS, rows: int = 61) -> Plan:
     """A table for each placement there is, in one plan."""
     plans = [
-        placements(table_with(optimizer, poolings, name=name))[name]
+        placements(table_with(optimizer, poolings, name=name, rows=rows))[name]
         for name in placements(table_with(optimizer))
     ]
     return Plan(
@@ -218,6 +218,39 @@ def equals_double(model: ShardedEmbeddings, expected: DoubleModel, scale: float 
         for name, expected_state in states.items():
             close(state[f"{table.name}.{name}"], expected_state, f"{name} of {table.name!r}", scale)
     assert state.get("updates", expected.updates) == expected.updates
+
+
+def weighted_bags(rank: int, world: int, plan: Plan) -> None:
+    """Weights scale rows under every pooling, and get the gradients of their own rank's loss."""
+    model = sharded(plan)
+    weights = {name.removesuffix(".weight"): value for name, value in model.state_dict().items()}
+    reference = UnplacedEmbeddings(plan.tables, weights=weights)
+    trainers = reference.optimizers(lr=LR, eps=EPS)
+    features = sum(len(table.features) for table in plan.tables)
+    for step in range(3):
+        batches = batches_of(plan.tables, world, step, weighted=True)
+        whole = joined(batches, features)
+        for batch in (*batches, whole):
+            assert batch.weights is not None
+            batch.weights.requires_grad_()
+        _, gradients = train_step(model, rank, batches, step)
+        found = reference(whole)
+        for trainer in trainers:
+            trainer.zero_grad()
+        torch.autograd.backward(list(found.values()), [gradients[name] / world for name in found])
+        for trainer in trainers:
+            trainer.step()
+        expected = []
+        before = sum(batch.batch_size for batch in batches[:rank])
+        for index in range(features):
+            first = index * whole.batch_size + before
+            start, stop = whole.offsets[[first, first + batches[rank].batch_size]].tolist()
+            expected.append(whole.weights.grad[start:stop] * world)
+        close(batches[rank].weights.grad, torch.cat(expected), f"step {step}: gradient of weights")
+    state = model.state_dict()
+    for name, weight in reference.table_weights().items():
+        close(state[f"{name}.weight"], weight, f"weights of {name!r}")
+    model.close()
 
 
 def bytes_sent(rank: int, world: int, plan: Plan, samples: int, bag: int) -> dict[str, int]:

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from executor_cases import plan_of, shard
+from fast_and_full import mostly_slow
 from ranks_cases import batches_of, sharded, table_with
 from ranks_launcher import join_group
 
@@ -47,7 +48,9 @@ def _train(rank: int, world: int, folder: str, dies: str) -> None:
             return
 
 
-@pytest.mark.parametrize("dies", ["killed", "stuck", "ended", "killed in keys"])
+@pytest.mark.parametrize(
+    "dies", mostly_slow(["killed", "stuck", "ended", "killed in keys"], "killed")
+)
 def test_a_lost_rank_ends_the_job_within_the_timeout(dies: str) -> None:
     context = multiprocessing.get_context("forkserver")
     with tempfile.TemporaryDirectory() as folder:

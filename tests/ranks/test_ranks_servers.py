@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from executor_cases import EPS, LR, machine, plan_of, random_batch, shard
+from fast_and_full import some
 from ranks_cases import (
     batches_of,
     close,
@@ -18,21 +19,24 @@ from ranks_cases import (
     table_with,
     train_step,
     trains_alike,
+    weighted_bags,
 )
 from ranks_launcher import Job, Outcomes, run
 from torch import Tensor
 
-from placer.adapters.pytorch.shared_tables import SharedTables
 from placer.errors import DataError, PlanMismatchError
-from placer.executor import PlacedEmbeddings, UnplacedEmbeddings, look_ahead, make_embeddings
+from placer.executor import PlacedEmbeddings, look_ahead, make_embeddings
 from placer.executor.distributed import serve_tables
 from placer.growing import Growing
 from placer.plan.plan import Plan
 from placer.plan.shard import Shard
+from placer.plan.verify import verify
 from placer.storage.checkpoint import load_model, save_model
 from placer.tables import OPTIMIZERS
 
 STEPS = 4
+TRAINED = some(OPTIMIZERS, "sgd", "adam")
+RESUMED = some(("rowwise_adagrad", "adam"), "rowwise_adagrad")
 SHAPES = {"2 trainers and a server": (2, 1), "a trainer and 2 servers": (1, 2)}
 BATCHES = 4
 
@@ -113,40 +117,6 @@ def ahead_or_not(rank: int, world: int, plan: Plan) -> None:
         assert torch.equal(value, found[1][name]), name
     for name, value in PlacedEmbeddings(plan, seed=3).state_dict().items():
         assert torch.equal(start[name], value), name
-
-
-def weighted(rank: int, world: int, plan: Plan) -> None:
-    """Weights scale rows under every pooling, and get their gradients from servers."""
-    model = sharded(plan)
-    weights = {name.removesuffix(".weight"): value for name, value in model.state_dict().items()}
-    reference = UnplacedEmbeddings(plan.tables, weights=weights)
-    trainers = reference.optimizers(lr=LR, eps=EPS)
-    features = sum(len(table.features) for table in plan.tables)
-    for step in range(3):
-        batches = batches_of(plan.tables, world, step, weighted=True)
-        whole = joined(batches, features)
-        for batch in (*batches, whole):
-            batch.weights.requires_grad_()
-        _, gradients = train_step(model, rank, batches, step)
-        outputs = reference(whole)
-        for trainer in trainers:
-            trainer.zero_grad()
-        torch.autograd.backward(
-            list(outputs.values()), [gradients[name] / world for name in outputs]
-        )
-        for trainer in trainers:
-            trainer.step()
-        size, before = whole.batch_size, sum(batch.batch_size for batch in batches[:rank])
-        expected = []
-        for index in range(features):
-            first = index * size + before
-            start, stop = whole.offsets[[first, first + batches[rank].batch_size]].tolist()
-            expected.append(whole.weights.grad[start:stop] * world)
-        close(batches[rank].weights.grad, torch.cat(expected), f"step {step}: gradient of weights")
-    found = model.state_dict()
-    for name, weight in reference.table_weights().items():
-        close(found[f"{name}.weight"], weight, f"weights of {name!r}")
-    model.close()
 
 
 def other_settings(rank: int, world: int, plan: Plan) -> None:
@@ -251,6 +221,35 @@ def growing(rank: int, world: int, plan: Plan) -> None:
     assert rows.isfinite().all()
 
 
+def growing_alike(rank: int, world: int, trainers: int, served: Plan, plain: Plan) -> None:
+    """Tables of a plan that grow, trained with servers and without: the same bits, keys included.
+
+    Gradients do not depend on outputs, of which servers only add up other partial sums.
+    """
+    verify(served)
+    group = dist.new_group(list(range(trainers)))
+    if rank >= trainers:
+        return serve_tables(served, backend="torch")
+    found = []
+    for plan, process_group in ((served, None), (plain, group)):
+        # Also a single rank shares tables here, so that its keys are mapped alike.
+        model = sharded(plan, process_group=process_group, backend="torch")
+        for step in range(STEPS):
+            batches = [
+                replace(batch, ids=batch.ids * 7919 + 10**12 * (step // 2))
+                for batch in batches_of(plan.tables, trainers, step)
+            ]
+            train_step(model, rank, batches, step)
+        counts = model.key_counts()
+        assert all(count.evicted > 0 for count in counts.values())
+        found.append((counts, {**state(model), **model.state_dict()}))
+        model.close()
+    (served_counts, with_servers), (plain_counts, without) = found
+    assert served_counts == plain_counts
+    equal(with_servers, without)
+    assert any(name.endswith(".keys.rows") for name in with_servers)
+
+
 def bad_batch(rank: int, world: int, plan: Plan) -> str:
     """An error of one trainer is one of all, and they go on; servers say nothing."""
     model = sharded(plan)
@@ -275,17 +274,19 @@ def refused(rank: int, world: int, plan: Plan, trainers: int) -> str:
     return str(error.value)
 
 
-def lacks(rank: int, world: int, plan: Plan) -> list[str]:
+def lacks(rank: int, world: int, trainers: int, plan: Plan) -> list[str]:
     """What servers do not do, told before anyone waits."""
-    group, said = dist.new_group(list(range(world))), []
-    for ask in (
-        lambda: make_embeddings(plan, process_group=group),
-        lambda: SharedTables(plan, torch.device("cpu"), {}),
-    ):
-        with pytest.raises(PlanMismatchError) as error:
-            ask()
-        said.append(str(error.value))
-    return said
+    group = dist.new_group(list(range(world)))
+    with pytest.raises(PlanMismatchError) as error:
+        make_embeddings(plan, process_group=group)
+    if rank >= trainers:
+        serve_tables(plan)
+        return [str(error.value)]
+    first = sharded(plan)
+    with pytest.raises(PlanMismatchError) as second:
+        sharded(plan)
+    first.close()
+    return [str(error.value), str(second.value)]
 
 
 def jobs_of(trainers: int, servers: int, folder: Path) -> list[Job]:
@@ -315,19 +316,37 @@ def jobs_of(trainers: int, servers: int, folder: Path) -> list[Job]:
         ],
         topology=machine(trainers, servers=servers),
     )
+    growing_plans = []
+    first, last = "gpu:0", f"gpu:{trainers - 1}"
+    for homes in ([*devices[trainers:]] * 2, (last, first)):
+        cold, other = homes[:2]
+        on_host = {"memory": "dram", "lookup": "host"}
+        names = "rowwise_adagrad", "adam"
+        tables = [table_with(name, ("sum", "none"), name=name, rows=12) for name in names]
+        made = plan_of(
+            tables,
+            [
+                shard(tables[0], (0, 12, 2)),
+                shard(tables[0], (1, 12, 2), on=cold, **on_host),
+                shard(tables[1], on=other, **on_host),
+            ],
+            topology=machine(trainers, servers=servers),
+        )
+        growing_plans.append(replace(made, growing=dict.fromkeys(names, Growing(11))))
     return [
-        *((name, alike, (trainers, plan(name))) for name in OPTIMIZERS),
+        *((name, alike, (trainers, plan(name))) for name in TRAINED),
         job("ahead", 2, ahead_or_not, plan("rowwise_adagrad")),
-        job("weights", 1, weighted, plan("adagrad")),
+        job("weights", 1, weighted_bags, plan("adagrad")),
         job("settings", 1, other_settings, plan("sgd")),
         job("bad batch", 1, bad_batch, plan("adam")),
         job("growing", 2, growing, strided),
+        ("growing alike", growing_alike, (trainers, *growing_plans)),
         *(
             (f"{name} resumes", resumes, (trainers, every_placement(name), folder / name))
-            for name in ("rowwise_adagrad", "adam")
+            for name in RESUMED
         ),
         ("refused", refused, (plan("sgd"), trainers)),
-        ("lacks", lacks, (plan("sgd"),)),
+        ("lacks", lacks, (trainers, plan("sgd"))),
         ("too few", refused, (too_many, trainers)),
     ]
 
@@ -348,12 +367,14 @@ def outcomes(shape: tuple[int, int], tmp_path_factory: pytest.TempPathFactory) -
     return run(sum(shape), jobs_of(*shape, tmp_path_factory.mktemp("saved")))
 
 
-@pytest.mark.parametrize("what", [*OPTIMIZERS, "ahead", "weights", "settings", "growing"])
+@pytest.mark.parametrize(
+    "what", [*TRAINED, "ahead", "weights", "settings", "growing", "growing alike"]
+)
 def test_tables_on_servers_train_as_in_one_process(what: str, outcomes: Outcomes) -> None:
     outcomes.of(what)
 
 
-@pytest.mark.parametrize("optimizer", ["rowwise_adagrad", "adam"])
+@pytest.mark.parametrize("optimizer", RESUMED)
 def test_plans_with_servers_and_without_load_each_others_checkpoints(
     optimizer: str, outcomes: Outcomes
 ) -> None:
@@ -383,10 +404,11 @@ def test_ranks_that_do_what_others_are_for_are_refused(
             assert words.startswith(f"rank {rank} is host:{rank - trainers + 1}, which has no GPU")
 
 
-def test_what_servers_lack_is_refused(outcomes: Outcomes) -> None:
-    for group, apply_plan in outcomes.of("lacks"):
+def test_what_servers_lack_is_refused(shape: tuple[int, int], outcomes: Outcomes) -> None:
+    for rank, (group, *second) in enumerate(outcomes.of("lacks")):
         assert group.endswith("without a GPU, serve tables to all ranks; leave process_group out")
-        assert apply_plan.startswith("apply_plan trains tables one by one, which host:1")
+        assert len(second) == (rank < shape[0])
+        assert all("serve the tables of one model, on one device" in words for words in second)
 
 
 def test_too_few_processes_are_told_how_to_start(

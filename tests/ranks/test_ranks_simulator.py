@@ -1,18 +1,23 @@
 """The simulator counts what two ranks send each other, and what each of them finds in HBM."""
 
+import importlib
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from executor_cases import machine
 from fast_and_full import fewer
 from ranks_cases import every_placement
-from ranks_launcher import run
+from ranks_launcher import Outcomes, run
 from simulator_cases import random_chunk, replay, simulated_rates
+from test_ranks_servers import on_servers
 
 from placer.data.log import Chunk
 from placer.executor import BagBatch, look_ahead
-from placer.executor.distributed import ShardedEmbeddings
+from placer.executor.distributed import ShardedEmbeddings, serve_tables
 from placer.executor.local.hit_rates import HitRates
 from placer.plan.plan import Plan
 from placer.simulator.counts import EXCHANGE_KINDS
@@ -37,6 +42,13 @@ def two_gpus(plan: Plan) -> Plan:
     return replace(plan, topology=topology, shards=tuple(shards))
 
 
+def counts_of(model: ShardedEmbeddings) -> Counted:
+    """Bytes to others and to itself of each kind, and lookups by where their rows were."""
+    volumes = model.comm_stats()
+    sent = {kind: (v.to_others_bytes, v.to_self_bytes) for kind, v in volumes.items()}
+    return sent, model.hit_rates()
+
+
 def counted(
     rank: int, world: int, plan: Plan, batches: list[Chunk], backend: str, ahead: bool
 ) -> Counted:
@@ -51,11 +63,64 @@ def counted(
     for batch in look_ahead(bags, model) if ahead else bags:
         outputs = model(batch)
         torch.autograd.backward([output.sum() for output in outputs.values()])
-    volumes = model.comm_stats()
-    rates = model.hit_rates()
+    counts = counts_of(model)
     model.close()
-    sent = {kind: (v.to_others_bytes, v.to_self_bytes) for kind, v in volumes.items()}
-    return sent, rates
+    return counts
+
+
+class Kept(ShardedEmbeddings):
+    """What a server had sent and found when it closed its tables."""
+
+    counts: Counted
+
+    def close(self) -> None:
+        Kept.counts = counts_of(self)
+        super().close()
+
+
+def counted_with_servers(rank: int, world: int, trainers: int, plan: Plan, *more: Any) -> Counted:
+    """The same with servers, whose tables nobody else gets to see."""
+    if rank < trainers:
+        return counted(rank, trainers, plan, *more)
+    importlib.import_module(serve_tables.__module__).ShardedEmbeddings = Kept
+    serve_tables(plan, backend=more[1])
+    return Kept.counts
+
+
+def agree(
+    outcomes: Outcomes,
+    cases: Mapping[str, tuple[Plan, list[Chunk], str, bool]],
+    processes: int | None,
+) -> None:
+    """Check what each rank sends, to itself too, and how many lookups it finds in HBM."""
+    for name, (plan, batches, backend, ahead) in cases.items():
+        found, totals = replay(plan, batches, ReplayOptions(processes, look_ahead=ahead))
+        for rank, (sent, rates) in enumerate(outcomes.of(name)):
+            for kind in EXCHANGE_KINDS:
+                if backend == "tiered" and kind == "rows":
+                    continue  # It sends a number for each lookup.
+                own = totals.sent[kind][rank]
+                expected = int(own.sum() - own[rank]), int(own[rank])
+                assert sent.get(kind, (0, 0)) == expected, f"{name}, rank {rank}: {kind}"
+            if rates is not None:
+                assert simulated_rates(found, totals, rank) == rates, f"{name}, rank {rank}"
+
+
+@pytest.mark.parametrize(
+    ("trainers", "servers"), [(2, 1), pytest.param(1, 2, marks=pytest.mark.slow)]
+)
+def test_servers_send_and_pool_what_the_simulator_counts(trainers: int, servers: int) -> None:
+    rng = np.random.default_rng(9)
+    cases = {}
+    for number, optimizer in enumerate(OPTIMIZERS[: fewer(len(OPTIMIZERS), 2)]):
+        plan = on_servers(every_placement(optimizer), trainers, servers)
+        plan = replace(plan, exchange_dtype=("float32", "float16", "bfloat16")[number % 3])
+        batches = [random_chunk(plan, rng, most_samples=9) for _ in range(5)]
+        for backend in ("torch", "tiered"):
+            ahead = (number + (backend == "torch")) % 2 == 0
+            cases[f"{optimizer} {backend}"] = plan, batches, backend, ahead
+    jobs = [(name, counted_with_servers, (trainers, *case)) for name, case in cases.items()]
+    agree(run(trainers + servers, jobs), cases, None)
 
 
 def test_two_ranks_send_and_find_what_the_simulator_counts() -> None:
@@ -69,15 +134,4 @@ def test_two_ranks_send_and_find_what_the_simulator_counts() -> None:
             ahead = (number + (backend == "torch")) % 2 == 0
             cases[f"{optimizer} {backend}"] = plan, batches, backend, ahead
     jobs = [(name, counted, case) for name, case in cases.items()]
-    outcomes = run(2, jobs)
-    for name, (plan, batches, backend, ahead) in cases.items():
-        found, totals = replay(plan, batches, ReplayOptions(2, look_ahead=ahead))
-        for rank, (sent, rates) in enumerate(outcomes.of(name)):
-            for kind in EXCHANGE_KINDS:
-                if backend == "tiered" and kind == "rows":
-                    continue  # It sends a number for each lookup.
-                own = totals.sent[kind][rank]
-                expected = int(own.sum() - own[rank]), int(own[rank])
-                assert sent.get(kind, (0, 0)) == expected, f"{name}, rank {rank}: {kind}"
-            if rates is not None:
-                assert simulated_rates(found, totals, rank) == rates, f"{name}, rank {rank}"
+    agree(run(2, jobs), cases, 2)

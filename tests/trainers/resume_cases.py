@@ -1,9 +1,11 @@
 """A model with placed tables, its data, and what is left of a run: the same for each trainer."""
 
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -13,10 +15,14 @@ from apply_plan_cases import plan_for, table
 
 from placer import Plan, apply_plan
 from placer.adapters.pytorch import AppliedPlan
+from placer.growing import Growing
 
 SAMPLES, BATCH = 64, 8
 STEPS = SAMPLES // BATCH
 TABLES = (table("item", 40, 8, "none"), table("pages", 30, 8, "mean"))
+HOW = {"item": Growing(39, eviction="lru"), "pages": Growing(29, admission=2)}
+GROWS = "TABLES_GROW"
+"""In the environment: whether tables grow, so that all processes know."""
 
 
 class Model(nn.Module):
@@ -37,8 +43,13 @@ class Model(nn.Module):
 def samples() -> tuple[Tensor, Tensor, Tensor]:
     """Item, pages and label of all samples; hot ids are frequent."""
     generator = torch.Generator().manual_seed(5)
-    item = (torch.rand(SAMPLES, generator=generator) ** 2 * 40).long()
-    pages = (torch.rand(SAMPLES, 3, generator=generator) ** 2 * 30).long()
+    distinct = (200, 100) if GROWS in os.environ else (40, 30)
+    item = (torch.rand(SAMPLES, generator=generator) ** 2 * distinct[0]).long()
+    pages = (torch.rand(SAMPLES, 3, generator=generator) ** 2 * distinct[1]).long()
+    if GROWS in os.environ:  # Any int64, but for the padding.
+        keys = torch.from_numpy(np.random.default_rng(3).integers(-(2**63), 2**63 - 1, 200))
+        keys[1] = 1
+        item, pages = keys[item], keys[pages]
     return item, pages, torch.randint(0, 2, (SAMPLES,), generator=generator).float()
 
 
@@ -75,7 +86,9 @@ def placed(
     """The model with its plan applied."""
     torch.manual_seed(seed)
     model = Model()
-    return model, apply_plan(model, plan_of(placement, kind), lr=0.05, backend=backend)
+    growing = HOW if GROWS in os.environ else None
+    plan = plan_of(placement, kind)
+    return model, apply_plan(model, plan, lr=0.05, backend=backend, growing=growing)
 
 
 def loss_of(model: nn.Module, step: int) -> Tensor:

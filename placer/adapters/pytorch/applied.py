@@ -231,6 +231,15 @@ class AppliedPlan(Summarized):
         """Return keys of a table that grows, and the rows that they have now; see `Embeddings`."""
         return self.tables[table].embeddings.live_keys(table)
 
+    def close(self) -> None:
+        """Let go of the connections to other ranks; nothing can be looked up any more.
+
+        Where hosts without a GPU serve tables, `placer.executor.serve_tables` returns there. All
+        ranks that train must call it. In one process it does nothing.
+        """
+        for table in self.tables.values():
+            table.shared.close()
+
     def hit_rates(self) -> dict[str, HitRates]:
         """Return how many lookups of each table HBM served, where the backend has tiers."""
         rates = {name: table.hit_rates() for name, table in self.tables.items()}

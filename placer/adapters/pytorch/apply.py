@@ -18,13 +18,14 @@ from placer.adapters.pytorch.shared_tables import SharedTables, unwatch
 from placer.adapters.pytorch.stand_in import StandIn, stand_in
 from placer.adapters.pytorch.table import PlacedTable
 from placer.errors import PlanMismatchError
+from placer.executor.lookups.batch_reads import read_by_one
 from placer.executor.memory.layout import check_plan
 from placer.executor.names import Policy
 from placer.executor.optimizers.rounding import Rounding
 from placer.files import StrPath
 from placer.growing import Growing
 from placer.plan.plan import Plan
-from placer.tables import OPTIMIZERS, Feature, OptimizerName
+from placer.tables import OPTIMIZERS, OptimizerName
 
 
 def apply_plan(
@@ -201,7 +202,8 @@ def _place(
         by_device[home if partner.weight.is_meta else partner.weight.device].append(name)
     try:
         for device, names in by_device.items():
-            whole = _read_by_one(plan.of_tables(names))
+            # Mean and max are taken of sums and of single rows outside.
+            whole = read_by_one(plan.of_tables(names))
             first = options_of(whole.tables[0].optimizer, said)
             shared = SharedTables(whole, device, asdict(first))
             shared.watch(model)
@@ -230,15 +232,6 @@ def _home(model: nn.Module) -> torch.device:
     return next(
         (each.device for each in model.parameters() if not each.is_meta), torch.get_default_device()
     )
-
-
-def _read_by_one(plan: Plan) -> Plan:
-    """Return the plan, each of whose tables is read by one feature of its name that sums.
-
-    Mean and max are taken of sums and of single rows outside.
-    """
-    tables = (replace(table, features=(Feature(table.name),)) for table in plan.tables)
-    return replace(plan, tables=tuple(tables))
 
 
 def _empty(weight: nn.Parameter, table: PlacedTable) -> None:

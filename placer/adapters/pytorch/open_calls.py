@@ -5,9 +5,6 @@ from weakref import WeakSet
 from placer.adapters.pytorch.calls import Call
 from placer.executor import BagBatch, Embeddings
 
-_SEED = 0
-"""Of the weights with which rows begin that have had another key, as in `PlacedEmbeddings`."""
-
 
 class OpenCalls:
     """The training calls of one table, each a step of its key map.
@@ -42,8 +39,3 @@ class OpenCalls:
         call.batch = keys.rows_of(call.batch, embeddings.features, call.trains, embeddings.id_order)
         if call.trains:
             self.add(call)
-
-
-def read_by_rows(embeddings: Embeddings) -> None:
-    """Let a call find the rows of its keys once, however often these rows are read and updated."""
-    embeddings.keys.in_batches, embeddings.keys.seed = False, _SEED

@@ -26,10 +26,8 @@ from placer.adapters.pytorch.calls import (
     joined,
     present_device,
 )
-from placer.adapters.pytorch.open_calls import read_by_rows
-from placer.errors import BackendError, DataError, PlanMismatchError
+from placer.errors import BackendError, DataError
 from placer.executor import BagBatch, ShardedEmbeddings
-from placer.executor.distributed.placement.division import servers_of
 from placer.executor.uncompiled import uncompiled
 from placer.plan.plan import Plan
 
@@ -61,11 +59,6 @@ class SharedTables:
         self.tables: dict[str, PlacedTable] = {}
         several = dist.is_available() and dist.is_initialized()
         self.world = dist.get_world_size() if several else 1
-        if self.world > 1 and servers_of(plan):
-            raise PlanMismatchError(
-                f"apply_plan trains tables one by one, which {', '.join(servers_of(plan))} without "
-                "a GPU cannot serve; train them all at once, with placer.executor.make_embeddings"
-            )
         self._numbers = {table.name: number for number, table in enumerate(plan.tables)}
         self._parts: dict[tuple[str, ...], ShardedEmbeddings] = {}
         self._whole: ShardedEmbeddings | None = None
@@ -79,10 +72,16 @@ class SharedTables:
     def whole(self) -> ShardedEmbeddings:
         """All tables; zeros at first. All ranks must ask for it together."""
         if self._whole is None:
+            # Servers know the plan as it was before `apply_plan` was told an optimizer.
+            first, *others = {table.optimizer for table in self.plan.tables}
             self._whole = ShardedEmbeddings(
-                self.plan, device=self.device, seed=None, **self._options
+                self.plan,
+                device=self.device,
+                seed=None,
+                by_rows=True,
+                optimizer=None if others else first,
+                **self._options,
             )
-            read_by_rows(self._whole)
         return self._whole
 
     def write(self, table: "PlacedTable", weight: "Tensor | DrawnRows") -> None:

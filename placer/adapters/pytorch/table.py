@@ -25,7 +25,7 @@ from placer.adapters.pytorch.calls import (
 )
 from placer.adapters.pytorch.lookups import Lookups, squared_norm
 from placer.adapters.pytorch.meta_tables import DrawnRows
-from placer.adapters.pytorch.open_calls import OpenCalls, read_by_rows
+from placer.adapters.pytorch.open_calls import OpenCalls
 from placer.adapters.pytorch.options import Options
 from placer.adapters.pytorch.shared_tables import SharedTables, refuse_unshared
 from placer.adapters.pytorch.watches import SaveWatch, watch_steps
@@ -92,7 +92,7 @@ class PlacedTable:
         )
         if not isinstance(weight, Tensor):
             weight.write(self._own.id_order())
-        read_by_rows(self._own)
+        self._own.keys.read_by_rows()
         self._own.set_lr(self.lr_now)
 
     @property

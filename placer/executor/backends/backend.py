@@ -7,7 +7,6 @@ but what happens here, and results are bit-equal between them.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -17,10 +16,12 @@ from torch import Tensor
 from placer.executor.backends.cold_rows import exchange_records, note_in_place
 from placer.executor.backends.faults import Faults
 from placer.executor.backends.host_pooling import HostPooling
+from placer.executor.backends.sliced_update import SlicedUpdate, SliceReads
 from placer.executor.backends.torch_kernels import (
     RowReads,
     SegmentTable,
     TorchKernels,
+    in_one_piece,
     places_of,
 )
 from placer.executor.local.hit_rates import LookupCounts
@@ -39,61 +40,6 @@ from placer.executor.streams import recorded
 
 _SEGMENT_TABLES = 16
 """So many shapes of batches are remembered."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SliceReads:
-    """All lookups in one of a table's several column slices.
-
-    Attributes
-    ----------
-    arena : Arena
-    step : ArenaStep
-    lookups : list of slice
-        Of the arena's step, feature by feature.
-    sources : int32
-        The row of `gradients` of each lookup of the arena's step.
-    gradients : float32, shape (bags of the arena, width)
-    weights : float32 or None
-        Weight of each lookup of the arena's step.
-    rule : Rule
-    """
-
-    arena: Arena
-    step: ArenaStep
-    lookups: list[slice]
-    sources: Tensor
-    gradients: Tensor
-    weights: Tensor | None
-    rule: Rule
-
-    def of(self, values: Tensor) -> Tensor:
-        """Return values of these lookups, out of those of the arena's step."""
-        return torch.cat([values[part] for part in self.lookups])
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SlicedUpdate:
-    """An update that waits for the mean of g² over whole rows.
-
-    Attributes
-    ----------
-    backend : Backend
-    column_slices : sequence of (Arena, RowReads, Rule)
-        What each column slice sums.
-    squares : float32, shape (at least runs,)
-        Σ g² of the summed gradient of each row that was read, in the order of slots, over the
-        column slices at hand.
-    """
-
-    backend: "Backend"
-    column_slices: Sequence[tuple[Arena, RowReads, Rule]]
-    squares: Tensor
-
-    def apply(self, mean_squares: Tensor) -> None:
-        """Update all column slices by the mean of g² over whole rows, in the same order."""
-        for arena, reads, rule in self.column_slices:
-            self.backend.update_rows(arena.weights, arena.state, reads, rule, mean_squares)
 
 
 class Backend(TorchKernels):
@@ -219,7 +165,7 @@ class Backend(TorchKernels):
 
         No copy is made of those that lie one after the other, as those of rows that were joined do.
         """
-        whole = _in_one_piece(gradients)
+        whole = in_one_piece(gradients)
         if whole is not None:
             return whole
         # One kernel; a copy for each segment takes four times as long.
@@ -446,18 +392,3 @@ class Backend(TorchKernels):
         with torch.cuda.stream(self._stream):
             move()
             return recorded()
-
-
-def _in_one_piece(parts: Sequence[Tensor]) -> Tensor | None:
-    """Return matrices that follow one another in memory as one, without a copy; else None."""
-    if not parts or not all(part.is_contiguous() for part in parts):
-        return None
-    end = parts[0].data_ptr()
-    for part in parts:
-        if part.data_ptr() != end or part.dtype != parts[0].dtype:
-            return None
-        end += part.nbytes
-    if end > parts[0].untyped_storage().data_ptr() + parts[0].untyped_storage().nbytes():
-        return None  # Neighbours by chance.
-    rows = sum(part.shape[0] for part in parts)
-    return parts[0].as_strided((rows, parts[0].shape[1]), (parts[0].shape[1], 1))

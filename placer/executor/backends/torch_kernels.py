@@ -302,3 +302,18 @@ def _read_in_place(theirs: Resolved, slots: Tensor, row_cache: RowCache, home: i
     place = torch.searchsorted(own, slots, out_int32=True).clamp_(max=theirs.most - 1)
     here = own.index_select(0, place) == slots
     return here & (valid & ~moved).index_select(0, place)
+
+
+def in_one_piece(parts: Sequence[Tensor]) -> Tensor | None:
+    """Return matrices that follow one another in memory as one, without a copy; else None."""
+    if not parts or not all(part.is_contiguous() for part in parts):
+        return None
+    end = parts[0].data_ptr()
+    for part in parts:
+        if part.data_ptr() != end or part.dtype != parts[0].dtype:
+            return None
+        end += part.nbytes
+    if end > parts[0].untyped_storage().data_ptr() + parts[0].untyped_storage().nbytes():
+        return None  # Neighbours by chance.
+    rows = sum(part.shape[0] for part in parts)
+    return parts[0].as_strided((rows, parts[0].shape[1]), (parts[0].shape[1], 1))

@@ -6,7 +6,6 @@ block. Without ``O_DIRECT`` it does one after the other. Containers often forbid
 
 import ctypes
 import errno
-import mmap
 import os
 import platform
 import weakref
@@ -29,65 +28,60 @@ _SETUP, _DESTROY, _SUBMIT, _GETEVENTS = (  # System calls.
 
 
 class BlockQueue:
-    """Slots, each with the buffer of a block that is read or written; for one thread at a time.
+    """At most `DEPTH` reads or writes of whole pages of memory; for one thread at a time."""
 
-    Attributes
-    ----------
-    buffers : array
-        uint8 ``[DEPTH, block_bytes]``, of whole pages, as ``O_DIRECT`` asks.
-    """
-
-    def __init__(self, block_bytes: int) -> None:
-        memory = mmap.mmap(-1, DEPTH * block_bytes)
-        self.buffers: Array = np.frombuffer(memory, np.uint8).reshape(DEPTH, block_bytes)
-        # An iocb of linux/aio_abi.h: slot, –, file and operation, address, bytes, offset, –, –.
+    def __init__(self) -> None:
+        # An iocb of linux/aio_abi.h: number, –, file and operation, address, bytes, offset, –, –.
         self._requests = np.zeros((DEPTH, 8), np.int64)
         self._requests[:, 0] = np.arange(DEPTH)
-        self._requests[:, 3] = self.buffers.ctypes.data + np.arange(DEPTH) * block_bytes
-        self._requests[:, 4] = block_bytes
         self._places = self._requests.ctypes.data + np.arange(DEPTH) * self._requests.strides[0]
-        self._events = np.empty((DEPTH, 4), np.int64)  # Slot, place of the request, bytes moved, –.
+        self._events = np.empty((DEPTH, 4), np.int64)  # Number, place of the request, bytes, –.
         self._in_flight = 0
         context = ctypes.c_long()
         _call(_SETUP, DEPTH, ctypes.addressof(context))
         self._context = context.value
-        # This waits for requests that use the buffers, as after an error.
         weakref.finalize(self, _system, ctypes.c_long(_DESTROY), context)
 
-    def submit(self, operation: int, file: int, slots: Array, offsets: Array) -> None:
+    def submit(
+        self, operation: int, file: int, block_bytes: int, addresses: Array, offsets: Array
+    ) -> None:
         """Begin to read or write blocks at offsets of a file."""
-        self._requests[slots, 2] = file << 32 | operation
-        self._requests[slots, 5] = offsets
-        places = self._places[slots]
+        requests, places = self._requests[: offsets.size], self._places[: offsets.size]
+        requests[:, 2], requests[:, 3] = file << 32 | operation, addresses
+        requests[:, 4], requests[:, 5] = block_bytes, offsets
         while places.size:
             begun = _call(_SUBMIT, self._context, places.size, places.ctypes.data)
             self._in_flight += begun
             places = places[begun:]
 
     def wait(self) -> Iterator[tuple[int, int]]:
-        """Wait for all requests; yield of those that fail the slot, and bytes moved or -errno."""
+        """Wait for all requests; yield of those that fail the number, and bytes or -errno."""
         while most := self._in_flight:
             place = self._events.ctypes.data
             count = _call(_GETEVENTS, self._context, most, most, place, 0)
             self._in_flight -= count
             ended = self._events[:count]
-            for slot, _, moved, _ in ended[ended[:, 2] != self.buffers.shape[1]].tolist():
-                yield slot, moved
+            failed = ended[ended[:, 2] != self._requests[ended[:, 0], 4]]
+            yield from failed[:, (0, 2)].tolist()
 
 
-_idle: dict[tuple[int, int], list[list[BlockQueue]]] = {}
+_idle: dict[int, list[list[BlockQueue]]] = {}
 
 
 @contextmanager
-def two_queues(block_bytes: int) -> Iterator[list[BlockQueue]]:
+def two_queues() -> Iterator[list[BlockQueue]]:
     """Lend queues of this process, which shares them among its files: the system has few."""
-    idle = _idle.setdefault((os.getpid(), block_bytes), [])
+    idle = _idle.setdefault(os.getpid(), [])
     try:
         queues = idle.pop()
     except IndexError:  # Other threads have them.
-        queues = [BlockQueue(block_bytes), BlockQueue(block_bytes)]
-    yield queues
-    idle.append(queues)  # Not after an error: requests may be left in them.
+        queues = [BlockQueue(), BlockQueue()]
+    try:
+        yield queues
+    finally:  # After an error requests may be left, for memory that others use next.
+        for queue in queues:
+            list(queue.wait())
+    idle.append(queues)
 
 
 _system = ctypes.CDLL(None, use_errno=True).syscall

@@ -94,6 +94,8 @@ class ColdStore:
         self.is_narrow = any(part.records.is_narrow for part in self._parts)
         self.is_read_in_place = False
         self._has_state = False
+        self._writes = 0  # Those that have begun, and those that have ended.
+        self._beside: tuple[int, Tensor, Tensor] | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._last: Future[Any] | None = None
 
@@ -131,10 +133,34 @@ class ColdStore:
                 state[here] = own
         return weights, state
 
+    def read_weights(self, rows: Tensor) -> Tensor:
+        """Read weights of distinct rows; who reads their state next needs no second read."""
+        writes = self._writes
+        weights, state = self.read(rows)
+        self._beside = None if state is None else (writes, rows, state)
+        return weights
+
+    def read_state(self, rows: Tensor) -> Tensor:
+        """Read state of distinct rows, of which there is some."""
+        beside = self._beside
+        # A write since then, or beside the read, may have changed it.
+        if beside is not None and beside[0] == self._writes and torch.equal(beside[1], rows):
+            return beside[2]
+        state = self.read(rows)[1]
+        assert state is not None, "SGD has no state to read"
+        return state
+
     def write(
         self, rows: Tensor, weights: Tensor | None = None, state: Tensor | None = None
     ) -> None:
         """Overwrite distinct rows, or only one of what they hold; all on the host."""
+        self._writes, self._beside = self._writes + 1, None
+        try:
+            self._write(rows, weights, state)
+        finally:
+            self._writes += 1
+
+    def _write(self, rows: Tensor, weights: Tensor | None, state: Tensor | None) -> None:
         self._has_state |= state is not None
         for part, here in self._blocks(rows):
             own, codec = rows[here] - part.start, part.records
@@ -177,8 +203,7 @@ class ColdColumn:
 
     def read(self, rows: Tensor) -> Tensor:
         """Return values of distinct rows, int64; all on the host."""
-        weights, state = self.store.read(rows)
-        return state if self.is_state and state is not None else weights
+        return self.store.read_state(rows) if self.is_state else self.store.read_weights(rows)
 
     def write(self, rows: Tensor, values: Tensor) -> None:
         """Overwrite the values of distinct rows."""

@@ -20,8 +20,7 @@ from placer.executor.cold.kept_blocks import KeptBlocks
 class DriveRecords:
     """Records of one size in a file on a drive: the rows of a shard, for one process.
 
-    Several threads may read and write at once, also rows that share a block. A row that one thread
-    writes while another reads it is read as it was before or after.
+    Several threads may read and write, one after the other.
 
     Parameters
     ----------
@@ -55,7 +54,7 @@ class DriveRecords:
         self.rows, self.record_bytes = rows, record_bytes
         self._file = file = BlockFile(path, rows, record_bytes)
         self._kept = KeptBlocks(-(-rows // file.per_block), file.block_bytes)
-        self._writing = threading.Lock()
+        self._lock = threading.Lock()
 
     def read(self, rows: Tensor) -> Tensor:
         """Read records, as uint8 ``[n, record_bytes]``; those never written are zeros.
@@ -66,11 +65,7 @@ class DriveRecords:
             int64 ``[n]`` on the CPU, in any order. Those of one block are read at once.
         """
         records = np.empty((rows.numel(), self.record_bytes), np.uint8)
-        try:
-            self._move(READ, rows, records)
-        except PlacerError:
-            with self._writing:  # Another thread may have been writing the block.
-                self._move(READ, rows, records)
+        self._move(READ, rows, records)
         return torch.from_numpy(records)
 
     def write(self, rows: Tensor, records: Tensor) -> None:
@@ -88,12 +83,7 @@ class DriveRecords:
         if records.dtype != torch.uint8 or records.shape != shape:
             has = f"{records.dtype} {tuple(records.shape)}"
             raise PlacerError(f"the records to write are {has}; give torch.uint8 {shape}")
-        with self._writing:
-            self._kept.tick()
-            try:
-                self._move(WRITE, rows, records.numpy())
-            finally:
-                self._kept.tick()
+        self._move(WRITE, rows, records.numpy())
 
     def flush(self) -> None:
         """Wait until what was written is on the drive."""
@@ -115,16 +105,20 @@ class DriveRecords:
         self._check_open()
         file = self._file
         transfer = _Transfer(file, self._kept, operation, rows.numpy(), records)
-        try:
-            # While blocks of one queue are checked, the drive has those of the other.
-            with two_queues(file.block_bytes) as queues:
-                for _ in itertools.zip_longest(*map(transfer.turns, queues, (0, 1))):
-                    pass
-        except OSError as error:
-            raise PlacerError(
-                f"asynchronous I/O of {file.path} failed: {error.strerror}; raise its limit "
-                "(sysctl fs.aio-max-nr=1048576), or name a folder of another drive"
-            ) from error
+        with self._lock:
+            try:
+                # While blocks of one queue are checked, the drive has those of the other.
+                with two_queues() as queues:
+                    for _ in itertools.zip_longest(*map(transfer.turns, queues, (0, 1))):
+                        pass
+            except BaseException as error:
+                self._kept.forget()
+                if not isinstance(error, OSError):
+                    raise
+                raise PlacerError(
+                    f"asynchronous I/O of {file.path} failed: {error.strerror}; raise its limit "
+                    "(sysctl fs.aio-max-nr=1048576), or name a folder of another drive"
+                ) from error
 
 
 class _Transfer:
@@ -134,7 +128,7 @@ class _Transfer:
         self, file: BlockFile, kept: KeptBlocks, operation: int, rows: Array, records: Array
     ) -> None:
         self._file, self._is_write, self._records = file, operation == WRITE, records
-        self._kept, self._began = kept, kept.clock
+        self._kept = kept
         self._order = np.argsort(rows, kind="stable")
         rows = rows[self._order]
         for row in (*rows[:1], *rows[-1:]):
@@ -152,41 +146,41 @@ class _Transfer:
 
         A part has as many blocks as a queue has slots.
         """
-        file, block_bytes = self._file, self._file.block_bytes
-        shape = (DEPTH, file.per_block, file.record_bytes)
-        cells = as_strided(queue.buffers, shape, (block_bytes, file.record_bytes, 1))
+        file, kept = self._file, self._kept
+        shape = (len(kept.content), file.per_block, file.record_bytes)
+        cells = as_strided(kept.content, shape, (file.block_bytes, file.record_bytes, 1))
         for first in range(which * DEPTH, self._blocks.size, 2 * DEPTH):
             blocks = self._blocks[first : first + DEPTH]
             begins = self._begins[first : first + DEPTH + 1]
-            part = slice(begins[0], begins[-1])
-            records = self._order[part]
-            slots, counts = np.arange(blocks.size), np.diff(begins)
-            cell = np.repeat(slots, counts), self._place[part]
-            present = np.minimum(file.per_block, file.rows - blocks * file.per_block)
-            partial = slots[counts < present]
-            old = slots
-            if self._is_write:
-                known = self._kept.take(blocks, queue.buffers)
-                old = np.setdiff1d(partial, known, assume_unique=True)
-            queue.submit(READ, file.descriptor, old, blocks[old] * block_bytes)
+            part, counts = slice(begins[0], begins[-1]), np.diff(begins)
+            # Blocks of which all rows move are those of a checkpoint, not of a batch.
+            whole = counts == np.minimum(file.per_block, file.rows - blocks * file.per_block)
+            slots, known = kept.use(blocks, whole, which)
+            records, cell = self._order[part], (np.repeat(slots, counts), self._place[part])
+            old = ~known & ~whole if self._is_write else ~known
+            self._submit(queue, READ, slots[old], blocks[old])
             yield
-            self._finish(queue, blocks, "read")
-            for damaged in blocks[old][~file.are_whole(queue.buffers[old], blocks[old])]:
+            self._finish(queue, blocks[old], "read")
+            for damaged in blocks[old][~file.are_whole(kept.content, slots[old], blocks[old])]:
                 raise file.failure(damaged, "is damaged: its checksum is wrong")
-            if not self._is_write:
+            if self._is_write:
+                kept.content[slots[whole]] = 0
+                cells[cell] = self._records[records]
+                checksums = file.checksums(kept.content, slots, blocks)
+                kept.content.view("<u4")[slots, -1] = checksums
+                self._submit(queue, WRITE, slots, blocks)
+                yield
+                self._finish(queue, blocks, "written")
+            else:
                 self._records[records] = cells[cell]
-                # Blocks of which all rows are read are those of a checkpoint, not of a batch.
-                self._kept.keep(blocks[partial], queue.buffers[partial], self._began)
-                continue
-            queue.buffers[np.setdiff1d(slots, partial, assume_unique=True)] = 0
-            cells[cell] = self._records[records]
-            checksums = file.checksums(queue.buffers[: blocks.size], blocks)
-            queue.buffers.view("<u4")[: blocks.size, -1] = checksums
-            queue.submit(WRITE, file.descriptor, slots, blocks * block_bytes)
-            yield
-            self._finish(queue, blocks, "written")
+            kept.release(slots)
+
+    def _submit(self, queue: BlockQueue, operation: int, slots: Array, blocks: Array) -> None:
+        size = self._file.block_bytes
+        addresses = self._kept.content.ctypes.data + slots.astype(np.int64) * size
+        queue.submit(operation, self._file.descriptor, size, addresses, blocks * size)
 
     def _finish(self, queue: BlockQueue, blocks: Array, verb: str) -> None:
-        for slot, moved in queue.wait():
+        for request, moved in queue.wait():
             why = os.strerror(-moved) if moved < 0 else f"it ended after {moved} bytes"
-            raise self._file.failure(blocks[slot], f"was not {verb}: {why}")
+            raise self._file.failure(blocks[request], f"was not {verb}: {why}")

@@ -1,71 +1,81 @@
-"""Blocks that were read lately, so that a row that is written back needs no second read."""
+"""Memory of a file's blocks on their way, and of those that were read or written last."""
 
-import threading
+import mmap
 
 import numpy as np
 
 from placer.executor.cold.block_queue import DEPTH, Array
 
-_MOST_BYTES, _MOST_SHARE = 64 << 20, 1 / 16
-"""Of a file's blocks that are kept, and of all of them. Fewer are where batches read fewer."""
-
-_WRITES = 4
-"""After so many writes blocks make room for others. A row that is read for a batch is written when
-rows of the batch after the next are read, and both in calls of at most 8,192 rows."""
+_MOST_BYTES, _MOST_SHARE = 256 << 20, 1 / 8
+"""Of a file's blocks that stay in memory, and of all of them. A row that is read for a batch is
+written back when its entry of the row cache is wanted for another, about ten batches later."""
 
 
 class KeptBlocks:
-    """Copies of blocks of a file as they are on the drive; for any number of threads.
-
-    Nothing is kept that was read while others wrote: it may be older than what is there now.
+    """Slots of memory with blocks of a file as they are on the drive; for one thread at a time.
 
     Parameters
     ----------
     blocks, block_bytes : int
         Of the file.
+
+    Attributes
+    ----------
+    content : array
+        uint8 ``[slots, block_bytes]``, of whole pages, as ``O_DIRECT`` asks.
     """
 
     def __init__(self, blocks: int, block_bytes: int) -> None:
-        most_bytes = min(_MOST_BYTES, int(_MOST_SHARE * blocks * block_bytes))
-        parts = max(1, most_bytes // (DEPTH * block_bytes))
-        self._content = [np.empty((0, block_bytes), np.uint8)] * parts
-        self._kept = [np.empty(0, np.int64)] * parts
-        self._kept_at = np.full(parts, -2 * _WRITES)
-        self._place_of = np.full(blocks, -1, np.int32)
-        self.clock = 0
-        """Rises when a write begins and when it ends, so that it is odd in between."""
-        self._lock = threading.Lock()
+        most = min(_MOST_BYTES // block_bytes, int(_MOST_SHARE * blocks))
+        # Two times `DEPTH` slots for blocks that do not stay; and of the others two times as many
+        # may be in use while again `DEPTH` are sought.
+        slots = 2 * DEPTH + max(3 * DEPTH, most)
+        # Not shared with a process that this one forks, which knows nothing of later blocks.
+        memory = mmap.mmap(-1, slots * block_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self.content: Array = np.frombuffer(memory, np.uint8).reshape(slots, block_bytes)
+        self._in_use = np.zeros(slots, np.bool_)
+        self._block_in = np.full(slots, -1, np.int64)
+        self._slot_of = np.full(blocks, -1, np.int32)
+        self._next = 0
 
-    def tick(self) -> None:
-        """Note that a write begins, or has ended."""
-        with self._lock:
-            self.clock += 1
+    def use(self, blocks: Array, passing: Array, which: int) -> tuple[Array, Array]:
+        """Return slots for at most `DEPTH` blocks, and whether their content is there.
 
-    def keep(self, blocks: Array, content: Array, began: int) -> None:
-        """Keep blocks, at most `DEPTH`, of a read that began when the clock was so."""
-        with self._lock:
-            free = np.flatnonzero(self._kept_at <= self.clock - 2 * _WRITES)
-            if began != self.clock or began % 2 or not free.size or not blocks.size:
-                return
-            part = free[0]
-            gone = self._kept[part]
-            self._place_of[gone[self._place_of[gone] // DEPTH == part]] = -1
-            self._kept[part], self._kept_at[part] = blocks, self.clock
-            self._place_of[blocks] = part * DEPTH + np.arange(blocks.size)
-            if len(self._content[part]) < blocks.size:
-                self._content[part] = content.copy()
-            else:
-                self._content[part][: blocks.size] = content
-
-    def take(self, blocks: Array, into: Array) -> Array:
-        """Copy the blocks that are here, and let go of them: they are written next.
-
-        Returns which they are, as numbers of `blocks` and of rows of `into`.
+        Parameters
+        ----------
+        blocks : array
+        passing : array of bool
+            Blocks that do not stay.
+        which : {0, 1}
+            They get slots that other calls with this number get too.
         """
-        with self._lock:
-            part, place = np.divmod(self._place_of[blocks], DEPTH)
-            self._place_of[blocks] = -1
-            for one in np.unique(part[part >= 0]):
-                here = np.flatnonzero(part == one)
-                into[here] = self._content[one][place[here]]
-            return np.flatnonzero(part >= 0)
+        slots = self._slot_of[blocks]
+        known = slots >= 0
+        self._in_use[slots[known]] = True
+        passes, stays = np.flatnonzero(passing & ~known), np.flatnonzero(~passing & ~known)
+        slots[passes] = which * DEPTH + passes
+        slots[stays] = own = self._longest_kept(stays.size)
+        gone = self._block_in[own]
+        self._slot_of[gone[gone >= 0]] = -1
+        self._slot_of[blocks[stays]], self._block_in[own] = own, blocks[stays]
+        self._in_use[own] = True
+        return slots, known
+
+    def release(self, slots: Array) -> None:
+        """Let slots have other blocks."""
+        self._in_use[slots] = False
+
+    def forget(self) -> None:
+        """Keep no block."""
+        self._in_use.fill(False)
+        self._block_in.fill(-1)
+        self._slot_of.fill(-1)
+
+    def _longest_kept(self, count: int) -> Array:
+        """Return slots in turn, but those in use."""
+        staying = len(self.content) - 2 * DEPTH
+        turn = (self._next + np.arange(count + 2 * DEPTH)) % staying
+        free = np.flatnonzero(~self._in_use[2 * DEPTH + turn])[:count]
+        if count:
+            self._next = int(turn[free[-1]]) + 1
+        return 2 * DEPTH + turn[free]

@@ -75,7 +75,7 @@ class DistributedIdOrder(IdOrder):
                 part = torch.empty(block.shape, dtype=weight.dtype)
             else:
                 part = values[block.start : block.stop].detach().to(weight.dtype)
-            self.write(block, self._comm.from_first("state", part))
+            self.write(block, self._ranks.acting.from_first("state", part))
 
     def read(self, tensor: TableTensor) -> Tensor:
         self._ranks.tell(Command.READ, self._number_of(tensor))

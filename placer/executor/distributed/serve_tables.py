@@ -1,5 +1,7 @@
 """What runs on a host without a GPU: it serves tables until the trainers close theirs."""
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
@@ -11,16 +13,20 @@ from placer.executor.distributed.table_ranks import Command, TableRanks
 from placer.executor.id_order import IdRange
 from placer.executor.local.lookahead import on_every_rank
 from placer.executor.lookups.bag_batch import BagBatch
+from placer.executor.lookups.batch_reads import read_by_one
 from placer.growing import Growing
 from placer.plan.plan import Plan
+
+_MOST_PARTS = 4096
+"""Sets of tables that are remembered. One that comes again after so many others is made anew."""
 
 
 def serve_tables(plan: Plan, *, backend: str = "auto") -> None:
     """Serve a host's shards of a plan to the ranks that train, until these close their tables.
 
     Call it on the ranks behind those of the GPUs, one for each host without a GPU that serves
-    shards, where the others call `make_embeddings`. All else, such as learning rates and what a
-    checkpoint has, comes from them.
+    shards, where the others call `make_embeddings` or `apply_plan`. All else, such as learning
+    rates and what a checkpoint has, comes from them.
 
     Parameters
     ----------
@@ -56,6 +62,9 @@ def serve_tables(plan: Plan, *, backend: str = "auto") -> None:
     """
     ranks = TableRanks(plan, None, torch.device("cpu"), serves=True)
     settings = ranks.share({})
+    if settings["by_rows"]:
+        plan = plan.of_tables(table.name for table in plan.tables)  # Whose shards come in order.
+        plan = read_by_one(plan, settings["optimizer"])
     growing = {name: Growing(**how) for name, how in settings.pop("growing").items()}
     tables = ShardedEmbeddings(plan, ranks=ranks, growing=growing, backend=backend, **settings)
     server = _Server(tables, ranks)
@@ -74,7 +83,9 @@ class _Server:
     """Does what a trainer does with its tables, with batches that have no samples."""
 
     def __init__(self, tables: ShardedEmbeddings, ranks: TableRanks) -> None:
-        self._tables, self._ranks = tables, ranks
+        self._tables = self._whole = tables
+        self._ranks = ranks
+        self._part = lru_cache(_MOST_PARTS)(tables.part)
         nothing = torch.zeros(0, dtype=torch.int64)
         self._nothing = BagBatch(nothing, torch.zeros(1, dtype=torch.int64), 0)
         self._sent: dict[float, SentBatch] = {}
@@ -98,12 +109,23 @@ class _Server:
             case Command.DROP:
                 for held in (self._sent, self._steps, self._outputs):
                     held.pop(batch, None)
+            case Command.PART:
+                self._tables = self._part_of(int(one))
+            case Command.FIND_ROWS:
+                tables.rows_of(self._nothing, one > 0, int(two))
             case Command.SET_LR:
                 tables.set_lr(one)
             case Command.SET_EPS:
                 tables.set_eps(one)
             case _:
                 self._keep(command, int(one), int(two), int(three))
+
+    def _part_of(self, count: int) -> ShardedEmbeddings:
+        """Return so many tables, which a trainer names; none stands for all."""
+        if not count:
+            return self._whole
+        numbers = self._ranks.receive(torch.empty(count, dtype=torch.int64)).tolist()
+        return self._part(tuple(self._whole.plan.tables[number].name for number in numbers))
 
     def _keep(self, command: Command, one: int, two: int, three: int) -> None:
         """Take part in what concerns checkpoints."""

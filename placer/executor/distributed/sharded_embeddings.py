@@ -65,6 +65,9 @@ class ShardedEmbeddings(Embeddings):
         `DistributedDataParallel`, so that the ranks' gradients are averaged; else they are added.
     ranks : TableRanks, optional
         Made from `process_group` by default.
+    by_rows : bool
+        Whether each table is read by one feature of its name that sums, by rows in the place of
+        keys, as a model's modules read it. Servers are told.
     optimizer, device, seed, weights, padding_idx, growing
         See `PlacedEmbeddings`. Of the first rank's `weights` each keeps what it holds, as
         `DistributedDataParallel` does with parameters; others need not pass any.
@@ -91,6 +94,7 @@ class ShardedEmbeddings(Embeddings):
         process_group: "dist.ProcessGroup | None" = None,
         average_gradients: bool = True,
         ranks: TableRanks | None = None,
+        by_rows: bool = False,
         optimizer: OptimizerName | None = None,
         device: str | torch.device = "cpu",
         seed: int | None = 0,
@@ -111,6 +115,7 @@ class ShardedEmbeddings(Embeddings):
                 {
                     **{name: options[name] for name in _UPDATES if name in options},
                     "average_gradients": average_gradients,
+                    "by_rows": by_rows,
                     "optimizer": optimizer,
                     "seed": seed,
                     "growing": {name: asdict(how) for name, how in grows.items()},
@@ -132,6 +137,8 @@ class ShardedEmbeddings(Embeddings):
         failure: PlacerError | None = None
         try:
             self.keys = ShardedKeys(grows, plan.tables_by_name, seed, ranks.trainers)
+            if by_rows:
+                self.keys.read_by_rows()
             self._connect(survey, scale, self.counts_updates, build)
         except PlacerError as error:
             failure = error
@@ -150,9 +157,12 @@ class ShardedEmbeddings(Embeddings):
         """Return some of the tables as embeddings of their own, in the same memory and group.
 
         They are trained by themselves, with a learning rate and updates of their own. Every rank
-        must make the same parts; nothing is exchanged for that. Servers know of no parts.
+        must make the same parts; nothing is exchanged for that. Servers make those that they hear
+        of.
         """
         part = copy.copy(self)
+        numbers = {table.name: number for number, table in enumerate(self.plan.tables)}
+        part._ranks = self._ranks.of_part([numbers[name] for name in names])
         part.plan = self.plan.of_tables(names)
         part.optimizers = {name: self.optimizers[name] for name in names}
         part.features = tuple(read for read in self.features if read.table in part.optimizers)
@@ -195,6 +205,7 @@ class ShardedEmbeddings(Embeddings):
         All ranks must call it, and say alike how many of the steps before are open.
         """
         features, routes = self.features, self._served.survey.routes
+        self._ranks.tell(Command.FIND_ROWS, training, open_steps)
         batch = self.keys.exchange(batch, features, training, open_steps, routes, self._comm)
         self.keys.begin_rows(self._order)
         return batch
@@ -366,8 +377,7 @@ def make_embeddings(
     plan, process_group, average_gradients
         See `ShardedEmbeddings`.
     **options
-        See `PlacedEmbeddings`. Tables of float16 and bfloat16 are rounded stochastically by
-        default.
+        See `PlacedEmbeddings`. Tables of 16-bit numbers are rounded stochastically by default.
 
     Returns
     -------

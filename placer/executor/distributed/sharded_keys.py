@@ -17,7 +17,8 @@ from placer.executor.id_order import IdOrder
 from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.lookups.batch_reads import FeatureRead, feature_bounds
 from placer.growing import Growing, KeyCounts
-from placer.growing.key_map import Int, StepRows, parts_of
+from placer.growing.key_map import StepRows, parts_of
+from placer.growing.options import Int
 from placer.tables import Table
 
 _AHEAD = 2

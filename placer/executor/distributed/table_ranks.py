@@ -5,13 +5,14 @@ cannot know when one comes. So each server follows one trainer, which tells it j
 trainers do the same in the same order, servers do too, whomever they follow.
 """
 
+import copy
 import itertools
 import json
 import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -39,6 +40,8 @@ class Command(IntEnum):
     COUNT_UPDATES = 10
     SET_UPDATES = 11
     CLOSE = 12
+    PART = 13
+    FIND_ROWS = 14
 
 
 _MESSAGE = 4
@@ -68,6 +71,8 @@ class TableRanks:
     ----------
     comm, trainers : Communicator
         All ranks; and those that train, which is the same one where there are no servers.
+    acting : Communicator
+        The ranks that do what nobody is told of: all of them until `begin`, then the trainers.
     followers : tuple of int
         The servers that do as this rank says; none before `begin`.
 
@@ -76,9 +81,11 @@ class TableRanks:
     BackendError
         If `torch.distributed` is not initialized.
     PlanMismatchError
-        If there are more or fewer ranks than the plan's servers ask for, or this one has the
-        other part.
+        If there are more or fewer ranks than the plan's servers ask for, this one has the other
+        part, or servers have a model already.
     """
+
+    _serve_one: ClassVar[bool] = False  # Whether servers wait for what this process does.
 
     def __init__(
         self,
@@ -101,8 +108,13 @@ class TableRanks:
             )
         check_world(plan, dist.get_world_size(process_group))
         _check_role(plan, dist.get_rank(process_group), serves)
+        if servers and TableRanks._serve_one:
+            raise PlanMismatchError(
+                f"{', '.join(servers_of(plan))}, without a GPU, serve the tables of one model, on "
+                "one device, at a time; close those of the one before, also before a copy is made"
+            )
         self._parent, self._device, self._has_servers = process_group, device, servers > 0
-        self.comm = self.trainers = self.connect()
+        self.comm = self.trainers = self.acting = self.connect()
         count = self.comm.world - servers
         if servers:
             cpu = torch.device("cpu")
@@ -110,6 +122,15 @@ class TableRanks:
         self.followers: tuple[int, ...] = ()
         self._batches = itertools.count(1)
         self._dropped: deque[int] = deque()
+        self._tables: tuple[int, ...] = ()
+        # Which tables the followers take commands to be about.
+        self._told_of: list[tuple[int, ...]] = [()]
+
+    def of_part(self, tables: Sequence[int]) -> "TableRanks":
+        """Return the same for some of the tables, by their numbers in the plan."""
+        part = copy.copy(self)
+        part._tables = tuple(tables)
+        return part
 
     def connect(self) -> Communicator:
         """Make a process group of all ranks; all of them must do so."""
@@ -134,6 +155,7 @@ class TableRanks:
         """From here on servers wait for what they are told."""
         servers = range(self.trainers.world, self.comm.world)
         self.followers = tuple(s for s in servers if self.leader_of(s) == self.comm.rank)
+        self.acting, TableRanks._serve_one = self.trainers, self._has_servers
 
     def tell(self, command: Command, *numbers: float, then: Sequence[Tensor] = ()) -> None:
         """Tell the servers that follow this rank what it does next, and send them tensors."""
@@ -141,6 +163,7 @@ class TableRanks:
             return
         while self._dropped:
             self._tell(self.followers, Command.DROP, self._dropped.popleft())
+        self._tell_tables()
         self._tell(self.followers, command, *numbers, then=then)
 
     def tell_of_batch(self, command: Command, *numbers: float) -> NumberedBatch | None:
@@ -154,6 +177,7 @@ class TableRanks:
 
     def write(self, rank: int, *numbers: int, then: Sequence[Tensor]) -> None:
         """Send a server rows to write."""
+        self._tell_tables()
         self._tell((rank,), Command.WRITE, *numbers, then=then)
 
     def hear(self) -> tuple[Command, list[float]]:
@@ -167,9 +191,16 @@ class TableRanks:
 
     def close(self) -> None:
         """Close the connections."""
-        self.followers = ()
+        self.followers, TableRanks._serve_one = (), False
         self.trainers.close()
         self.comm.close()
+
+    def _tell_tables(self) -> None:
+        """Say which tables what comes next is about, where it is about others than before."""
+        if self._told_of[0] != self._tables:
+            self._told_of[0] = self._tables
+            then = [torch.tensor(self._tables)] if self._tables else []
+            self._tell(self.followers, Command.PART, len(self._tables), then=then)
 
     def _tell(
         self,

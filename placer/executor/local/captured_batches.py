@@ -24,7 +24,7 @@ SEEN = 3
 MOST_LOOKUPS = 1 << 22
 """For larger batches a GPU takes longer than the host does to start their kernels."""
 
-MOST_SHAPES = 4
+MOST_SHAPES = 2
 """A captured shape keeps some 30 bytes a lookup that others give back after their step."""
 
 Shape = tuple[int, torch.dtype, tuple[tuple[int, int], ...]]
@@ -61,10 +61,6 @@ class CapturedBatches:
             for arena in runtime.arenas
         )
 
-    def holds(self, batch: BagBatch, bags: Bags) -> bool:
-        """Return whether batches of this shape have been captured."""
-        return batch.weights is None and _shape(batch, bags) in self._captured
-
     def find(
         self, batch: BagBatch, bags: Bags, reads: Callable[[Bags], tuple[ArenaReads, ...]]
     ) -> tuple[ArenaStep, ...] | None:
@@ -73,7 +69,8 @@ class CapturedBatches:
         So it must if its shape is not captured, or if the last step of that shape is still open:
         the graph would overwrite what that reads.
         """
-        backend, shape = self._runtime.backend, _shape(batch, bags)
+        backend = self._runtime.backend
+        shape = (batch.batch_size, batch.ids.dtype, bags.spans)
         if not self._can or not 0 < bags.lookups <= MOST_LOOKUPS or backend.counts.by_table:
             return None
         if batch.weights is not None or torch.cuda.is_current_stream_capturing():
@@ -119,7 +116,3 @@ class CapturedBatches:
     def _with_sources(self, step: ArenaStep) -> ArenaStep:
         assert step.runs is not None, "lookups that are trained on are sorted"
         return replace(step, sources=self._runtime.backend.sorted_bags(step.reads, step.runs))
-
-
-def _shape(batch: BagBatch, bags: Bags) -> Shape:
-    return batch.batch_size, batch.ids.dtype, bags.spans

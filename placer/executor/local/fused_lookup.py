@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from placer.executor.backends.backend import Backend, SliceReads
+from placer.executor.backends.backend import Backend
+from placer.executor.backends.sliced_update import SliceReads
 from placer.executor.growing_keys import GrowingKeys
 from placer.executor.lookups.batch_reads import Segment
 from placer.executor.lookups.steps import ArenaStep

@@ -306,8 +306,6 @@ class PlacedEmbeddings(Embeddings):
             stream = torch.cuda.current_stream(self.device)
             stream.wait_event(batch.ready)
             keep_until_used(batch, stream)
-            if batch.unfound is not None:
-                batch = self._prepare(batch.unfound, training=True)
         if is_step:
             self.keys.begin()
         steps = tuple(batch.steps)
@@ -376,17 +374,11 @@ class PlacedEmbeddings(Embeddings):
         )
 
     def _prepare(self, batch: BagBatch, training: bool, ahead: bool = False) -> PreparedBatch:
-        """Check a batch and find its rows, on the current stream.
-
-        One that a graph finds in no time is left for its forward pass to find.
-        """
+        """Check a batch and find its rows, on the current stream."""
         batch, bags = ready_to_read(batch, self.features, self.device)
         runtime = self._runtime
         if runtime.keys.in_batches:
             batch = runtime.keys.rows_of(batch, self.features, training, self._id_order)
-        is_whole = bags.kept is None and not runtime.keys.maps
-        if ahead and is_whole and self._captured.holds(batch, bags):
-            return PreparedBatch(bags, [], unfound=batch)
         steps = None
         if training and not ahead:
             steps = self._captured.find(batch, bags, self._reads)

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import pairwise
 
 import torch
@@ -12,7 +12,8 @@ from placer.errors import DataError, PlanMismatchError
 from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.lookups.pooling import mean_from_sum, segment_max
 from placer.executor.memory.layout import ArenaSlice, Layout
-from placer.tables import Pooling, Table
+from placer.plan.plan import Plan
+from placer.tables import Feature, OptimizerName, Pooling, Table
 
 MOST_LOOKUPS = 1 << 30
 """Of a step and an arena: kernels count some of them on, and must not come to 2³¹."""
@@ -30,6 +31,18 @@ class FeatureRead:
     rows: int
     pooling: Pooling
     padding_idx: int | None
+
+
+def read_by_one(plan: Plan, optimizer: OptimizerName | None = None) -> Plan:
+    """Return the plan, each of whose tables is read by one feature of its name that sums.
+
+    `optimizer` is that of all tables, where it is not each one's own.
+    """
+    tables = (
+        replace(each, features=(Feature(each.name),), optimizer=optimizer or each.optimizer)
+        for each in plan.tables
+    )
+    return replace(plan, tables=tuple(tables))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

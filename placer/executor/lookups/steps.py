@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from placer.errors import BackendError
-from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.lookups.batch_reads import ArenaReads, Bags
 from placer.executor.lookups.row_runs import Runs
 from placer.executor.memory.layout import ArenaSpec
@@ -202,11 +201,8 @@ class PreparedBatch:
         The forward pass takes them out, so that who still has the batch then keeps no memory.
     ready : torch.cuda.Event or None
         When all this is there, if it was made on a stream of its own.
-    unfound : BagBatch or None
-        The batch itself, on the device, where its rows are found in its forward pass.
     """
 
     bags: Bags
     steps: list[ArenaStep]
     ready: "torch.cuda.Event | None" = None
-    unfound: BagBatch | None = None

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from types import MappingProxyType
 
 import numpy as np
@@ -35,10 +36,17 @@ class Round:
     requests: tuple[IdRange | None, ...]  # The blocks.
 
 
-def blocks_of(tensor: TableTensor) -> Iterator[IdRange]:
-    """Yield a tensor as blocks of ids; none if it has no rows."""
-    for start, stop in row_blocks(tensor.shape[0], block_rows(tensor.row_bytes)):
-        yield IdRange(tensor, start, stop)
+def blocks_of(tensors: Iterable[tuple[Name, TableTensor]]) -> Iterator[tuple[Name, IdRange]]:
+    """Yield tensors of one table as blocks of the same ids, one tensor after the other of each.
+
+    Who reads rows of a drive then reads each once, for weights and optimizer state.
+    """
+    members = list(tensors)
+    rows = max(tensor.shape[0] for _, tensor in members)
+    step = block_rows(max(tensor.row_bytes for _, tensor in members))
+    for start, stop in row_blocks(rows, step):
+        for name, tensor in members:
+            yield name, IdRange(tensor, start, stop)
 
 
 def rounds_of(named: Sequence[NamedTables]) -> list[Round]:
@@ -52,14 +60,12 @@ def rounds_of(named: Sequence[NamedTables]) -> list[Round]:
     unwritten = np.zeros(max((each.tables.world for each in named), default=1))
     for each in named:
         assigned: list[list[tuple[Name, IdRange]]] = [[] for _ in range(each.tables.world)]
-        for name, tensor in each.tensors.items():
-            if not tensor.shape[0]:
-                continue
-            shares = np.array(each.tables.shares(tensor.table))
+        for table, members in groupby(each.tensors.items(), lambda item: item[1].table):
+            shares = np.array(each.tables.shares(table))
             holders = np.flatnonzero(shares)
             if not holders.size:  # A table without columns.
                 holders, shares[0] = np.zeros(1, dtype=np.intp), 1.0
-            for block in blocks_of(tensor):
+            for name, block in blocks_of(members):
                 unwritten[holders] += shares[holders] * block.nbytes
                 writer = int(holders[np.argmax(unwritten[holders])])
                 unwritten[writer] -= block.nbytes
@@ -100,11 +106,11 @@ def load_stored(
     check_shapes(what, stored, shapes | dict.fromkeys((*counts, *numbers), ()), dtypes)
     for each in named:
         each.tables.synchronize()
-        for name, tensor in each.tensors.items():
-            rows = stored[".".join(name)]
-            for block in blocks_of(tensor):
+        for item in each.tensors.items():
+            for name, block in blocks_of([item]):
                 if each.tables.holds(block):
-                    each.tables.write(block, rows.read(block.start, block.stop))
+                    values = stored[".".join(name)].read(block.start, block.stop)
+                    each.tables.write(block, values)
     for key, tables in counts.items():
         tables.set_update_count(int(stored[key].whole()))
 

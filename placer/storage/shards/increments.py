@@ -12,7 +12,7 @@ from placer.plan.order import Int
 from placer.plan.plan import Plan
 from placer.storage.row_blocks import chunk_rows, row_blocks
 from placer.storage.run_state import Checkpoint
-from placer.storage.shards.writing import live_keys, origin_of, tensors_by_table
+from placer.storage.shards.writing import keys_of, origin_of, tensors_by_table
 from placer.storage.tensor_rows import AnyTensor, TensorRows, bytes_of, write_safetensors
 
 
@@ -41,7 +41,7 @@ def write_increment(plan: Plan, before: Checkpoint, after: Checkpoint, path: Str
         if name in plan.growing:
             how = plan.growing[name]
             (old_keys, old_rows), (keys, rows) = (
-                live_keys(each, name, how) for each in (before, after)
+                keys_of(each, name, how).live() for each in (before, after)
             )
             is_read, key_of, old_key_of = np.zeros(how.rows, bool), *np.zeros((2, how.rows), int)
             key_of[rows], old_key_of[old_rows] = keys, old_keys

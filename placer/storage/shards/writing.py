@@ -11,7 +11,8 @@ from placer.errors import CheckpointError
 from placer.executor.id_order import tensors_of
 from placer.executor.tensor_names import UPDATES, check_shapes, state_shapes
 from placer.files import StrPath, replacing
-from placer.growing.key_map import Growing, Int, KeyMap
+from placer.growing.key_map import KeyMap
+from placer.growing.options import Growing
 from placer.plan.diff import PlanDiff, diff
 from placer.plan.order import Ranks
 from placer.plan.plan import Plan
@@ -205,7 +206,8 @@ def write_tables(
         for name, rows in tensors.items()
     }
     for table, how in plan.growing.items():
-        for name, values in zip(("keys", "rows"), live_keys(checkpoint, table, how), strict=True):
+        live = keys_of(checkpoint, table, how).live()
+        for name, values in zip(("keys", "rows"), live, strict=True):
             named[f"{table}.{name}"] = torch.from_numpy(values)
     with replacing(path) as temporary:
         write_safetensors(temporary, named, origin_of(checkpoint))
@@ -218,8 +220,8 @@ def origin_of(checkpoint: Checkpoint) -> dict[str, str]:
     return {"checkpoint": checkpoint.sha256, "step": str(checkpoint.position.step)}
 
 
-def live_keys(checkpoint: Checkpoint, table: str, how: Growing) -> tuple[Int, Int]:
-    """Return the keys of a table that grows, and their rows."""
+def keys_of(checkpoint: Checkpoint, table: str, how: Growing) -> KeyMap:
+    """Return which keys of a table that grows have which rows."""
     saved, keys = checkpoint.tensors.get(KEYS, {}), KeyMap(how)
     names = {name: f"{table}.keys.{name}" for name in KeyMap.STATE}
     missing = [name for name in names.values() if name not in saved]
@@ -227,7 +229,7 @@ def live_keys(checkpoint: Checkpoint, table: str, how: Growing) -> tuple[Int, In
         raise CheckpointError(f"the checkpoint lacks {missing[0]!r} of a table that grows")
     whole = {name: TensorRows.of(saved[full]).whole().numpy() for name, full in names.items()}
     keys.load_state(whole)
-    return keys.live()
+    return keys
 
 
 def _write_table(

@@ -13,7 +13,7 @@ from solvers.model.clock import Clock
 from solvers.model.drive_rows import opened
 from solvers.model.instance import Block, Instance, ShardingOption, TableShard
 from solvers.model.knapsack import BYTES, GPU_S, PHASES, phases_at
-from solvers.search.annealing.rating import rate, replace_items, weigh_phases
+from solvers.search.annealing.rating import rate, replace_items, step_time_s, weigh_phases
 from solvers.search.annealing.state import (
     HIGH_POWER,
     NOBODY,
@@ -138,10 +138,12 @@ class AnnealingProblem:
         step_s = float(objective.longest_s(prolonged_s.max(axis=0)))
         drive_chain, dram_s = instance.drives.chain()
         more = every_s.shape[1] - phases
-        done_s = assignment.step_time_s
+        done_s = assignment.step_time_s if instance.lacks_dram else 0.0
+        sharers = instance.gpus - instance.servers
         if more:
-            chain_s = phase_s @ drive_chain + every_s[:, -2]
-            chain_s += every_s[:, -1] + (chain_s - done_s) ** 2 / done_s
+            chain_s = (phase_s @ drive_chain + every_s[:, -2])[:sharers]
+            worth_s = every_s[:sharers, -1]
+            chain_s += worth_s + (chain_s - done_s) ** 2 / done_s if done_s else worth_s
             step_s = max(step_s, float(chain_s.mean()) - dram_s)
         # Chains that are shorter than the step may grow to its length.
         longer = step_s / np.maximum(schedule.chain_times_s(phase_s.T), 1e-3 * step_s)
@@ -172,12 +174,15 @@ class AnnealingProblem:
             drive_chain=drive_chain,
             dram_s=dram_s,
             done_s=done_s,
+            sharers=sharers,
+            served_s=instance.servers * instance.server_share / sharers,
         )
         rules = Rules(0.0, 0.0, 0, 0.0, power, step_s, 0.0, 0.0)
         for gpu in range(instance.gpus):
             rate(model, state, rules, gpu)
             replace_items(model, state, gpu)
         weigh_phases(model, state, rules)
+        step_time_s(model, state)
         return model, state, step_s
 
     def _state(self, assignment: Assignment) -> State:
@@ -235,6 +240,7 @@ class AnnealingProblem:
             replicated=np.pad(replicated, (0, units - replicated.size)),
             replicated_count=np.array([replicated.size]),
             weight_s=np.zeros(phases),
+            pooled_s=np.zeros(1),
         )
 
     def assignment(self, option: Int, gpu_of: Int) -> Assignment | None:
@@ -302,7 +308,8 @@ def _promising(instance: Instance, work_s: Mapping[int, float]) -> Iterator[int]
     """Yield tables in the order in which other options of them are worth being computed.
 
     By turns those with most work, which have to be divided, and those that lose least by being
-    divided, as they have few lookups for their work: their shards make GPUs equal.
+    divided, as they have few lookups for their work: their shards make GPUs equal. Where memories
+    are what servers are for, the largest ones first.
 
     Parameters
     ----------
@@ -310,6 +317,9 @@ def _promising(instance: Instance, work_s: Mapping[int, float]) -> Iterator[int]
         Seconds of each table.
     """
     profiles = instance.problem.profile.tables
+    if instance.servers and instance.dram_price:
+        yield from sorted(work_s, key=lambda table: -profiles[table].table.total_bytes)
+        return
     heavy = sorted(work_s, key=lambda table: (-work_s[table], table))
     least_s = _WORTH_CUTTING * math.fsum(work_s.values()) / max(1, len(work_s))
     light = sorted(

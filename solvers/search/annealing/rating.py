@@ -136,7 +136,7 @@ def energy_of(model: Model, state: State, rules: Rules, phase_s: Float) -> float
         share = phase_s[phase] / scale_s[phase]
         energy += power_of(share, rules.power) * weight_s[phase]
     energy /= rules.step_s * rules.power
-    if model.drive_chain.size:
+    if model.drive_chain.size and model.served_s == 0.0:
         energy += drive_s(model, phase_s) / (rules.step_s * state.held.size)
     return energy
 
@@ -146,12 +146,26 @@ def drive_s(model: Model, phase_s: Float) -> float:
     """What a GPU adds to the time of all drives of a host: its own, and its DRAM's worth of it.
 
     And more the further it is from `done_s`, when all GPUs are done: DRAM that it takes from others
-    to get there saves it less than them, and the other way round.
+    to get there saves it less than them, and the other way round. Without drives, DRAM alone.
     """
     worth_s, seconds = phase_s[phase_s.size - 1], phase_s[phase_s.size - 2]
+    if model.done_s <= 0.0:
+        return float(worth_s)
     for phase in range(model.drive_chain.size):
         seconds += model.drive_chain[phase] * phase_s[phase]
     return float(seconds + worth_s + (seconds - model.done_s) ** 2 / model.done_s)
+
+
+@compiled
+def pooled_energy(model: Model, rules: Rules, pooled_s: float) -> float:
+    """Return the energy of drives, as if they were a phase that all GPUs are done with at once.
+
+    Without drives, of too little DRAM: where it is full, a byte more is as much as its price.
+    """
+    share = (pooled_s - model.dram_s) / rules.step_s
+    if model.done_s <= 0.0:
+        share = 1.0 + share / model.served_s
+    return power_of(max(0.0, share), rules.power) / rules.power
 
 
 @compiled
@@ -228,8 +242,18 @@ def make_change(
         if not rate(model, state, rules, gpu):
             return False
         change += state.new_energy[gpu] - state.energy[gpu]
+    pooled_s = state.pooled_s[0]
+    if model.served_s > 0.0:
+        for number in range(count):
+            gpu = state.changed[number]
+            if gpu < model.sharers:
+                more_s = drive_s(model, state.new_phase_s[gpu]) - drive_s(model, state.phase_s[gpu])
+                pooled_s += more_s / model.sharers
+        change += pooled_energy(model, rules, pooled_s)
+        change -= pooled_energy(model, rules, state.pooled_s[0])
     if change > 0 and rng.random() >= math.exp(-change / temperature):
         return False
+    state.pooled_s[0] = pooled_s
     for number in range(count):
         replace_items(model, state, state.changed[number])
     return True
@@ -266,7 +290,10 @@ def slowest_s(state: State, phase: int) -> float:
 
 @compiled
 def step_time_s(model: Model, state: State) -> float:
-    """Return the longest chain of phases, or the mean time of the one with drives."""
+    """Return the longest chain of phases, or the mean time of the one with drives.
+
+    Infinite where neither DRAM nor drives have room.
+    """
     longest = 0.0
     for chain in range(model.members.shape[0]):
         seconds = model.fixed_s[chain]
@@ -275,9 +302,12 @@ def step_time_s(model: Model, state: State) -> float:
                 seconds += slowest_s(state, phase)
         longest = max(longest, seconds)
     if model.drive_chain.size:
-        mean_s, gpus = 0.0, state.phase_s.shape[0]
-        for gpu in range(gpus):
-            mean_s += drive_s(model, state.phase_s[gpu]) / gpus
+        mean_s = 0.0
+        for gpu in range(model.sharers):
+            mean_s += drive_s(model, state.phase_s[gpu]) / model.sharers
+        state.pooled_s[0] = mean_s
+        if model.done_s <= 0.0 and mean_s > model.dram_s:
+            return np.inf  # DRAM has no room.
         longest = max(longest, mean_s - model.dram_s)
     return longest
 

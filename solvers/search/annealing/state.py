@@ -64,7 +64,11 @@ class Model(NamedTuple):
     dram_s : float
         What the mean GPU's DRAM is worth, less what the chain takes always.
     done_s : float
-        When all drives are done, about.
+        When all drives are done, about; 0 without drives, where DRAM has no more room.
+    sharers : int
+        GPUs: servers, after them, share neither DRAM nor drives.
+    served_s : float
+        What a second of all servers is worth, beside one of all GPUs; 0 without servers.
     """
 
     costs: Float
@@ -89,6 +93,8 @@ class Model(NamedTuple):
     drive_chain: Float
     dram_s: float
     done_s: float
+    sharers: int
+    served_s: float
 
 
 class State(NamedTuple):
@@ -130,6 +136,8 @@ class State(NamedTuple):
     replicated_count : int64, shape (1,)
     weight_s : float64, shape (phases,)
         What phases count in the energy.
+    pooled_s : float64, shape (1,)
+        Mean seconds of drives and DRAM of all GPUs.
     """
 
     option: Int
@@ -152,6 +160,7 @@ class State(NamedTuple):
     replicated: Int
     replicated_count: Int
     weight_s: Float
+    pooled_s: Float
 
 
 class Rules(NamedTuple):

@@ -231,7 +231,8 @@ class GroupProgram:
         least: Any = np.zeros(self.columns)
         most: Any = np.full(self.columns, np.inf)
         most[self.arena_at : self.launch_at] = np.repeat(self.sizes, f.arenas)
-        least[self.launch_at : self.lack_at] = self.sizes
+        if not f.instance.servers:  # With some, there may be no GPU that serves anything.
+            least[self.launch_at : self.lack_at] = self.sizes
         most[self.launch_at : self.lack_at] = self.sizes * f.arenas
         most[self.option_at : self.point_at] = 1.0
         aim: Any = np.eye(1, self.columns)[0]

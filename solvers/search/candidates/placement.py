@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from solvers.torchrec.candidates import Float, Group, Int
+from solvers.search.candidates.groups import Float, Group, Int
 
 _NORM, _MOST = 64.0, 1e4
 """Power of the norm of the ranks' times: close to the maximum, and it tells equal ones apart. Times
@@ -197,6 +197,8 @@ class State:
         if host is not None:
             of_host = np.arange(slots) * span // self.space.local_ranks
             closed |= of_host != host
+        if group.allowed is not None:
+            closed |= ~group.allowed
         seconds = np.repeat(self.seconds[None], count, axis=0)
         free = np.repeat(self.free[None], count if group.units > 1 else 1, axis=0)
         extras = group.seconds if prices is None else group.seconds + group.tier_bytes @ prices

@@ -1,16 +1,17 @@
-"""A search over the options that TorchRec's enumerator made of a model."""
+"""A search over candidates: tables are taken away and placed anew, at prices of memory."""
 
 import math
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from solvers.torchrec.bound import Pool, lower_limit_s, prices_of
-from solvers.torchrec.candidates import Float, Group
-from solvers.torchrec.placement import Space, State
+from solvers.model.clock import Clock
+from solvers.result import Limit
+from solvers.search.candidates.bound import Pool, lower_limit_s, prices_of
+from solvers.search.candidates.groups import Float, Group
+from solvers.search.candidates.placement import Place, Space, State
 
 _SHARES = (1.0, 0.98, 0.94, 0.85, 0.6, 0.3)
 """Of the memory, at whose prices the starting plans are made."""
@@ -38,26 +39,6 @@ _PATIENCE, _PATIENCE_OF_TABLES, _LEAST_GAIN = 100, 10_000, 5e-4
 ends: few tables take little time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Effort:
-    """How long to search.
-
-    Attributes
-    ----------
-    time_limit_s : float
-    gap : float
-        Relative gap to the bound at which the search ends.
-    seed : int
-    max_steps : int or None
-        Rounds of taking tables away and placing them again.
-    """
-
-    time_limit_s: float = 20.0
-    gap: float = 1e-3
-    seed: int = 0
-    max_steps: int | None = None
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Found:
     """The best state, if there is one, the limit that none is below, rounds, and why it ended."""
@@ -65,7 +46,7 @@ class Found:
     state: State | None
     limit_s: float
     steps: int
-    ended_by: str
+    ended_by: Limit | None
 
 
 def search(
@@ -73,7 +54,7 @@ def search(
     bundles: Sequence[tuple[int, ...]],
     memory: Float,
     local_ranks: int,
-    effort: Effort,
+    clock: Clock,
 ) -> Found:
     """Place all tables so that the slowest rank is fast.
 
@@ -85,11 +66,6 @@ def search(
         All tables, those together that must be on one host.
     memory : float64, shape (ranks, tiers)
     """
-    began = time.perf_counter()
-
-    def over() -> bool:
-        return time.perf_counter() - began > effort.time_limit_s
-
     # Tiers that no candidate uses are not looked at.
     tiers = np.any([(g.tier_bytes > 0).any(axis=(0, 1, 2)) for own in tables for g in own], axis=0)
     tables = [[replace(g, tier_bytes=g.tier_bytes[..., tiers]) for g in own] for own in tables]
@@ -98,29 +74,30 @@ def search(
     limit_s = lower_limit_s(pool)
     space = Space(tables, list(bundles), memory, local_ranks, max(limit_s, 1e-12))
     best: State | None = None
-    for state in _started(space, pool, over):
-        _descend(state, over)
+    for state in _started(space, pool, clock):
+        _descend(state, clock)
         state = State(space, state.places)  # Without the rounding of many changes.
         if state.fits and (best is None or state.step_s < best.step_s):
             best = state
-        if over() or (best is not None and best.step_s <= limit_s * (1 + _GOOD_START * effort.gap)):
+        good_s = limit_s * (1 + _GOOD_START * clock.limits.gap)
+        if clock.spent or (best is not None and best.step_s <= good_s):
             break
     if best is None:
-        return Found(None, limit_s, 0, "time" if over() else "")
-    return _improve(best, pool, effort, over)
+        return Found(None, limit_s, 0, clock.limit_hit)
+    return _improve(best, pool, clock)
 
 
-def _started(space: Space, pool: Pool, over: Callable[[], bool]) -> Iterator[State]:
+def _started(space: Space, pool: Pool, clock: Clock) -> Iterator[State]:
     """Yield states to start from, made at prices of memory."""
     for share in _SHARES:
         for longer in (1.0, 1.1, math.inf):
-            if over():
-                return
             longest_s = space.limit_s * longer
             state = _constructed(space, pool, prices_of(pool, share, longest_s), longest_s)
             if state is not None:
                 yield state
                 break
+            if clock.spent:
+                return
 
 
 def _constructed(space: Space, pool: Pool, prices: Float, longest_s: float) -> State | None:
@@ -149,13 +126,10 @@ def _constructed(space: Space, pool: Pool, prices: Float, longest_s: float) -> S
     return state if all(placed) else None
 
 
-def _improve(best: State, pool: Pool, effort: Effort, over: Callable[[], bool]) -> Found:
+def _improve(best: State, pool: Pool, clock: Clock) -> Found:
     """Take a few tables away, place them again and descend, as long as that gains."""
-    draw, limit_s, tables = (
-        np.random.default_rng(effort.seed),
-        best.space.limit_s,
-        best.space.tables,
-    )
+    draw = np.random.default_rng(clock.limits.seed)
+    limit_s, tables = best.space.limit_s, best.space.tables
     patience = _PATIENCE + _PATIENCE_OF_TABLES // max(10, len(tables))
     prices = [scale * prices_of(pool, 1.0, limit_s) for scale in _PRICES]
     # Either the ranks' times decide, or the sum of all work alone.
@@ -163,20 +137,14 @@ def _improve(best: State, pool: Pool, effort: Effort, over: Callable[[], bool]) 
     ways += [{"costs": pool.costs_of(tables, own)} for own in prices]
     current, idle, steps, mark_s = best.copy(), 0, 0, best.step_s
     while True:
-        ended = {
-            "gap": best.step_s <= limit_s * (1 + effort.gap),
-            "steps": effort.max_steps is not None and steps >= effort.max_steps,
-            "time": over(),
-            "": idle >= patience,
-        }
-        for reason, has_ended in ended.items():
-            if has_ended:
-                return Found(best, limit_s, steps, reason)
-        steps, idle = steps + 1, idle + 1
+        if clock.spent or idle >= patience or best.step_s <= limit_s * (1 + clock.limits.gap):
+            return Found(best, limit_s, steps, clock.limit_hit)
         trial = current.copy()
+        steps, idle = steps + 1, idle + 1
+        clock.step()
         if not _kick(trial, draw, ways[int(draw.integers(len(ways)))]):
             continue
-        _descend(trial, over)
+        _descend(trial, clock)
         if trial.norm <= current.norm or trial.step_s <= best.step_s * (1 + _SLACK * draw.random()):
             current = trial
         if trial.step_s < best.step_s:
@@ -204,11 +172,45 @@ def _kick(state: State, draw: np.random.Generator, way: dict[str, Any]) -> bool:
     return all(state.place(bundle, **way) for bundle in order)
 
 
-def _descend(state: State, over: Callable[[], bool]) -> None:
+def _descend(state: State, clock: Clock) -> None:
     """Relieve the slowest rank until that gains nothing or time is over."""
     slowest = int(state.seconds.argmax())
-    while not over() and (_exchange(state, slowest) or _place_anew(state, slowest)):
+    while not clock.spent and (
+        _exchange(state, slowest) or _fill(state, slowest) or _place_anew(state, slowest)
+    ):
         slowest = int(state.seconds.argmax())
+
+
+def _fill(state: State, rank: int) -> bool:
+    """Choose the candidates of all whole tables of a rank anew, so that its memory is used best."""
+    mine = [
+        (table, place.group)
+        for table, place in state.places.items()
+        if place.slots == (rank,) and state.group(table).span == 1
+    ]
+    if not mine:
+        return False
+    trial = state.copy()
+    for table, _ in mine:
+        trial.take(table)
+    groups = [state.space.tables[table][number] for table, number in mine]
+    pool = Pool([[group] for group in groups], trial.free[rank][None])
+    chosen = pool.cheapest(pool.priced(prices_of(pool)))
+    table_of = np.repeat(np.arange(len(mine)), [len(group.sources) for group in groups])
+    while True:  # One table after the other takes what is left.
+        left = pool.capacity - pool.tier_bytes[chosen].sum(axis=0)
+        gains = pool.seconds[chosen][table_of] - pool.seconds
+        gains[(pool.tier_bytes - pool.tier_bytes[chosen][table_of] > left).any(axis=1)] = 0.0
+        best = int(gains.argmax())
+        if not gains[best] > 0:
+            break
+        chosen[table_of[best]] = best
+    for (table, number), candidate in zip(mine, (chosen - pool.starts).tolist(), strict=True):
+        trial.put(table, Place(number, candidate, (rank,)))
+    if (left < 0).any() or not trial.norm < state.norm * (1 - _GAIN):
+        return False
+    state.become(trial)
+    return True
 
 
 def _place_anew(state: State, rank: int) -> bool:

@@ -1,0 +1,84 @@
+"""The search over candidates, against all plans of small problems."""
+
+import itertools
+from dataclasses import replace
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+from plan_cases import machine
+from problem_cases import problem_of, zipf_table
+
+from placer.constraints.constraints import Constraints, TableRule
+from solvers import solve
+from solvers.model.clock import Clock
+from solvers.result import Limits
+from solvers.search.candidates.groups import Group
+from solvers.search.candidates.placement import Place, Space, State
+from solvers.search.candidates.search import search
+
+RANKS = 2
+
+
+def drawn_group(rng: np.random.Generator, span: int) -> Group:
+    """A few candidates, of which those that take less memory take more time."""
+    count = int(rng.integers(1, 4))
+    seconds = np.sort(rng.uniform(1, 10, count))[:, None, None] + rng.uniform(
+        0, 1, (count, 1, span)
+    )
+    tier_bytes = np.sort(rng.uniform(1, 10, count))[::-1, None, None, None] + np.zeros(
+        (1, 1, span, 1)
+    )
+    allowed = np.array([True, bool(rng.integers(3))]) if span == 1 else None
+    return Group(span, False, False, seconds, tier_bytes, [*range(count)], allowed)
+
+
+def every_state(space: Space) -> list[State]:
+    places = [
+        [
+            Place(number, candidate, (slot,))
+            for number, group in enumerate(groups)
+            for candidate in range(len(group.sources))
+            for slot in range(RANKS // group.span)
+            if group.allowed is None or group.allowed[slot]
+        ]
+        for groups in space.tables
+    ]
+    return [State(space, dict(enumerate(chosen))) for chosen in itertools.product(*places)]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_best_of_all_plans_is_found(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    tables = [[drawn_group(rng, span) for span in (1, RANKS)] for _ in range(4)]
+    memory = np.full((RANKS, 1), rng.uniform(15, 40))
+    bundles = [(table,) for table in range(len(tables))]
+    fitting = [s for s in every_state(Space(tables, bundles, memory, RANKS, 1.0)) if s.fits]
+    found = search(tables, bundles, memory, RANKS, Clock.start(Limits(60.0, max_steps=200)))
+    assert (found.state is None) == (not fitting)
+    if found.state is not None:
+        assert found.state.fits
+        best = min(state.step_s for state in fitting)
+        assert found.state.step_s == pytest.approx(best, rel=1e-9)
+        assert found.limit_s <= best * (1 + 1e-9)
+
+
+@pytest.mark.skipif(find_spec("torchrec") is None, reason="torchrec is not installed")
+def test_constraints_hold_under_torchrecs_costs() -> None:
+    tables = [zipf_table(f"t{n}", 8_000, 64, lookups=20.0) for n in range(5)]
+    problem = problem_of(*tables, topology=machine(4).with_memory(hbm="2MiB"), batch_size=512)
+    rules = Constraints(
+        tables=(("t0", TableRule(devices=("gpu:3",))), ("t4", TableRule(tier="dram"))),
+        together=(("t1", "t2"),),
+    )
+    result = solve(replace(problem, constraints=rules), cost_model="torchrec", max_steps=30)
+    assert result.plan is not None
+    devices = {
+        name: {device for shard in shards for device in shard.devices}
+        for name, shards in result.plan.shards_by_table.items()
+    }
+    assert devices["t0"] == {"gpu:3"}
+    assert devices["t1"] == devices["t2"]
+    assert len(devices["t1"]) == 1
+    assert all(shard.memory == "dram" for shard in result.plan.shards_by_table["t4"])
+    assert result.step_time_s >= result.bound_s
