@@ -187,7 +187,7 @@ def train(rows):
         yield loss.item().hex()
 
 
-ROWS = 1 << 21
+ROWS = 1 << 22
 list(train(20_000))  # Libraries are loaded, and threads have started.
 if limited:
     with open("/proc/self/status") as status:

@@ -34,9 +34,9 @@ next."""
 
 
 class DeviceKeyMap(KeyMap):
-    """A key map whose slots and keys are on a device too, where alone all reads are counted.
+    """A key map with a copy of its slots and keys on a device, which counts the reads of rows.
 
-    What the host knows of a row's reads is as old as the last step in which it had to know.
+    The host asks the device for the reads of a row only when a rule needs them.
 
     Parameters
     ----------
@@ -75,11 +75,12 @@ class DeviceKeyMap(KeyMap):
         self.push()
 
     def train(self, keys: Tensor, rows: Tensor, open_steps: int, misses: bool) -> tuple[Int, Int]:
-        """Make a step whose keys the device has found in these rows, and give rows to the others.
+        """Take a step whose keys the device has found, and give rows to keys that have none.
 
-        They have row 0, which is overwritten. The host reads, in their order, these keys and all
-        whose row it might take back before they are read: for the rest it does not matter when
-        they are. Returns `reused` and `new_keys` of `StepRows`.
+        A key without a row has row 0 in `rows`, which is overwritten. The host reads those keys in
+        the order of the batch. It also reads the keys whose rows it may take back before the
+        batch comes to them; the order of all others changes nothing. Returns `reused` and
+        `new_keys` of `StepRows`.
         """
         state, kernels, lookups, ttl = self._state, self._kernels, keys.numel(), self.growing.ttl
         sent = [np.zeros(0, np.int64)]
@@ -178,7 +179,7 @@ def _synchronize(device: torch.device) -> None:
 
 
 class DeviceKeys(GrowingKeys):
-    """Key maps that a device has too: a step whose keys all have rows is made there.
+    """Key maps with copies on a device, which finds keys; the host gives rows to new ones.
 
     Parameters
     ----------

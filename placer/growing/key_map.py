@@ -12,7 +12,8 @@ from placer.growing.options import MOST_CAPACITY, SKETCH_CELLS, SKETCH_ROWS, Gro
 from placer.growing.saved_state import fits, sketch_of
 
 _READS = 256
-"""When saved, the steps that read a row are counted below it, and above it `KeyMap._late`."""
+"""Saved counts of a row's reads are two numbers in one: those below this bit are reads of steps
+that are done, those above it are of `KeyMap._late`."""
 _FORGET_READS = 10
 """Reads of keys without a row are halved after ten times as many lookups as there are rows, as in
 TinyLFU (Einziger, Friedman and Manes 2017, doi:10.1145/3149371)."""
@@ -191,11 +192,11 @@ class KeyMap:
         self.known_steps += steps
 
     def forget(self) -> None:
-        """Take none of the next steps for one that comes again."""
+        """Treat the next steps as new, not as steps of the saved run that are repeated."""
         self.known_steps, self._late = 0, self._late[:0]
 
     def _late_with(self, steps: int) -> Int:
-        """Return `_late` when so many of the last steps come again, too."""
+        """Return `_late` as it is if so many of the last steps will be repeated, too."""
         last = list(self._without)[max(0, len(self._without) - steps) :]
         rows = self._find(np.concatenate([np.empty(0, np.int64), *last]))
         return np.concatenate((self._late, rows[rows > 0]))

@@ -33,7 +33,7 @@ def sketch_of(saved: Bytes, was: Growing, maps: int, how: Growing, part: int, pa
 
 
 def fits(rows: Int, counts: Int, sketch: Int, growing: Growing, kernels: Any) -> bool:
-    """Return whether a state is one of such a table; `rows` without those that had no key yet."""
+    """Return whether a saved state fits such a table; `rows` are those that have a key."""
     if counts.ndim != 2 or counts.shape[1] != kernels.PLACES + 1 or not len(counts):
         return False
     used, parts = counts[:, kernels.USED], len(counts)

@@ -106,7 +106,7 @@ class Arrangement:
     row_caches: Mapping[int, tuple[int, ...]]
 
     def ends(self, samples: int) -> list[int]:
-        """Return where each process's part of a batch begins, and the end: servers have none."""
+        """Return the first sample of each process, and the end; servers get no samples."""
         trainers = self.trainers
         return [samples * min(one, trainers) // trainers for one in range(self.processes + 1)]
 

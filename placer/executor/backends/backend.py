@@ -168,7 +168,7 @@ class Backend(TorchKernels):
         whole = in_one_piece(gradients)
         if whole is not None:
             return whole
-        # One kernel; a copy for each segment takes four times as long.
+        # One kernel, where a copy for each segment would start as many.
         return torch.cat([torch.empty((0, arena.spec.key.width), device=self._device), *gradients])
 
     def update(

@@ -62,7 +62,7 @@ class KeptBlocks:
         return slots, known
 
     def release(self, slots: Array) -> None:
-        """Let slots have other blocks."""
+        """Mark slots as free for other blocks."""
         self._in_use[slots] = False
 
     def forget(self) -> None:

@@ -22,7 +22,8 @@ def lost_ranks(rank: int, members: Sequence[int], wait_s: float = WAIT_S) -> lis
     Every rank that finds an exchange broken calls this. It leaves a word in the store by which the
     processes met, and waits until one other rank alone has left none. Of more than one, all are
     given whose words are missing after `wait_s`; some of them may yet wait for an exchange
-    of their own. Where two ranks are all there are, the other one is lost.
+    of their own. Where two ranks are all there are, the other one is lost. Where a group has two
+    and there are more, the other one may have left because of a rank that is not in the group.
 
     Parameters
     ----------
@@ -34,7 +35,7 @@ def lost_ranks(rank: int, members: Sequence[int], wait_s: float = WAIT_S) -> lis
     Returns
     -------
     list of int
-        Places in `members`.
+        Places in `members`, or the number of one rank that is not among them.
 
     Examples
     --------
@@ -51,7 +52,7 @@ def lost_ranks(rank: int, members: Sequence[int], wait_s: float = WAIT_S) -> lis
     asking = threading.Thread(target=_ask, args=(rank, members, wait_s, found), daemon=True)
     asking.start()
     asking.join(wait_s + 1)
-    return others if is_sure else list(found)
+    return list(found) or (others if is_sure else [])
 
 
 def rank_lost(
@@ -101,10 +102,15 @@ def _ask(rank: int, members: Sequence[int], wait_s: float, found: list[int]) -> 
         store = dist.distributed_c10d._get_default_store()
         store.set(_KEY + str(members[rank]), "1")
         silent = [place for place in range(len(members)) if place != rank]
+        outside = [one for one in range(dist.get_world_size()) if one not in members]
+        lost_anyway = 1 if len(members) > 2 else 0
         until = time.monotonic() + wait_s
-        while len(silent) > 1 and time.monotonic() < until:
+        while len(silent) > lost_anyway and time.monotonic() < until:
             silent = [p for p in silent if not store.check([_KEY + str(members[p])])]
+            time.sleep(_POLL_S)
+        while not silent and len(outside) > 1 and time.monotonic() < until:
+            outside = [one for one in outside if not store.check([_KEY + str(one)])]
             time.sleep(_POLL_S)
     except (RuntimeError, ValueError):  # The store is gone, or there never was one.
         return
-    found[:] = silent
+    found[:] = silent or (outside if len(outside) == 1 else [])

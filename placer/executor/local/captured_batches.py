@@ -1,4 +1,4 @@
-"""Batches found by CUDA graphs, where the host takes longer to start kernels than the GPU to run.
+"""Find small batches by CUDA graphs, as the host starts kernels more slowly than the GPU runs them.
 
 Batches that come in one shape, such as those with one id a feature, start the same kernels in the
 same order. After a few of them, all that finds a batch's rows is captured as a graph. A later
@@ -22,7 +22,7 @@ SEEN = 3
 """Batches of one shape before it is captured."""
 
 MOST_LOOKUPS = 1 << 22
-"""For larger batches a GPU takes longer than the host does to start their kernels."""
+"""Larger batches keep the GPU busy for longer than the host needs to start their kernels."""
 
 MOST_SHAPES = 2
 """A captured shape keeps some 30 bytes a lookup that others give back after their step."""

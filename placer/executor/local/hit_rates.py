@@ -79,7 +79,7 @@ class LookupCounts:
             self.home += ((slots >= 0) & (slots < spec.home)).sum()
 
     def add_captured(self, lookups: int) -> None:
-        """Count a step whose kernels are a CUDA graph, in which what the device counts is."""
+        """Count a step that a CUDA graph ran; the graph itself adds what the device counts."""
         self._step += 1
         self._lookups += lookups
 

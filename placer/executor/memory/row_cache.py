@@ -223,8 +223,8 @@ class RowCache:
         """Return the first `number` entries of an order by the slots that they hold, then the rest.
 
         So both rows that come and rows that go are read from host memory, or written to it, in
-        its order. Rows at random take a GPU four times as long, as its address translation
-        reaches a few of the host's pages at once.
+        its order. Rows at random take a GPU far longer, as it translates the addresses of few of
+        the host's pages at once.
         """
         leaves = torch.arange(order.numel(), dtype=torch.int32, device=order.device) < number
         slots = torch.where(leaves, self.slots_at(order), self.vacant)

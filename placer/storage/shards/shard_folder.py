@@ -217,7 +217,7 @@ class NewShards:
     def __init__(self, path: Path, plan: Plan) -> None:
         self.path, self.plan = path, plan
         self.entries: dict[str, ShardEntry] = {}  # What has been written, by the file's name.
-        # Files that are another one, and those of them that took no space on the disk.
+        # Files that an earlier checkpoint has already; of them, those that were linked, not copied.
         self.kept: set[str] = set()
         self.linked: set[str] = set()
 

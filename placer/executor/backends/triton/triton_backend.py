@@ -65,7 +65,7 @@ SEGMENT_PROGRAMS = 256
 """Programs that share the lookups of a segment: a short one has work for few."""
 
 BAGS = 256
-"""Bags whose lookups a program numbers: as long as the longest of them takes."""
+"""Bags of a program that writes the bag of each lookup; it takes as long as its longest bag."""
 
 EXCHANGE_PROGRAMS, EXCHANGE_BYTES, EXCHANGE_WARPS = 16, 16384, 8
 """Programs that copy rows over the link, bytes of rows that each has under way each way, and its
