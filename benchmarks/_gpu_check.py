@@ -32,8 +32,8 @@ class Kind:
 
     @property
     def pipeline(self) -> Pipeline:
-        """For which memory is planned: a captured batch keeps as much in HBM as one ahead."""
-        return "look-ahead" if self.ahead or self.lookup == "device" else "serial"
+        """Whether steps overlap, which memory is planned for."""
+        return "look-ahead" if self.ahead else "serial"
 
 
 KINDS: tuple[Kind, ...] = (

@@ -218,7 +218,11 @@ def make_plan(
             parts.append(_shard(table, kind, (split, table.rows), hot if cached else 0))
         shards += [
             with_buffers(
-                profile, part, samples=batch_size, returns_bags=index == 0, pipeline=pipeline
+                profile,
+                part,
+                samples=batch_size,
+                returns_bags=index == 0,
+                ahead=pipeline == "look-ahead",
             )
             for index, part in enumerate(parts)
         ]

@@ -37,7 +37,7 @@ from cost_models.cost_report import CostReport
 from cost_models.schedule import Schedule
 from cost_models.step_equation.equation import StepEquation
 from cost_models.step_equation.exchanged_bytes import ID_BYTES
-from cost_models.step_equation.phases import COPIES, LOOKUP, ROWS, UPDATE, lookup_shares, with_lanes
+from cost_models.step_equation.phases import LOOKUP, ROWS, UPDATE, lookup_shares, with_lanes
 from cost_models.step_equation.unit_costs import READ_KINDS, Rates, ReadCosts, UnitCosts
 from cost_models.step_equation.work import drive_rows_per_s, one_is_fastest
 from placer.dense import DenseLayers
@@ -88,9 +88,7 @@ class RooflineConstants:
     # way on H100 (recsys-examples, managed memory, SGD and Adam alike).
     in_place_update_share: float = 0.76
     # Of the host memory's bandwidth, what its processors reach that pool and update rows; fitted to
-    # 16 steps on an H100 whose host pools the rows that are not in HBM
-    # (`benchmarks/results/gpu-nvidia-h100-80gb-hbm3.json`): predicted times are 1.00 of the
-    # measured ones in the geometric mean, and 0.57 to 1.40 of single ones.
+    # 16 steps on an H100 whose host pools the rows that are not in HBM (docs/cost-model.md).
     host_pool_share: float = 0.58
     # Of that time, what a GPU waits for; the same steps are nearer to all of it than to none.
     host_wait_share: float = 1.0
@@ -98,15 +96,10 @@ class RooflineConstants:
     # fitted. Where Python launches each kernel it is more: up to 18 ms a step.
     step_s: float = 0.36e-3
     exchange_step_s: float = 1.02e-3  # More of it where there are several GPUs; fitted.
-    # What an executor takes of an arena besides, where the source counts kernels alone: of each; of
-    # one with staged or cached rows, whose entries are found before rows are copied, and for each
-    # lookup there; more of that one with look-ahead, for two steps' kernels that a host starts.
-    arena_s: float = 0.0
-    staging_s: float = 0.0
-    staging_lookup_s: float = 0.0
-    ahead_s: float = 0.0
-    # Of a row that is read in place, besides its bytes: a GPU translates its address.
-    in_place_row_s: float = 0.0
+    arena_s: float = 0.0  # Of an arena besides launches, for Python that starts its kernels.
+    staging_s: float = 0.0  # More of one with staged or cached rows, for which room is found.
+    # Of the time of copies that run beside a step, what its other kernels take longer.
+    beside_copies_share: float = 0.0
     # Median error of steps of sources that these constants were not fitted to.
     relative_error: float = 0.27
 
@@ -122,21 +115,15 @@ class RooflineConstants:
 
 
 EXECUTOR = RooflineConstants(
-    update_share=0.83,
+    update_share=0.91,
     probe_bytes=0.0,
-    copy_share=1.0,
-    arena_s=0.38e-3,
+    copy_share=1.18,
+    in_place_update_share=0.45,
+    arena_s=1.25e-3,
     staging_s=2.6e-3,
-    staging_lookup_s=0.14e-9,
-    ahead_s=3.7e-3,
-    in_place_row_s=11.2e-9,
+    beside_copies_share=0.59,
 )
-"""Those of placer's own executor, for ``Roofline(EXECUTOR)``; fitted to its steps on one H200.
-
-These are `benchmarks/results/gpu-nvidia-h200.json`; ``python benchmarks/gpu.py --predict`` compares
-them. A directory of cached rows is searched once for each distinct row, which takes no time beside
-the rest. Copies seem to reach all of the link, for rows that the step before read too stay in HBM.
-"""
+"""Those of placer's own executor, for ``Roofline(EXECUTOR)``; see docs/cost-model.md."""
 
 
 class Roofline(StepEquation):
@@ -195,6 +182,7 @@ class Roofline(StepEquation):
             topology.exchange_s(device.id, 1.0),
             spec.weight_bytes_per_row() / spec.bytes_per_row(),
             self.constants,
+            problem.pipeline == "look-ahead",
         )
 
     def evaluate(self, problem: Problem, plan: Plan) -> CostReport:
@@ -212,13 +200,10 @@ class Roofline(StepEquation):
 
     def arena_costs(self, problem: Problem, gpu: int) -> ArenaCosts | None:
         """Return what staged and cached rows take of an executor. See `CostModel.arena_costs`."""
-        constants, nothing = self.constants, np.zeros(ROWS)
-        cached_s, lookup_s = np.zeros(ROWS), np.zeros(ROWS)
-        cached_s[COPIES], lookup_s[COPIES] = constants.staging_s, constants.staging_lookup_s
-        cached_s[LOOKUP] = constants.ahead_s * (problem.pipeline == "look-ahead")
-        if not cached_s.any() and not lookup_s.any():
+        if not self.constants.staging_s:
             return None
-        seconds = (cached_s, lookup_s, nothing, nothing)
+        seconds = np.zeros((len(ArenaCosts._fields), ROWS))
+        seconds[0, LOOKUP] = self.constants.staging_s
         return ArenaCosts(*(with_lanes(one, problem.pipeline) for one in seconds))
 
     def host_rates(self, problem: Problem, table: int, host: str) -> Rates:
@@ -269,22 +254,23 @@ def _costs(
     exchange_byte_s: float,
     weights: float,
     constants: RooflineConstants,
+    ahead: bool,
 ) -> UnitCosts:
     """`weights` is the part of a row's bytes that are not the optimizer's state."""
     hbm, link, dram = 1 / hbm_bytes_per_s, 1 / link_bytes_per_s, 1 / dram_bytes_per_s
     in_hbm = _in_memory(hbm, weights, constants)
     repeat, once = constants.repeat_share, (1 - constants.repeat_share) * weights
     device = ReadCosts(in_hbm)
+    copied = link / constants.copy_share
     staged = ReadCosts(
-        in_hbm + Rates(row_byte_s=2 * hbm),
-        Rates(row_byte_s=link / constants.copy_share),
+        in_hbm + Rates(row_byte_s=2 * hbm + ahead * constants.beside_copies_share * copied),
+        Rates(row_byte_s=copied),
         Rates(row_byte_s=2 * dram),
     )
     in_place = ReadCosts(
         Rates(lookup_s=in_hbm.lookup_s, lookup_byte_s=hbm / constants.update_share),
         Rates(
             lookup_byte_s=repeat * link / constants.in_place_share,
-            row_s=constants.in_place_row_s,
             row_byte_s=once * link / constants.in_place_share
             + link / constants.in_place_update_share,
         ),
@@ -322,7 +308,6 @@ def _lookup_shares(constants: RooflineConstants) -> Float:
         probe = constants.probe_bytes if kind in ("hit", "miss") else 0.0
         shares[number, 0, 0] = (looked_up + probe) / (looked_up + update + probe)
         if kind == "uva":
-            shares[number, 1, 2] = 1.0  # Updates write rows in their order.
             shares[number, 1, 3] = in_place / (in_place + 1 / constants.in_place_update_share)
             continue
         if kind == "host":

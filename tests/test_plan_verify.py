@@ -193,18 +193,19 @@ def test_memory_by_hand() -> None:
     assert {use.row_map_bytes for use in (gpu0, gpu1, server)} == {10 * ROW_MAP_BYTES_PER_ROW}
 
 
-def test_outputs_room_serves_to_prepare_a_step() -> None:
-    """Two features of 5 lookups and 4 columns; 7 samples on each of 2 GPUs, or 14 on one."""
-    features = (Feature("f", 5.0), Feature("g", 5.0))
-    table = replace(TABLE, features=features)
-    left = replace(in_dram("t", (0, 10, 1), (0, 2), "gpu:0"), lookup="staged", staging_rows=3)
+def test_outputs_room_serves_to_sort_entries_of_row_caches() -> None:
+    """Four columns in halves, the one of 14 samples on a GPU, the other of 7 on each of two."""
+    table = replace(TABLE, features=(Feature("f", 1.0),))
+    left = replace(in_dram("t", (0, 10, 1), (0, 2), "gpu:0"), lookup="staged", staging_rows=4)
     right = in_hbm("t", (0, 10, 1), (2, 4), "gpu:0", "gpu:1")
     plan = replace(plan_of(table, left, right, topology=machine()), batch_size=7)
-    # 8 bytes a lookup more to sort, and outputs and gradients that are not there yet, 8 a column.
-    half, once = 8 * 10 - 8 * 2 * 2, 3 * ENTRY_BYTES_PASSING
-    assert preparing_bytes(plan) == {"gpu:0": 14 * half + once + 7 * half, "gpu:1": 7 * half}
-    wide = replace(plan, tables=(replace(table, features=(Feature("f", 1.0),)),))
-    assert preparing_bytes(wide) == {"gpu:0": max(0, once - 21 * 8), "gpu:1": 0}
+    # Outputs and gradients are not there yet, 8 bytes a column, 8 of which sort a lookup.
+    assert preparing_bytes(plan) == {"gpu:0": 4 * ENTRY_BYTES_PASSING - 21 * (16 - 8), "gpu:1": 0}
+    fewer = replace(plan, shards=(replace(left, staging_rows=3), right))
+    assert preparing_bytes(fewer) == {"gpu:0": 0, "gpu:1": 0}
+    # Ten lookups take the room of one output, and more.
+    narrow = replace(plan, tables=(replace(table, features=(Feature("f", 10.0),)),))
+    assert preparing_bytes(narrow) == {"gpu:0": 4 * ENTRY_BYTES_PASSING, "gpu:1": 0}
 
 
 def test_hosts_without_gpus_pool_rows_of_their_memory() -> None:

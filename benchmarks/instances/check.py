@@ -335,7 +335,10 @@ def _buffers(work: StepTime, shard: Shard, first: bool) -> tuple[float, int]:
     looked_up = samples * table.lookups
     lookups = table.loads((start, stop, step), looked_up)[0]
     vectors = (samples * table.bags if first else 0) + lookups * table.unpooled_share
-    size = 2 * vectors * width * 4 + lookups * (32 + 8 + max(4.0, width / 16))
+    # Lookups are sorted in the room of outputs and their gradients, 8 bytes each more than updates.
+    each = table.bags / table.lookups + table.unpooled_share if table.lookups else 1.0
+    passing = 8 + max(4.0, width / 16) + max(0.0, SORT_BYTES - 8 * each * width)
+    size = 2 * vectors * width * 4 + lookups * ((16 if work.serial else 32) + passing)
     if shard["lookup"] not in ("staged", "cached"):
         return size, 0
     start = min(stop, start + shard.get("cache_rows", 0) * step)
@@ -375,7 +378,7 @@ def used_bytes(work: StepTime, plan: dict[str, Any]) -> dict[str, int]:
     used = dict.fromkeys(machine.memory, 0)
     orders = plan.get("row_order") or {}
     mapped: set[tuple[str, str]] = set()
-    # While a step is prepared there are no outputs: beyond their room, what sorting takes.
+    # While a step is prepared there are no outputs: beyond their room, what sorting entries takes.
     passing = dict.fromkeys(machine.gpus, 0.0)
     for group in _grouped(plan["shards"]):
         claimed = any("buffer_bytes" in shard for shard in group)
@@ -390,10 +393,10 @@ def used_bytes(work: StepTime, plan: dict[str, Any]) -> dict[str, int]:
                 entries += shard.get("staging_rows", _buffers(work, shard, False)[1])
             for device in shard["devices"]:
                 if device in passing:
-                    sorted_bytes = table.lookups * SORT_BYTES - 8 * table.bags * width
+                    room = max(0.0, 8 * table.bags * width - table.lookups * SORT_BYTES)
                     samples = work.batch // len(shard["devices"])
                     passing[device] += ENTRY_PASSING_BYTES * entries
-                    passing[device] += samples * sorted_bytes * (shard is group[0])
+                    passing[device] -= samples * room * (shard is group[0])
                 on_gpu = device in machine.gpus and shard["memory"] == "dram"
                 home = machine.host_of[machine.gpus[device]] if on_gpu else device
                 used[home] += row_count(shard) * table.row_bytes(width)

@@ -136,9 +136,8 @@ def server_curve(problem: Problem, shard: TableShard, costs: UnitCosts, shares: 
         seconds = read_matrix(costs, "host", sizes, shares) @ amounts
         phase_s, dram_s = seconds[:HOST] + Extras(**exchange).phase_s(costs), float(seconds[HOST])
         size = exchange_buffer_bytes(spec, samples, lookups, width)
-        size = count * row_bytes + np.ceil(
-            size + index_buffer_bytes(lookups, width, problem.pipeline)
-        )
+        size += index_buffer_bytes(spec, lookups, width, problem.pipeline == "look-ahead")
+        size = count * row_bytes + np.ceil(size)
         by_rank = option.replicated_rows or (option.row_slices > 1 and not option.blocked)
         if profile.counts is not None and by_rank:
             size += row_map_bytes(spec)
@@ -178,7 +177,7 @@ def replica_curve(
     phase_s += Extras(**exchange, shards=1.0).phase_s(costs)
     hbm_bytes = float(replicated_rows * spec.bytes_per_row())
     hbm_bytes += exchange_buffer_bytes(spec, samples, lookups, spec.dim)
-    hbm_bytes += index_buffer_bytes(lookups, spec.dim, problem.pipeline)
+    hbm_bytes += index_buffer_bytes(spec, lookups, spec.dim, problem.pipeline == "look-ahead")
     if profile.counts is not None and replicated_rows < spec.rows:
         hbm_bytes += row_map_bytes(spec)
     return CostCurve(
@@ -248,7 +247,7 @@ def _buffer_bytes(problem: Problem, shard: TableShard, load: Load, on_drive: Flo
     first, last = shard.columns(spec.dim)
     hot, (all_lookups, _) = load.hot_rows, load.all_counts
     fixed = exchange_buffer_bytes(spec, problem.global_batch_size, all_lookups, last - first)
-    fixed += index_buffer_bytes(all_lookups, last - first, problem.pipeline)
+    fixed += index_buffer_bytes(spec, all_lookups, last - first, problem.pipeline == "look-ahead")
     if cold not in ("staged", "cached"):
         return np.full(hot.size, fixed)
     # Rows in DRAM and on the drive are shards with buffers of their own.

@@ -52,25 +52,17 @@ from cost_models.step_equation.work import (
     only_link,
     work_of,
 )
-from placer.pipeline import Pipeline
 from placer.plan.buffers import output_vectors, with_buffers
 from placer.plan.memory import device_memory
 from placer.plan.plan import Plan
 from placer.plan.shard import Shard
 from placer.problem import Problem
-from placer.profile.table_profile import TableProfile
 
 _SHARES = lookup_shares()
 
 
-@lru_cache(maxsize=32_768)
-def _with_buffers(
-    profile: TableProfile, shard: Shard, samples: int, returns_bags: bool, pipeline: Pipeline
-) -> Shard:
-    """See `with_buffers`; kept, as a plan is fitted several times, and machines have the same."""
-    return with_buffers(
-        profile, shard, samples=samples, returns_bags=returns_bags, pipeline=pipeline
-    )
+# Kept, as a plan is fitted several times, and machines have the same.
+_with_buffers = lru_cache(maxsize=32_768)(with_buffers)
 
 
 class StepEquation(CostModel, ABC):
@@ -164,8 +156,10 @@ class StepEquation(CostModel, ABC):
         """As `placer.plan.buffers` has them. See `CostModel.with_buffers`."""
         samples = problem.global_batch_size // len(shard.devices)
         anywhere = replace(shard, devices=())
-        profile, pipeline = problem.profile.tables[table], problem.pipeline
-        sized = _with_buffers(profile, anywhere, samples, returns_bags, pipeline)
+        profile, ahead = problem.profile.tables[table], problem.pipeline == "look-ahead"
+        sized = _with_buffers(
+            profile, anywhere, samples=samples, returns_bags=returns_bags, ahead=ahead
+        )
         return replace(shard, staging_rows=sized.staging_rows, buffer_bytes=sized.buffer_bytes)
 
     def evaluate(self, problem: Problem, plan: Plan) -> CostReport:

@@ -11,8 +11,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from placer.pipeline import Pipeline
-from placer.plan.memory import ROW_CACHE_ENTRY_BYTES
+from placer.plan.memory import ROW_CACHE_ENTRY_BYTES, SORT_BYTES_PER_LOOKUP
 from placer.plan.shard import Shard
 from placer.profile.table_profile import TableProfile
 from placer.tables import Table
@@ -31,9 +30,8 @@ place, all int32, on the GPU that serves it. Measured by tests/executor/test_exe
 INDEX_BYTES_PASSING_PER_LOOKUP = 8
 """Bytes of one lookup that come and go while its rows are updated, beside sums of its row's parts.
 
-Its bag, 4, and what PyTorch's allocator rounds up, which is 0.2 to 3.7 bytes a lookup in 67
-records of `benchmarks/gpu.py` on an H200: a plan never promises too little. What comes and goes
-while the next step is prepared is gone by then; see `placer.plan.memory.preparing_bytes`."""
+Its bag in the order of rows, 4, and 4 for what PyTorch's allocator rounds up and for lists of the
+lookups that a host pools. The next step is prepared before; see `placer.plan.memory`."""
 
 SUM_BYTES_PER_LOOKUP_AND_COLUMN = 2 * 4 / 128
 """Sums of the parts of rows that are read often: two rows of float32 for 128 lookups."""
@@ -60,17 +58,24 @@ def output_vectors(table: Table, samples: float, lookups: float) -> float:
     return bags + (lookups * unpooled / total if total else 0.0)
 
 
-def index_buffer_bytes(lookups: float, width: int, pipeline: Pipeline = "look-ahead") -> float:
+def index_buffer_bytes(table: Table, lookups: float, width: int, ahead: bool = True) -> float:
     """Return bytes of the integers of all steps in flight, for a server of `lookups` of each.
 
-    Linear in lookups, so that cutting a table by rows neither saves any nor adds any.
+    Linear in lookups, so that cutting a table by rows neither saves any nor adds any. Without
+    looking `ahead`, one step is in flight.
 
-    >>> index_buffer_bytes(1000, width=64), index_buffer_bytes(1000, width=64, pipeline="serial")
+    >>> from placer import Feature
+    >>> table = Table("ads", rows=1000, dim=64, features=(Feature("ad"),))
+    >>> index_buffer_bytes(table, 1000, 64), index_buffer_bytes(table, 1000, 64, ahead=False)
     (44000.0, 28000.0)
     """
-    steps = STEPS_IN_FLIGHT if pipeline == "look-ahead" else 1
+    steps = STEPS_IN_FLIGHT if ahead else 1
+    each = table.lookups_per_sample
+    # Lookups are sorted while there are no outputs and gradients yet, in the room of these.
+    room = exchange_buffer_bytes(table, 1, each, width) / each if each else SORT_BYTES_PER_LOOKUP
     # The bags in order of rows take the place of the sums that follow.
     passing = INDEX_BYTES_PASSING_PER_LOOKUP + max(4.0, width * SUM_BYTES_PER_LOOKUP_AND_COLUMN)
+    passing += max(0.0, SORT_BYTES_PER_LOOKUP - room)
     return lookups * (steps * INDEX_BYTES_HELD_PER_LOOKUP + passing)
 
 
@@ -123,12 +128,7 @@ def cache_slices(shard: Shard) -> tuple[tuple[int, int, int], tuple[int, int, in
 
 
 def with_buffers(
-    profile: TableProfile,
-    shard: Shard,
-    *,
-    samples: int,
-    returns_bags: bool,
-    pipeline: Pipeline = "look-ahead",
+    profile: TableProfile, shard: Shard, *, samples: int, returns_bags: bool, ahead: bool = True
 ) -> Shard:
     """Return the shard with the `staging_rows` and `buffer_bytes` that reading it needs.
 
@@ -141,7 +141,7 @@ def with_buffers(
     all_lookups = samples * table.lookups_per_sample
     lookups = all_lookups * slice_lookup_share(profile, shard.rows)
     size = exchange_buffer_bytes(table, samples if returns_bags else 0, lookups, width)
-    size += index_buffer_bytes(lookups, width, pipeline)
+    size += index_buffer_bytes(table, lookups, width, ahead)
     staging_rows = 0
     if shard.lookup in ("staged", "cached"):
         _, cold = cache_slices(shard)

@@ -30,18 +30,16 @@ directory, slot and entry once more (4 each); 29 in all in arenas of 2³¹ rows 
 tests/executor/test_executor_memory.py."""
 
 ENTRY_BYTES_PASSING = 48
-"""More of it while a step's rows get entries, on a GPU.
+"""More of it while a step's rows get entries, on a GPU, where entries that rows leave are sorted.
 
-Slots that leave are sorted: keys (4), their order before (8), slots (4), sorted slots (4) with
-their numbers as int64 twice (16), and the room of CUB's radix sort of pairs (12). An H200 took
-48.5."""
+Keys (4), the order of eviction (8), slots (4), sorted ones (4) and their numbers twice (16), and
+the room of CUB's radix sort of pairs (12)."""
 
 SORT_BYTES_PER_LOOKUP = 8
 """More of a lookup while a step's lookups are sorted on a GPU than while its rows are updated.
 
-20 to sort int32 slots: their order as int64 twice, and the room that CUB's radix sort of pairs
-takes (keys and values once more: `sort_stable` of PyTorch's ATen/native/cuda/SortStable.cu, and
-cub::DeviceRadixSort). An update takes 12 and more; see `placer.plan.buffers`."""
+20 to sort int32 slots: their order as int64 twice, and CUB's room for 4 (`sort_stable` of PyTorch's
+ATen/native/cuda/SortStable.cu). An update takes 12 and more; see `placer.plan.buffers`."""
 
 CHECKSUM_BYTES = 4
 """Of each block of a drive."""
@@ -144,11 +142,10 @@ def record_bytes(table: Table, shard: Shard) -> int:
 
 
 def preparing_bytes(plan: Plan) -> dict[str, int]:
-    """Return what each GPU needs to prepare a step beyond what its shards' buffers have room for.
+    """Return what each GPU needs to sort entries of row caches beyond the room of shards' buffers.
 
-    Buffers are those of the phase that takes most where bags are small: rows are updated, and
-    outputs and their gradients are there. They are not yet while a step is prepared, so their room
-    serves to sort its lookups and the entries of row caches.
+    Buffers are for the update, when outputs and their gradients are there. While a step is prepared
+    they are not, and their room serves to sort its lookups and the entries.
     """
     passing: dict[str, float] = {gpu.id: 0.0 for gpu in plan.topology.gpus}
     seen: set[tuple[object, ...]] = set()
@@ -156,10 +153,10 @@ def preparing_bytes(plan: Plan) -> dict[str, int]:
         table, group = plan.tables_by_name[shard.table], (shard.table, shard.cols, shard.devices)
         samples = plan.batch_size * len(passing) // len(shard.devices)
         bags = sum(f.pooling != "none" and f.coverage > 0 for f in table.features)
-        size = table.lookups_per_sample * SORT_BYTES_PER_LOOKUP - 8 * bags * shard.width
+        room = max(0.0, 8 * bags * shard.width - table.lookups_per_sample * SORT_BYTES_PER_LOOKUP)
         for device in passing.keys() & set(shard.devices):
             passing[device] += (shard.staging_rows + shard.cache_rows) * ENTRY_BYTES_PASSING
-            passing[device] += samples * size * (group not in seen)
+            passing[device] -= samples * room * (group not in seen)
         seen.add(group)
     return {device: max(0, math.ceil(size)) for device, size in passing.items()}
 
