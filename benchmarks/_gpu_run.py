@@ -31,7 +31,10 @@ from placer.plan.memory import device_memory
 from placer.plan.shard import Lookup
 
 HBM_SHARES = (1.0, 0.1, 0.015, 0.0, 0.25)
-"""Shares of the rows, those with a target first."""
+"""Shares of the rows."""
+
+WITH_TARGET = HBM_SHARES[:3]
+"""Those that are timed first."""
 
 BAGS_IN_HBM = "nn.EmbeddingBag + Adagrad"
 
@@ -160,12 +163,13 @@ class Bench:
             gc.unfreeze()
 
     def _run(self) -> None:
-        for index, batch_size in enumerate(self.sizes.batch_sizes):
-            for skew in SKEWS:
-                group = _Group(self, self.sizes.model(skew), batch_size, self.sizes.batches)
-                group.run()
-                if not index:
-                    group.run_training()
+        for is_rest in (False, True):
+            for index, batch_size in enumerate(self.sizes.batch_sizes):
+                for skew in SKEWS:
+                    group = _Group(self, self.sizes.model(skew), batch_size, self.sizes.batches)
+                    group.run(is_rest)
+                    if not index and not is_rest:
+                        group.run_training()
         # The slowest come last, the small batch first.
         for batch_size in sorted(self.sizes.batch_sizes):
             for skew in SKEWS:
@@ -200,8 +204,11 @@ class _Group:
         self._number = batches
         self._drawn: tuple[Batches, list[Tensor]] | None = None
 
-    def run(self) -> None:
-        """The placed model in all kinds but one, and `nn.EmbeddingBag` on the GPU."""
+    def run(self, is_rest: bool) -> None:
+        """The placed model in all kinds but one: those with a target, or the rest.
+
+        `nn.EmbeddingBag` on the GPU is of the rest.
+        """
         for share in HBM_SHARES:
             lookups: tuple[Lookup, ...] = ("staged", "cached", "uva")
             if share == 1:
@@ -209,13 +216,15 @@ class _Group:
             elif not share:
                 lookups = ("staged", "uva")  # A cache without a row is no cache.
             for lookup in lookups:
-                self._placed(lookup, share)
-            if share == 1:
-                self._bags()
+                has_target = share in WITH_TARGET and lookup in ("device", "staged")
+                if has_target != is_rest:
+                    self._placed(lookup, share)
+        if is_rest:
+            self._bags()
 
     def run_training(self) -> None:
         """Whole steps, dense layers included, with batches that a loader leaves on the host."""
-        for share in (1.0, 0.1, 0.015):
+        for share in WITH_TARGET:
             kind = "device" if share == 1 else "staged"
             record = self._record(share, f"training, {kind} + look-ahead")
             if self._skip(self._bench.sizes.job_s, record):

@@ -1,7 +1,7 @@
-"""Key maps of which a device has a copy: it finds keys, and the host gives rows to new ones."""
+"""Key maps of which a device has copies: it finds keys, and the host gives rows to new ones."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import accumulate
 
@@ -10,176 +10,48 @@ import torch
 from torch import Tensor
 
 from placer.executor.backends.torch_kernels import SegmentTable
+from placer.executor.device_key_map import (
+    Answer,
+    Asked,
+    DeviceCopy,
+    DeviceKeyMap,
+    Given,
+    Lookups,
+    Walk,
+)
 from placer.executor.growing_keys import GrowingKeys
 from placer.executor.id_order import IdOrder
 from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.lookups.batch_reads import FeatureRead
 from placer.executor.streams import on_host, recorded
-from placer.growing.key_map import KeyMap
 from placer.growing.options import Growing, Int
 from placer.tables import Table
 
 BLOCK, WARPS = 128, 1
 """Keys of a program, and its warps: four searches of each thread are under way at once."""
 
-LEAST_ROWS, ROWS_PER_KEY = 1024, 32
-"""Rows whose reads the host asks for at a time: at least, and for each key that may need one."""
+FIRST = 4096
+"""Lookups that the host gets together with their number; it asks again for the others."""
 
 _SHAPES = 16
 """So many shapes of batches are remembered."""
 
-_MOST_PASSED = 17
-"""Rows that the hand may take and passes for one: those of its window and, if there are none, the
-next."""
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Keys:
+    """The keys of a batch on the device, where those of each table lie, and their rows."""
 
-class DeviceKeyMap(KeyMap):
-    """A key map with a copy of its slots and keys on a device, which counts the reads of rows.
-
-    The host asks the device for the reads of a row only when a rule needs them.
-
-    Parameters
-    ----------
-    growing : Growing
-    slots, keys, last, reads, step : Tensor
-        On the device: the slots; of each row its key, the step in which it was read last, and the
-        steps that read it; the number of the last step.
-    """
-
-    def __init__(self, growing: Growing, *there: Tensor) -> None:
-        self._device_slots, self._keys, self._last, self._reads, self._step = there
-        super().__init__(growing)
-        self.push()
-
-    def push(self) -> None:
-        """Copy all to the device."""
-        self._step.fill_(int(self._state[self._kernels.STEP]))
-        self._device_slots.copy_(torch.from_numpy(self._slots.view(np.int32)))
-        self._log = np.zeros(1 + self._slots.size // 16, np.int64)
-        self._send(np.arange(self.growing.rows))
-        numbers = self._numbers
-        self.numbers = None if numbers is None else self._index(numbers.astype(np.int64))
-        _synchronize(self._step.device)
-
-    def pull(self) -> None:
-        """Copy to the host what the device knows of reads."""
-        _synchronize(self._step.device)
-        self._refresh(self._behind(0, self.growing.rows))
-
-    def state(self, ahead: int = 0) -> dict[str, Int]:
-        self.pull()
-        return super().state(ahead)
-
-    def load_state(self, state: dict[str, Int]) -> None:
-        super().load_state(state)
-        self.push()
-
-    def train(self, keys: Tensor, rows: Tensor, open_steps: int, misses: bool) -> tuple[Int, Int]:
-        """Take a step whose keys the device has found, and give rows to keys that have none.
-
-        A key without a row has row 0 in `rows`, which is overwritten. The host reads those keys in
-        the order of the batch. It also reads the keys whose rows it may take back before the
-        batch comes to them; the order of all others changes nothing. Returns `reused` and
-        `new_keys` of `StepRows`.
-        """
-        state, kernels, lookups, ttl = self._state, self._kernels, keys.numel(), self.growing.ttl
-        sent = [np.zeros(0, np.int64)]
-        if ttl:
-            before = int(state[kernels.STEP]) + 1 - max(ttl, open_steps)
-            swept = self._behind(int(state[kernels.SWEEP]), lookups + 1024)
-            last = self._last[self._index(swept)]
-            if ((last >= 0) & (last < before)).any():
-                self._refresh(swept)
-                old = self._rows["step"][swept]
-                sent.append(swept[(old >= 0) & (old < before)])
-            else:
-                state[kernels.SWEEP], ttl = swept[-1] if swept.size else 0, 0
-        open_since = self._begin_step(lookups, open_steps, ttl)
-        state[kernels.HITS] += lookups
-        if not (misses or ttl):
-            self._without.append(sent[0])
-            return sent[0], sent[0]
-        waiting = self._lookups_of(np.append(sent[-1], 0), rows)
-        hand, passed, limit, reused = int(state[kernels.HAND]), 0, -1, sent[:1]
-        without = sent[:1]
-        while True:
-            places = self._index(waiting)
-            values = on_host(keys[places].long()).numpy()
-            found, taken, done = self._read(values, open_since, hand, limit)
-            state[kernels.HITS] -= done
-            rows[places[:done]] = self._index(found).to(rows.dtype)
-            sent.append(found)
-            without.append(values[:done][found == 0])
-            reused.append(taken)
-            waiting = waiting[done:]
-            if not waiting.size:
-                break
-            # The hand comes to rows of whose reads the device alone knows all.
-            more = max(LEAST_ROWS, ROWS_PER_KEY * waiting.size, passed)
-            chunk = self._behind(hand, more, passed)
-            self._refresh(chunk)
-            sent.append(chunk)
-            step = self._rows["step"][chunk]
-            is_old = (step >= 0) & (step < open_since)
-            is_read = on_host(self._among(rows)[self._index(chunk)]).numpy()
-            also = self._lookups_of(chunk[is_old & is_read], rows)
-            waiting = np.sort(np.append(waiting, also))
-            certain = np.flatnonzero(is_old & ~is_read)
-            limit = passed + int(certain[-_MOST_PASSED]) if certain.size >= _MOST_PASSED else -1
-            passed += chunk.size
-            if passed == state[kernels.USED]:
-                limit = passed
-        self._without.append(np.concatenate(without))
-        self._send(np.unique(np.concatenate(sent)))
-        again = np.concatenate(reused)
-        return self._numbered(again), self._rows["key"][again]
-
-    def _behind(self, hand: int, most: int, passed: int = 0) -> Int:
-        """Return the rows behind a hand, once around at most, but for those that it has passed."""
-        used = int(self._state[self._kernels.USED])
-        return (hand + np.arange(passed, min(used, passed + most))) % max(1, used) + 1
-
-    def _index(self, values: Int) -> Tensor:
-        return torch.from_numpy(values).to(self._step.device)
-
-    def _among(self, rows: Tensor) -> Tensor:
-        """Return of each row of the map whether it is among these: bool, shape (rows,)."""
-        found = torch.zeros(self.growing.rows, dtype=torch.bool, device=rows.device)
-        return found.index_fill_(0, rows, True)
-
-    def _lookups_of(self, read: Int, rows: Tensor) -> Int:
-        """Return which lookups are of some of the rows."""
-        return on_host(self._among(self._index(read))[rows].nonzero().squeeze(1)).numpy()
-
-    def _refresh(self, rows: Int) -> None:
-        """Get the reads of rows from the device, but for those that this step has read already."""
-        index = self._index(rows)
-        came = on_host(torch.stack((self._last[index], self._reads[index].int()))).numpy()
-        step = self._rows["step"][rows]
-        is_old = (step >= 0) & (step < self._state[self._kernels.STEP])
-        for name, values in zip(("step", "reads"), came, strict=True):
-            self._rows[name][rows[is_old]] = values[is_old]
-
-    def _send(self, rows: Int) -> None:
-        """Send what the host knows of rows, and all slots that have changed."""
-        index, records = self._index(rows), self._rows[rows]
-        names = ((self._keys, "key"), (self._last, "step"), (self._reads, "reads"))
-        for there, name in names:
-            there[index] = self._index(records[name].copy()).to(there.dtype)
-        changed = self._log[1 : 1 + self._log[0]]
-        if changed.size < self._log[0]:
-            changed = np.arange(self._slots.size)
-        self._device_slots[self._index(changed)] = self._index(self._slots[changed].view(np.int32))
-        self._log[0] = 0
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    spans: dict[str, slice]
+    table: SegmentTable
+    ids: Tensor
+    rows: Tensor
 
 
 class DeviceKeys(GrowingKeys):
     """Key maps with copies on a device, which finds keys; the host gives rows to new ones.
+
+    The host waits for the device once a step, for the lookups that found no row; and once more, for
+    all tables together, when rows may have to be taken back.
 
     Parameters
     ----------
@@ -208,24 +80,22 @@ class DeviceKeys(GrowingKeys):
             list(accumulate((getattr(how, size) for how in growing.values()), initial=0))
             for size in ("slot_count", "rows")
         )
-        self._steps, self._slots, self._keys, self._last, self._reads = (
-            torch.zeros(size, dtype=dtype, device=device)
-            for size, dtype in (
-                (len(growing), torch.int32),
-                (slots[-1], torch.int32),
-                (rows[-1], torch.int64),
-                (rows[-1], torch.int32),
-                (rows[-1], torch.uint8),
-            )
+        zeros = partial(torch.zeros, device=device)
+        self._copy = DeviceCopy(
+            slots=zeros(slots[-1], dtype=torch.int32),
+            keys=zeros(rows[-1], dtype=torch.int64),
+            last=zeros(rows[-1], dtype=torch.int32),
+            reads=zeros(rows[-1], dtype=torch.uint8),
+            step=zeros(len(growing), dtype=torch.int32),
         )
-        self._places: dict[str, tuple[int, ...]] = {}
+        # Of each table: its number, where its slots begin and how many there are, where its rows
+        # begin, and which bits of a slot are a row.
+        self._places: dict[str, tuple[int, int, int, int, int]] = {}
         for number, (name, how) in enumerate(growing.items()):
-            first_slot, own = slots[number], slice(rows[number], rows[number + 1])
-            of_rows = (values[own] for values in (self._keys, self._last, self._reads))
-            own_slots = self._slots[first_slot : slots[number + 1]]
-            self.maps[name] = DeviceKeyMap(how, own_slots, *of_rows, self._steps[number])
+            own = slice(*slots[number : number + 2]), slice(*rows[number : number + 2]), number
+            self.maps[name] = DeviceKeyMap(how, self._copy.part(*own))
             mask = (1 << how.capacity.bit_length()) - 1
-            self._places[name] = number, first_slot, how.slot_count, own.start, mask
+            self._places[name] = number, slots[number], how.slot_count, rows[number], mask
 
     def rows_of(
         self,
@@ -249,37 +119,119 @@ class DeviceKeys(GrowingKeys):
         if self._used is not None:  # Perhaps on another stream.
             torch.cuda.current_stream(self._device).wait_event(self._used)
         ids = batch.ids.to(self._device, non_blocking=True)
-        rows, misses = ids.to(torch.int64, copy=True), torch.zeros_like(self._steps)
         table = self._segments(
             tuple(
                 (span.start, number, span.stop - span.start, *places, 0)
                 for span, (number, *places) in ((spans[name], self._places[name]) for name in spans)
             )
         )
-        grid = -(-table.longest // BLOCK), len(spans)
-        self._run(
-            self._kernels.find, grid,
-            ids, table.table, self._slots, self._keys, rows, misses, BLOCK=BLOCK, num_warps=WARPS,
-        )  # fmt: skip
-        if training:
-            known, begun = on_host(misses).tolist(), {}
-            for name, span in spans.items():
-                missing = known[self._places[name][0]] > 0
-                open_steps = max(1, self.open_steps)
-                begun[name] = maps[name].train(ids[span], rows[span], open_steps, missing)
-            self._steps += 1
-            self._run(
-                self._kernels.note_reads, grid,
-                rows, table.table, self._steps, self._last, self._reads,
-                BLOCK=BLOCK, num_warps=WARPS,
-            )  # fmt: skip
-            for name, (reused, keys) in begun.items():
-                if reused.size:
-                    self._begin_again(name, torch.from_numpy(reused), keys, id_order())
+        keys = _Keys(spans, table, ids, ids.to(torch.int64, copy=True))
+        known = self._copy
+        find = partial(self._launch, self._kernels.find, table, ids, known.slots, known.keys)
+        if not training:
+            find(keys.rows, self._room(FIRST), FIRST)
+        else:
+            missing, _ = self._noted(partial(find, keys.rows))
+            again = self._give_rows(keys, missing)
+            known.step.add_(1)
+            note_reads = self._kernels.note_reads
+            self._launch(note_reads, table, keys.rows, known.step, known.last, known.reads)
+            if again:
+                self._begin_again(again, id_order())
             self._open_step()
         for name, span in spans.items():
             if (numbers := maps[name].numbers) is not None:
-                rows[span] = numbers[rows[span]]
+                keys.rows[span] = numbers[keys.rows[span]]
         if self._device.type == "cuda":
             self._used = recorded()
-        return replace(batch, ids=rows.to(batch.ids.device))
+        return replace(batch, ids=keys.rows.to(batch.ids.device))
+
+    def _launch(self, kernel: object, table: SegmentTable, *arguments: Tensor | int) -> None:
+        grid = -(-table.longest // BLOCK), table.table.shape[0]
+        self._run(kernel, grid, table.table, *arguments, BLOCK=BLOCK, num_warps=WARPS)
+
+    def _room(self, lookups: int) -> Tensor:
+        """Return room for a kernel to note so many lookups."""
+        return torch.zeros(1 + 3 * lookups, dtype=torch.int64, device=self._device)
+
+    def _noted(self, launch: Callable[[Tensor, int], None], *others: Tensor) -> tuple[Lookups, Int]:
+        """Return the lookups that a kernel notes, and other int64 tensors; waits for the device."""
+        room = FIRST
+        while True:
+            noted = self._room(room)
+            launch(noted, room)
+            found = on_host(torch.cat((noted, *others)) if others else noted).numpy()
+            size = int(found[0])
+            if size <= room:
+                break
+            room = -(-size // FIRST) * FIRST
+        lookups = Lookups(*found[1 : 1 + 3 * room].reshape(3, -1)[:, :size])
+        return lookups.at(lookups.places.argsort()), found[1 + 3 * room :]
+
+    def _give_rows(self, keys: _Keys, missing: Lookups) -> dict[str, tuple[Tensor, Int]]:
+        """Take a step of all maps; write the rows of lookups that had none.
+
+        Returns the rows of each table that had another key before, and their keys now.
+        """
+        walks: dict[str, Walk] = {}
+        for name, span in keys.spans.items():
+            own, open_steps = missing.within(span), max(1, self.open_steps)
+            walks[name] = self._map(name).train(span.stop - span.start, own, open_steps)
+        given: dict[str, Given] = {}
+        answers: dict[str, Answer | None] = dict.fromkeys(walks)
+        while answers:
+            asked: dict[str, Asked] = {}
+            for name, answer in answers.items():
+                try:
+                    asked[name] = walks[name].send(answer)
+                except StopIteration as end:
+                    if end.value is not None:
+                        given[name] = end.value
+            answers = self._answers(keys, asked) if asked else {}
+        if given:
+            self._write(keys.rows, given)
+        again = {name: given[name] for name in walks if name in given and given[name].reused.size}
+        return {name: (torch.from_numpy(own.reused), own.new_keys) for name, own in again.items()}
+
+    def _map(self, name: str) -> DeviceKeyMap:
+        own = self.maps[name]
+        assert isinstance(own, DeviceKeyMap), "the device has copies of all maps"
+        return own
+
+    def _answers(self, keys: _Keys, asked: Mapping[str, Asked]) -> dict[str, Answer | None]:
+        """Ask the device about rows of several tables, and wait for it once."""
+        known, sizes = self._copy, [own.rows.size for own in asked.values()]
+        starts = np.repeat([self._places[name][3] for name in asked], sizes)
+        befores = np.repeat([own.before for own in asked.values()], sizes)
+        chosen = np.concatenate([own.rows for own in asked.values()]) + starts
+        index, before = known.index(np.stack((chosen, befores)))
+        last, reads = known.last[index].long(), known.reads[index].long()
+        may_go = torch.zeros(known.last.shape, dtype=torch.bool, device=self._device)
+        may_go[index] = (last >= 0) & (last < before)
+        readers = partial(self._launch, self._kernels.readers, keys.table, keys.ids, may_go)
+        lookups, came = self._noted(partial(readers, keys.rows), last, reads)
+        all_last, all_reads = came.reshape(2, -1)
+        answers: dict[str, Answer | None] = {}
+        for name, size, end in zip(asked, sizes, np.cumsum(sizes), strict=True):
+            own = slice(end - size, end)
+            readers_of = lookups.within(keys.spans[name])
+            answers[name] = Answer(all_last[own], all_reads[own], readers_of)
+        return answers
+
+    def _write(self, rows: Tensor, given: Mapping[str, Given]) -> None:
+        """Write the rows of lookups, and what has changed in the maps."""
+        parts: list[list[Int]] = []
+        for name, own in given.items():
+            _, first_slot, _, first_row, _ = self._places[name]
+            of_rows, of_slots = self._map(name).changes(own.changed)
+            of_rows[0] += first_row
+            of_slots[0] += first_slot
+            parts.append([np.stack((own.places, own.rows)), of_rows, of_slots])
+        joined = [np.concatenate(part, axis=1) for part in zip(*parts, strict=True)]
+        flat = self._copy.index(np.concatenate([part.reshape(-1) for part in joined]))
+        pieces = torch.split_with_sizes(flat, [part.size for part in joined])
+        of_lookups, *changes = (
+            piece.view(part.shape) for piece, part in zip(pieces, joined, strict=True)
+        )
+        rows[of_lookups[0]] = of_lookups[1]
+        self._copy.write(*changes)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from placer.errors import CheckpointError, PlanMismatchError
-from placer.executor.id_order import IdOrder, tensors_of
+from placer.executor.id_order import IdOrder
 from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.lookups.batch_reads import FeatureRead, feature_bounds
 from placer.executor.memory.initial_weights import weights_of_keys
@@ -129,18 +129,19 @@ class GrowingKeys:
         step = self.maps[name].read(keys, max(1, self.open_steps))
         if step.reused.size:
             rows = torch.from_numpy(step.reused.copy())
-            self._begin_again(name, rows, step.new_keys, id_order())
+            self._begin_again({name: (rows, step.new_keys)}, id_order())
         return step.rows
 
-    def _begin_again(self, name: str, rows: Tensor, keys: Int, order: IdOrder) -> None:
+    def _begin_again(self, again: Mapping[str, tuple[Tensor, Int]], order: IdOrder) -> None:
         """Draw new weights for rows that these keys have now, and set optimizer state to zero."""
-        order.synchronize()
-        table = order.plan.tables_by_name[name]
-        for tensor in tensors_of(table, order.optimizers[name]):
-            values = torch.zeros(rows.numel(), *tensor.shape[1:])
-            if tensor.name == "weight" and self.seed is not None:
-                values = weights_of_keys(table, self.seed, keys)
-            order.write_rows(table, tensor.name, rows, values)
+        weights = {}
+        for name, (rows, keys) in again.items():
+            table = order.plan.tables_by_name[name]
+            drawn = torch.zeros(rows.numel(), table.dim)
+            if self.seed is not None:
+                drawn = weights_of_keys(table, self.seed, keys)
+            weights[name] = rows, drawn
+        order.start_rows(weights)
 
     def counts(self) -> dict[str, KeyCounts]:
         """Return the counters of each table's keys."""

@@ -190,6 +190,21 @@ class IdOrder(ABC):
         Call `synchronize` before.
         """
 
+    def start_rows(self, weights: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+        """Overwrite the weights of some rows of tables, and set their optimizer state to zero.
+
+        Parameters
+        ----------
+        weights : mapping of table name to (ids, weights)
+            Distinct ids, shape (rows,), and weights, shape (rows, dim), on the host.
+        """
+        self.synchronize()
+        for name, (ids, values) in weights.items():
+            table = self.plan.tables_by_name[name]
+            for tensor in tensors_of(table, self.optimizers[name]):
+                own = torch.zeros(ids.numel(), *tensor.shape[1:])
+                self.write_rows(table, tensor.name, ids, values if tensor.name == "weight" else own)
+
     @abstractmethod
     def local_shards(self) -> Iterator[LocalShard]:
         """Return what this process holds of each tensor, a table's weight first."""

@@ -17,6 +17,13 @@ def start_copy(tensor: Tensor) -> Tensor:
     return copy.copy_(tensor, non_blocking=True)
 
 
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor of the host on a device, which is not waited for."""
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
 def on_host(tensor: Tensor) -> Tensor:
     """Return the tensor in the host's memory; waits for a device that it is on.
 

@@ -1,6 +1,7 @@
 """Key maps that a device has too, in Triton's interpreter: beside the host's, to the bit."""
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import cast
 
@@ -10,7 +11,7 @@ import torch
 from fast_and_full import covering
 from torch import Tensor
 
-from placer.executor import device_keys
+from placer.executor import device_key_map, device_keys
 from placer.executor.backends import make_backend
 from placer.executor.backends.triton.triton_backend import TritonBackend
 from placer.executor.device_keys import DeviceKeys
@@ -32,8 +33,9 @@ class _HostKeys(GrowingKeys):
 
     begun: Begun
 
-    def _begin_again(self, name: str, rows: Tensor, keys: np.ndarray, order: object) -> None:
-        self.begun.append((name, rows.tolist(), keys.tolist()))
+    def _begin_again(self, again: Mapping[str, tuple[Tensor, np.ndarray]], order: object) -> None:
+        for name, (rows, keys) in again.items():
+            self.begun.append((name, rows.tolist(), keys.tolist()))
 
 
 class _BothKeys(_HostKeys, DeviceKeys):
@@ -99,8 +101,9 @@ def test_rows_and_evictions_are_those_of_the_host(
     rows_at_a_time: tuple[int, int],
 ) -> None:
     """Full tables, of which many rows are read in the very step that takes others back."""
-    monkeypatch.setattr(device_keys, "LEAST_ROWS", rows_at_a_time[0])
-    monkeypatch.setattr(device_keys, "ROWS_PER_KEY", rows_at_a_time[1])
+    monkeypatch.setattr(device_key_map, "LEAST_ROWS", rows_at_a_time[0])
+    monkeypatch.setattr(device_key_map, "ROWS_PER_KEY", rows_at_a_time[1])
+    monkeypatch.setattr(device_keys, "FIRST", rows_at_a_time[0])  # More lookups take two rounds.
     how = Growing(100, admission, eviction, ttl)
     maps, random = _Maps(how, replace(how, capacity=37)), np.random.default_rng(ttl)
     for number in range(16):

@@ -6,7 +6,7 @@ and update see places alone, so that staging, caching and reading in place diffe
 but what happens here, and results are bit-equal between them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from placer.executor.backends.torch_kernels import (
     in_one_piece,
     places_of,
 )
+from placer.executor.growing_keys import GrowingKeys
 from placer.executor.local.hit_rates import LookupCounts
 from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.lookups.batch_reads import ArenaReads, FeatureRead, keep_until_used
@@ -37,6 +38,8 @@ from placer.executor.names import Policy
 from placer.executor.optimizers.rule import Rule
 from placer.executor.phases import phase
 from placer.executor.streams import recorded
+from placer.growing import Growing
+from placer.tables import Table
 
 _SEGMENT_TABLES = 16
 """So many shapes of batches are remembered."""
@@ -98,6 +101,12 @@ class Backend(TorchKernels):
     def allocate(self, spec: ArenaSpec, drive: Path | None = None) -> Arena:
         """Return zeroed memory for an arena; `drive` is the folder of rows on a drive."""
         return allocate(spec, self._device, None if self.in_one_memory else self._policy, drive)
+
+    def key_maps(
+        self, growing: Mapping[str, Growing], tables: Mapping[str, Table], seed: int | None
+    ) -> GrowingKeys:
+        """Return the key maps of tables that grow."""
+        return GrowingKeys(growing, tables, seed)
 
     def follow(self, stream: torch.cuda.Stream) -> None:
         """Let rows move only once what is queued on a stream is done."""

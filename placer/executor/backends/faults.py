@@ -8,7 +8,7 @@ from torch import Tensor
 
 from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.lookups.batch_reads import FeatureRead, check_ids, feature_bounds
-from placer.executor.streams import recorded, start_copy
+from placer.executor.streams import recorded
 
 NO_FAULT = torch.iinfo(torch.int64).max
 
@@ -26,6 +26,7 @@ class Faults:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._watched: deque[_Watched] = deque()
+        self._spare: list[Tensor] = []  # Pinned memory takes long to get.
 
     def new(self) -> Tensor:
         """int64, shape (1,): kernels lower it to the position of the first bad id."""
@@ -39,7 +40,11 @@ class Faults:
             return
         if torch.cuda.is_current_stream_capturing():
             return  # A captured graph has no host code; its bad lookups are skipped all the same.
-        self._watched.append((start_copy(fault), recorded(), batch, features))
+        copy = (
+            self._spare.pop() if self._spare else torch.empty(1, dtype=torch.int64, pin_memory=True)
+        )
+        copy.copy_(fault, non_blocking=True)
+        self._watched.append((copy, recorded(), batch, features))
 
     def poll(self) -> None:
         """Raise for earlier batches whose result has come in meanwhile; see `watch`."""
@@ -47,6 +52,7 @@ class Faults:
             return  # Events must not be queried meanwhile.
         while self._watched and self._watched[0][1].query():  # type: ignore[no-untyped-call]
             position, _, batch, features = self._watched.popleft()
+            self._spare.append(position)
             if int(position) != NO_FAULT:
                 _raise(int(position), batch, features)
 

@@ -166,7 +166,8 @@ class ShardedKeys(GrowingKeys):
     def begin_rows(self, order: IdOrder) -> None:
         """Reset the rows that have other keys since the last call, where this rank holds them."""
         while self._new_rows:
-            self._begin_again(*self._new_rows.popleft(), order)
+            name, rows, keys = self._new_rows.popleft()
+            self._begin_again({name: (rows, keys)}, order)
 
     def counts(self) -> dict[str, KeyCounts]:
         self.wait()

@@ -25,7 +25,10 @@ MOST_LOOKUPS = 1 << 22
 """Larger batches keep the GPU busy for longer than the host needs to start their kernels."""
 
 MOST_SHAPES = 2
-"""A captured shape keeps some 30 bytes a lookup that others give back after their step."""
+"""A graph keeps some 30 bytes a lookup that others give back after their step."""
+
+MOST_GRAPHS = 2
+"""Graphs of one shape: one step may be open while the next one is found."""
 
 Shape = tuple[int, torch.dtype, tuple[tuple[int, int], ...]]
 
@@ -41,6 +44,10 @@ class CapturedBatch:
     graph: torch.cuda.CUDAGraph
     ticket: "weakref.ref[Ticket] | None" = None
 
+    def last_ticket(self) -> Ticket | None:
+        """Return the ticket of the last step, if something still refers to it."""
+        return None if self.ticket is None else self.ticket()
+
 
 class CapturedBatches:
     """Captures how a module finds batches, where all its rows are in HBM.
@@ -53,7 +60,7 @@ class CapturedBatches:
 
     def __init__(self, runtime: Runtime, features: Sequence[FeatureRead]) -> None:
         self._runtime, self._features = runtime, features
-        self._captured: dict[Shape, CapturedBatch] = {}
+        self._captured: dict[Shape, list[CapturedBatch]] = {}
         self._last: Shape | None = None
         self._seen = 0
         self._can = runtime.backend.can_be_captured and all(
@@ -62,12 +69,17 @@ class CapturedBatches:
         )
 
     def find(
-        self, batch: BagBatch, bags: Bags, reads: Callable[[Bags], tuple[ArenaReads, ...]]
+        self,
+        batch: BagBatch,
+        bags: Bags,
+        reads: Callable[[Bags], tuple[ArenaReads, ...]],
+        behind: torch.cuda.Stream | None = None,
     ) -> tuple[ArenaStep, ...] | None:
         """Return the step of a batch on the device, to be trained; None if it must be prepared.
 
-        So it must if its shape is not captured, or if the last step of that shape is still open:
-        the graph would overwrite what that reads.
+        So it must if its shape is not captured, or if the last steps of that shape are still open:
+        a graph would overwrite what they read. A graph also waits for what `behind` has queued,
+        where steps are trained on that stream.
         """
         backend = self._runtime.backend
         shape = (batch.batch_size, batch.ids.dtype, bags.spans)
@@ -75,16 +87,20 @@ class CapturedBatches:
             return None
         if batch.weights is not None or torch.cuda.is_current_stream_capturing():
             return None
-        captured = self._captured.get(shape)
+        graphs = self._captured.get(shape, [])
+        captured = next((each for each in graphs if not backend.is_open(each.last_ticket())), None)
         if captured is None:
             self._seen = self._seen + 1 if shape == self._last else 1
             self._last = shape
-            if self._seen <= SEEN or len(self._captured) == MOST_SHAPES:
+            if self._seen <= SEEN or len(graphs) == MOST_GRAPHS:
                 return None
-            captured = self._captured[shape] = self._capture(batch, bags, reads)
-        elif captured.ticket is not None and backend.is_open(captured.ticket()):
-            return None
+            if not graphs and len(self._captured) == MOST_SHAPES:
+                return None
+            captured = self._capture(batch, bags, reads)
+            self._captured[shape] = [*graphs, captured]
         else:
+            if behind is not None:
+                torch.cuda.current_stream(batch.ids.device).wait_stream(behind)
             captured.ids.copy_(batch.ids)
             captured.offsets.copy_(bags.offsets)
             backend.counts.add_captured(sum(step.reads.lookups for step in captured.steps))

@@ -1,5 +1,6 @@
 """Weights and optimizer state by id, wherever a plan keeps their rows in this process."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
@@ -9,6 +10,7 @@ from torch import Tensor
 from placer.executor.id_order import IdOrder, IdRange, LocalShard
 from placer.executor.memory.arena import Arena, TieredRows
 from placer.executor.memory.layout import ArenaSlice, Layout
+from placer.executor.streams import sent
 from placer.plan.plan import Plan
 from placer.tables import OPTIMIZER_STATE, OptimizerName, Table
 
@@ -98,6 +100,23 @@ class LocalIdOrder(IdOrder):
                 whole[:, held] = own
                 own = whole
             rows.write(slots, own)
+
+    def start_rows(self, weights: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+        if any(arena.row_cache is not None or arena.store is not None for arena in self._arenas):
+            self.synchronize()
+        parts: dict[int, list[tuple[Tensor, Tensor]]] = defaultdict(list)
+        for name, (ids, values) in weights.items():
+            there = sent(ids, self._device)
+            for columns in self._layout.column_slices[name]:
+                own = columns.slots_of(there), values[:, slice(*columns.cols)]
+                parts[columns.arena].append(own)
+        for number, held in parts.items():
+            slots, rows = (torch.cat(list(part)) for part in zip(*held, strict=True))
+            arena = self._arenas[number]
+            arena.weights.write(slots, sent(rows, self._device))
+            if arena.state is not None:
+                shape = slots.numel(), *arena.state.hbm.shape[1:]
+                arena.state.write(slots, torch.zeros(shape, device=self._device))
 
     def _column_slices(
         self, table: Table, name: str

@@ -12,9 +12,7 @@ from torch import Tensor
 
 from placer.errors import DataError, PlanMismatchError
 from placer.executor.backends import make_backend
-from placer.executor.backends.triton.triton_backend import TritonBackend
 from placer.executor.embeddings import Embeddings
-from placer.executor.growing_keys import GrowingKeys
 from placer.executor.local.captured_batches import CapturedBatches
 from placer.executor.local.fused_lookup import FusedLookup, Runtime
 from placer.executor.local.hit_rates import HitRates
@@ -161,11 +159,7 @@ class PlacedEmbeddings(Embeddings):
         sliced_elsewhere = () if whole_rows is None else whole_rows.dims
         self._layout = lay_out(plan, self.optimizers, self.device, sliced_elsewhere)
         grows = plan.growing if growing is None else growing
-        self.keys = GrowingKeys(grows, plan.tables_by_name, seed)
-        if grows and isinstance(kernels, TritonBackend):
-            from placer.executor.device_keys import DeviceKeys
-
-            self.keys = DeviceKeys(grows, plan.tables_by_name, seed, self.device, kernels.run)
+        self.keys = kernels.key_maps(grows, plan.tables_by_name, seed)
         folder = None if drive is None else Path(drive)
         self._runtime = Runtime(
             tuple(kernels.allocate(spec, folder) for spec in self._layout.arenas),
@@ -269,13 +263,15 @@ class PlacedEmbeddings(Embeddings):
         # Rows move once the updates queued so far are done; where they are is known before. So a
         # batch on the host is found beside the step that is trained now.
         backend.follow(training)
-        if backend.is_written or any(tensor.is_cuda for tensor in tensors_of(batch)):
+        on_device = [tensor for tensor in tensors_of(batch) if tensor.is_cuda]
+        if backend.is_written or on_device:
             self._stream.wait_stream(training)
             backend.is_written = False
-        keep_until_used(batch, self._stream)  # It may be let go of before it is read.
+        for tensor in on_device:  # It may be let go of before it is read.
+            tensor.record_stream(self._stream)
         self._begun.append(recorded())
         with torch.cuda.stream(self._stream):
-            prepared = self._prepare(batch, training=True, ahead=True)
+            prepared = self._prepare(batch, training=True, behind=training)
             ready = recorded()
         # A host that runs further ahead gains nothing, and holds memory for all those batches.
         if len(self._begun) > _MOST_AHEAD:
@@ -373,15 +369,26 @@ class PlacedEmbeddings(Embeddings):
             self._runtime.updates,
         )
 
-    def _prepare(self, batch: BagBatch, training: bool, ahead: bool = False) -> PreparedBatch:
-        """Check a batch and find its rows, on the current stream."""
+    def _prepare(
+        self, batch: BagBatch, training: bool, behind: torch.cuda.Stream | None = None
+    ) -> PreparedBatch:
+        """Check a batch and find its rows, on the current stream.
+
+        `behind` is the stream on which steps are trained, where that is another one.
+        """
         batch, bags = ready_to_read(batch, self.features, self.device)
         runtime = self._runtime
         if runtime.keys.in_batches:
-            batch = runtime.keys.rows_of(batch, self.features, training, self._id_order)
+
+            def order() -> LocalIdOrder:
+                if behind is not None:
+                    torch.cuda.current_stream(self.device).wait_stream(behind)
+                return self._id_order()
+
+            batch = runtime.keys.rows_of(batch, self.features, training, order)
         steps = None
-        if training and not ahead:
-            steps = self._captured.find(batch, bags, self._reads)
+        if training:
+            steps = self._captured.find(batch, bags, self._reads, behind)
         if steps is None:
             reads = self._reads(bags)
             steps = runtime.backend.prepare(runtime.arenas, batch, self.features, reads, training)

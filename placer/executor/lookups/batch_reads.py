@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from itertools import pairwise
 
 import torch
@@ -247,16 +247,20 @@ def keep_until_used(prepared: object, stream: torch.cuda.Stream) -> None:
 
 
 def tensors_of(prepared: object) -> Iterator[Tensor]:
-    """Yield all tensors that a prepared batch, or another tree of dataclasses, holds."""
+    """Yield all tensors that a prepared batch, or another tree of dataclasses, holds.
+
+    Those of segments are left out: they are the model's, and outlive all batches.
+    """
     waiting: list[object] = [prepared]
     while waiting:
         value = waiting.pop()
         if isinstance(value, Tensor):
             yield value
         elif isinstance(value, tuple | list):
-            waiting.extend(value)
+            if value and not isinstance(value[0], int | Segment):
+                waiting.extend(value)
         elif is_dataclass(value):
-            waiting.extend(getattr(value, field.name) for field in fields(value))
+            waiting.extend(getattr(value, name) for name in value.__dataclass_fields__)
 
 
 def check_ids(ids: Tensor, feature: FeatureRead) -> None:

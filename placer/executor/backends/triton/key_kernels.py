@@ -11,8 +11,23 @@ import triton.language as tl
 
 
 @triton.jit
-def find(ids, table, slots, keys, out, misses, BLOCK: tl.constexpr):
-    """The row of each key, 0 for those that have none; and how many those are, by table."""
+def _note(chosen, position, key, row, noted, room):
+    """Append lookups to `noted`, in any order: their number, places, keys and rows.
+
+    Those for which there is no room are only counted.
+    """
+    taken = tl.sum(chosen.to(tl.int64), 0)
+    start = tl.atomic_add(noted, taken, mask=taken > 0)
+    at = start + tl.cumsum(chosen.to(tl.int64), 0)
+    chosen = chosen & (at <= room)
+    tl.store(noted + at, position, mask=chosen)
+    tl.store(noted + room + at, key, mask=chosen)
+    tl.store(noted + 2 * room + at, row, mask=chosen)
+
+
+@triton.jit
+def find(table, ids, slots, keys, out, noted, room, BLOCK: tl.constexpr):
+    """Find the row of each key, 0 for those that have none; and note these lookups."""
     segment = table + tl.program_id(1).to(tl.int64) * 8
     first = tl.load(segment)
     lookups = tl.load(segment + 2)
@@ -42,12 +57,24 @@ def find(ids, table, slots, keys, out, misses, BLOCK: tl.constexpr):
         slot = tl.load(slots + slot_start + at, mask=searching, other=0).to(tl.int64) & 0xFFFFFFFF
         searching = searching & (slot != 0)
     tl.store(out + first + position, row, mask=inside)
-    missing = tl.sum((inside & (row == 0)).to(tl.int32), 0)
-    tl.atomic_add(misses + tl.load(segment + 1), missing, mask=missing > 0)
+    _note(inside & (row == 0), first + position, key, row, noted, room)
 
 
 @triton.jit
-def note_reads(rows, table, steps, last, reads, BLOCK: tl.constexpr):
+def readers(table, ids, chosen, rows, noted, room, BLOCK: tl.constexpr):
+    """Note the lookups of chosen rows."""
+    segment = table + tl.program_id(1).to(tl.int64) * 8
+    position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = position < tl.load(segment + 2)
+    position += tl.load(segment)
+    row = tl.load(rows + position, mask=inside, other=0)
+    reads = tl.load(chosen + tl.load(segment + 5) + row, mask=inside & (row != 0), other=0) != 0
+    key = tl.load(ids + position, mask=reads, other=0).to(tl.int64)
+    _note(reads, position, key, row, noted, room)
+
+
+@triton.jit
+def note_reads(table, rows, steps, last, reads, BLOCK: tl.constexpr):
     """Note the step in which rows are read, and one more step that reads them, 255 at most."""
     segment = table + tl.program_id(1).to(tl.int64) * 8
     lookups = tl.load(segment + 2)

@@ -7,7 +7,7 @@ captured in a CUDA graph.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any
@@ -19,12 +19,15 @@ from placer.errors import BackendError
 from placer.executor.backends.backend import Backend
 from placer.executor.backends.torch_kernels import RowReads, SegmentTable
 from placer.executor.backends.triton.staging import TritonStaging
+from placer.executor.growing_keys import GrowingKeys
 from placer.executor.lookups.batch_reads import ArenaReads
 from placer.executor.lookups.row_runs import CHUNK, Runs, SortedSlots
 from placer.executor.memory.arena import TieredRows
 from placer.executor.memory.directory import Moves
 from placer.executor.names import Policy
 from placer.executor.optimizers.rule import Rule
+from placer.growing import Growing
+from placer.tables import Table
 
 # Sizes of the programs: derived for an H200; on an H100 none that were tried are 6% faster. To keep
 # 4.8 TB/s busy at some 700 ns of latency, 25 KiB must be under way on each of 132 multiprocessors,
@@ -135,6 +138,15 @@ class TritonBackend(TritonStaging):
         if device.type == "cuda":
             properties = torch.cuda.get_device_properties(device)
             self._multiprocessors = properties.multi_processor_count
+
+    def key_maps(
+        self, growing: Mapping[str, Growing], tables: Mapping[str, Table], seed: int | None
+    ) -> GrowingKeys:
+        if not growing:
+            return super().key_maps(growing, tables, seed)
+        from placer.executor.device_keys import DeviceKeys  # Needs Numba.
+
+        return DeviceKeys(growing, tables, seed, self._device, self.run)
 
     def translate(
         self, ids: Tensor, segments: SegmentTable, slot_map: Tensor, out: Tensor, fault: Tensor

@@ -1,0 +1,250 @@
+"""A key map of which a device has a copy: what the host asks the device, and what it sends."""
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from placer.executor.streams import on_host, sent
+from placer.growing.key_map import KeyMap
+from placer.growing.options import Growing, Int
+
+LEAST_ROWS, ROWS_PER_KEY = 1024, 32
+"""Rows whose reads the host asks for at a time: at least, and for each key that may need one."""
+
+_MOST_PASSED = 17
+"""Rows that the hand may take and passes for one: those of its window and, if there are none, the
+next."""
+
+
+class Lookups(NamedTuple):
+    """Some lookups of a batch: their places in it, ascending, their keys, and the rows found."""
+
+    places: Int
+    keys: Int
+    rows: Int
+
+    def at(self, chosen: "Int | npt.NDArray[np.bool_] | slice") -> "Lookups":
+        """Return some of them."""
+        return Lookups(*(values[chosen] for values in self))
+
+    def within(self, span: slice) -> "Lookups":
+        """Return those of a part of the batch."""
+        return self.at(slice(*np.searchsorted(self.places, (span.start, span.stop))))
+
+    def with_others(self, others: "Lookups") -> "Lookups":
+        """Return these and others, in the order of the batch."""
+        both = Lookups(*map(np.append, self, others))
+        return both.at(both.places.argsort())
+
+
+class Asked(NamedTuple):
+    """Rows whose reads the host asks for; and those last read before a step may lose their keys."""
+
+    rows: Int
+    before: int
+
+
+class Answer(NamedTuple):
+    """Of the rows that were asked for: the last step that read them, and the steps that did.
+
+    `lookups` are those of this step that read rows which may lose their keys.
+    """
+
+    last: Int
+    reads: Int
+    lookups: Lookups
+
+
+class Given(NamedTuple):
+    """What a step's lookups without a row got: `places` and `rows`; what `StepRows` has of them;
+    and the rows of which the device has to know again, in the map's own numbers.
+    """
+
+    places: Int
+    rows: Int
+    reused: Int
+    new_keys: Int
+    changed: Int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceCopy:
+    """What a device knows of key maps.
+
+    Attributes
+    ----------
+    slots : int32
+    keys : int64, by row
+    last : int32, by row
+        The step that read it last; −1 for rows without a key.
+    reads : uint8, by row
+        Steps that read it.
+    step : int32
+        The last step, of each map.
+    """
+
+    slots: Tensor
+    keys: Tensor
+    last: Tensor
+    reads: Tensor
+    step: Tensor
+
+    def part(self, slots: slice, rows: slice, number: int) -> "DeviceCopy":
+        """Return the views of one map."""
+        return DeviceCopy(
+            self.slots[slots], self.keys[rows], self.last[rows], self.reads[rows], self.step[number]
+        )
+
+    def index(self, values: Int) -> Tensor:
+        """Return the values on the device, without waiting for it."""
+        return sent(torch.from_numpy(values), self.step.device)
+
+    def write(self, of_rows: Tensor, of_slots: Tensor) -> None:
+        """Take over `DeviceKeyMap.changes`."""
+        rows, keys, last, reads = of_rows
+        self.keys[rows] = keys
+        self.last[rows] = last.int()
+        self.reads[rows] = reads.byte()
+        self.slots[of_slots[0]] = of_slots[1].int()
+
+
+Walk: TypeAlias = Generator[Asked, Answer | None, Given | None]
+"""A step of a map: asks the device for reads until it is done. It is begun with None."""
+
+
+class DeviceKeyMap(KeyMap):
+    """A key map with a copy of its slots and keys on a device, which counts the reads of rows.
+
+    The host asks the device for the reads of a row only when a rule needs them.
+
+    Parameters
+    ----------
+    growing : Growing
+    copy : DeviceCopy
+        Of this map alone.
+    """
+
+    def __init__(self, growing: Growing, copy: "DeviceCopy") -> None:
+        self._copy = copy
+        super().__init__(growing)
+        self.push()
+
+    def push(self) -> None:
+        """Copy all to the device."""
+        self._copy.step.fill_(int(self._state[self._kernels.STEP]))
+        self._copy.slots.copy_(torch.from_numpy(self._slots.view(np.int32)))
+        self._log = np.zeros(1 + self._slots.size // 16, np.int64)
+        self._copy.write(*map(self._copy.index, self.changes(np.arange(self.growing.rows))))
+        numbers = self._numbers
+        self.numbers = None if numbers is None else self._copy.index(numbers.astype(np.int64))
+        _synchronize(self._copy.step.device)
+
+    def pull(self) -> None:
+        """Copy to the host what the device knows of reads."""
+        _synchronize(self._copy.step.device)
+        rows = self._behind(0, self.growing.rows)
+        index = self._copy.index(rows)
+        came = (on_host(values[index]).numpy() for values in (self._copy.last, self._copy.reads))
+        self._refresh(rows, *came)
+
+    def state(self, ahead: int = 0) -> dict[str, Int]:
+        self.pull()
+        return super().state(ahead)
+
+    def load_state(self, state: dict[str, Int]) -> None:
+        super().load_state(state)
+        self.push()
+
+    def train(self, lookups: int, waiting: Lookups, open_steps: int) -> Walk:
+        """Take a step whose keys the device has found, and give rows to those that have none.
+
+        The host reads the `waiting` lookups, whose keys have no row, in the order of the batch. It
+        also reads those whose rows it may take back before the batch comes to them; the order of
+        all others changes nothing. Returns None if nothing has changed.
+        """
+        state, kernels, ttl = self._state, self._kernels, self.growing.ttl
+        changed = [np.zeros(0, np.int64)]
+        if ttl:
+            before = int(state[kernels.STEP]) + 1 - max(ttl, open_steps)
+            swept = self._behind(int(state[kernels.SWEEP]), lookups + 1024)
+            answer = yield Asked(swept, before)
+            assert answer is not None, "every question is answered"
+            step = self._refresh(swept, answer.last, answer.reads)
+            expires = (step >= 0) & (step < before)
+            if expires.any():
+                changed.append(swept[expires])
+                waiting = waiting.with_others(answer.lookups)
+            else:
+                state[kernels.SWEEP], ttl = swept[-1] if swept.size else 0, 0
+        open_since = self._begin_step(lookups, open_steps, ttl)
+        state[kernels.HITS] += lookups
+        if not (waiting.places.size or ttl):
+            self._without.append(changed[0])
+            return None
+        hand, passed, limit = int(state[kernels.HAND]), 0, -1
+        places, rows, reused, without = ([changed[0]] for _ in range(4))
+        while waiting.places.size:
+            found, taken, done = self._read(waiting.keys, open_since, hand, limit)
+            state[kernels.HITS] -= done
+            places.append(waiting.places[:done])
+            rows.append(found)
+            without.append(waiting.keys[:done][found == 0])
+            reused.append(taken)
+            waiting = waiting.at(slice(done, None))
+            if not waiting.places.size:
+                break
+            # The hand comes to rows of whose reads the device alone knows all.
+            more = max(LEAST_ROWS, ROWS_PER_KEY * waiting.places.size, passed)
+            chunk = self._behind(hand, more, passed)
+            answer = yield Asked(chunk, open_since)
+            assert answer is not None, "every question is answered"
+            last, reads, readers = answer
+            changed.append(chunk)
+            step = self._refresh(chunk, last, reads)
+            is_old = (step >= 0) & (step < open_since)
+            waiting = waiting.with_others(readers.at(np.isin(readers.rows, chunk[is_old])))
+            certain = np.flatnonzero(is_old & ~np.isin(chunk, readers.rows))
+            limit = passed + int(certain[-_MOST_PASSED]) if certain.size >= _MOST_PASSED else -1
+            passed += chunk.size
+            if passed == state[kernels.USED]:
+                limit = passed
+        self._without.append(np.concatenate(without))
+        given, again = np.concatenate(rows), np.concatenate(reused)
+        to_send = np.unique(np.concatenate([*changed, given]))
+        new_keys = self._rows["key"][again]
+        return Given(np.concatenate(places), given, self._numbered(again), new_keys, to_send)
+
+    def _behind(self, hand: int, most: int, passed: int = 0) -> Int:
+        """Return the rows behind a hand, once around at most, but for those that it has passed."""
+        used = int(self._state[self._kernels.USED])
+        return (hand + np.arange(passed, min(used, passed + most))) % max(1, used) + 1
+
+    def _refresh(self, rows: Int, last: Int, reads: Int) -> Int:
+        """Note what the device knows of rows, but for those that this step has read already.
+
+        Returns the step in which each was read last, −1 if it has no key.
+        """
+        step = self._rows["step"][rows]
+        is_old = (step >= 0) & (step < self._state[self._kernels.STEP])
+        for name, values in (("step", last), ("reads", reads)):
+            self._rows[name][rows[is_old]] = values[is_old]
+        return self._rows["step"][rows]
+
+    def changes(self, rows: Int) -> tuple[Int, Int]:
+        """Return what the host knows of rows, and all slots that have changed, for `write`."""
+        records, changed = self._rows[rows], self._log[1 : 1 + self._log[0]]
+        if changed.size < self._log[0]:
+            changed = np.arange(self._slots.size)
+        self._log[0] = 0
+        of_rows = np.stack((rows, *(records[name] for name in ("key", "step", "reads"))))
+        return of_rows, np.stack((changed, self._slots[changed].view(np.int32)))
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
