@@ -51,7 +51,7 @@ def test_its_figures_are_those_that_plans_are_made_with() -> None:
     table = zipf_table("t", 1).table
     assert f"{index_buffer_bytes(table, 1, 64):.0f} bytes for each lookup of a step" in TEXT
     assert f"{index_buffer_bytes(table, 1, 128):.0f} for rows of 128 columns" in TEXT
-    assert f"{index_buffer_bytes(table, 1, 64, ahead=False):.0f} with `pipeline: serial`" in TEXT
+    assert f"; {index_buffer_bytes(table, 1, 64, ahead=False):.0f} with `pipeline: serial`" in TEXT
     assert f"{SORT_BYTES_PER_LOOKUP} bytes a lookup more than updates" in TEXT
     assert f"{ENTRY_BYTES_PASSING} bytes an entry" in TEXT
     assert f"(weights + state of a row + {ROW_CACHE_ENTRY_BYTES})" in TEXT

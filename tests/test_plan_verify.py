@@ -11,16 +11,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from plan_cases import in_dram, in_hbm, machine, plan_of, plans, sized
 
-from placer import Feature, Plan, Shard, Table
+from placer import Plan, Shard, Table
 from placer.errors import CapacityError, PlanError
 from placer.plan.fields import RowOrder
-from placer.plan.memory import (
-    ENTRY_BYTES_PASSING,
-    ROW_CACHE_ENTRY_BYTES,
-    ROW_MAP_BYTES_PER_ROW,
-    device_memory,
-    preparing_bytes,
-)
+from placer.plan.memory import ROW_CACHE_ENTRY_BYTES, ROW_MAP_BYTES_PER_ROW, device_memory
 from placer.plan.verify import verify, violations
 
 TABLE = Table("t", 10, 4, optimizer="rowwise_adagrad")
@@ -181,9 +175,7 @@ def test_memory_by_hand() -> None:
     assert violations(plan) == []
     gpu0, gpu1, host, server = device_memory(plan).values()
     assert (gpu0.weight_bytes, gpu0.state_bytes, gpu0.buffer_bytes) == (3 * 16, 3 * 4, 100)
-    # No feature reads the table: outputs have no room that would serve to sort entries.
-    buffers = 107 + 2 * ENTRY_BYTES_PASSING
-    assert (gpu1.weight_bytes, gpu1.state_bytes, gpu1.buffer_bytes) == (3 * 16, 3 * 4, buffers)
+    assert (gpu1.weight_bytes, gpu1.state_bytes, gpu1.buffer_bytes) == (3 * 16, 3 * 4, 107)
     assert (gpu0.cache_bytes, gpu1.cache_bytes) == (0, 2 * (20 + ROW_CACHE_ENTRY_BYTES))
     # Strips of columns have their own copy of row-wise state.
     assert (host.weight_bytes, host.state_bytes) == (3 * 16 + 4 * 8, 3 * 4 + 4 * 4)
@@ -191,21 +183,6 @@ def test_memory_by_hand() -> None:
     assert (host.buffer_bytes, server.buffer_bytes) == (0, 9)
     assert host.row_map_bytes == 0
     assert {use.row_map_bytes for use in (gpu0, gpu1, server)} == {10 * ROW_MAP_BYTES_PER_ROW}
-
-
-def test_outputs_room_serves_to_sort_entries_of_row_caches() -> None:
-    """Four columns in halves, the one of 14 samples on a GPU, the other of 7 on each of two."""
-    table = replace(TABLE, features=(Feature("f", 1.0),))
-    left = replace(in_dram("t", (0, 10, 1), (0, 2), "gpu:0"), lookup="staged", staging_rows=4)
-    right = in_hbm("t", (0, 10, 1), (2, 4), "gpu:0", "gpu:1")
-    plan = replace(plan_of(table, left, right, topology=machine()), batch_size=7)
-    # Outputs and gradients are not there yet, 8 bytes a column, 8 of which sort a lookup.
-    assert preparing_bytes(plan) == {"gpu:0": 4 * ENTRY_BYTES_PASSING - 21 * (16 - 8), "gpu:1": 0}
-    fewer = replace(plan, shards=(replace(left, staging_rows=3), right))
-    assert preparing_bytes(fewer) == {"gpu:0": 0, "gpu:1": 0}
-    # Ten lookups take the room of one output, and more.
-    narrow = replace(plan, tables=(replace(table, features=(Feature("f", 10.0),)),))
-    assert preparing_bytes(narrow) == {"gpu:0": 4 * ENTRY_BYTES_PASSING, "gpu:1": 0}
 
 
 def test_hosts_without_gpus_pool_rows_of_their_memory() -> None:

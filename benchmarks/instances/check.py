@@ -37,8 +37,7 @@ SAME = 1e-9
 MOST_BYTES = 1 << 30
 MOST = 1 << 53
 """Numbers of a plan are smaller: no table has so many rows, and no device so many bytes."""
-ENTRY_BYTES, ROW_MAP_BYTES = 21, 4
-ENTRY_PASSING_BYTES, SORT_BYTES = 48, 8
+ENTRY_BYTES, ROW_MAP_BYTES, SORT_BYTES = 39, 4, 8
 LOOKUPS = {"device": "hbm", "staged": "dram", "uva": "dram", "cached": "dram", "host": "dram"}
 NEEDED = {"table", "rows", "cols", "devices", "memory", "lookup"}
 PARTS = {"tables": list, "topology": dict, "row_order": dict, "solver": dict}
@@ -378,8 +377,6 @@ def used_bytes(work: StepTime, plan: dict[str, Any]) -> dict[str, int]:
     used = dict.fromkeys(machine.memory, 0)
     orders = plan.get("row_order") or {}
     mapped: set[tuple[str, str]] = set()
-    # While a step is prepared there are no outputs: beyond their room, what sorting entries takes.
-    passing = dict.fromkeys(machine.gpus, 0.0)
     for group in _grouped(plan["shards"]):
         claimed = any("buffer_bytes" in shard for shard in group)
         for shard in group:
@@ -388,15 +385,7 @@ def used_bytes(work: StepTime, plan: dict[str, Any]) -> dict[str, int]:
             if not claimed:
                 buffers = math.ceil(_buffers(work, shard, shard is group[0])[0])
             cache = shard.get("cache_rows", 0) * (table.row_bytes(width) + ENTRY_BYTES)
-            entries = shard.get("cache_rows", 0)
-            if shard["lookup"] in ("staged", "cached"):
-                entries += shard.get("staging_rows", _buffers(work, shard, False)[1])
             for device in shard["devices"]:
-                if device in passing:
-                    room = max(0.0, 8 * table.bags * width - table.lookups * SORT_BYTES)
-                    samples = work.batch // len(shard["devices"])
-                    passing[device] += ENTRY_PASSING_BYTES * entries
-                    passing[device] -= samples * room * (shard is group[0])
                 on_gpu = device in machine.gpus and shard["memory"] == "dram"
                 home = machine.host_of[machine.gpus[device]] if on_gpu else device
                 used[home] += row_count(shard) * table.row_bytes(width)
@@ -405,8 +394,6 @@ def used_bytes(work: StepTime, plan: dict[str, Any]) -> dict[str, int]:
                     mapped.add((table.name, device))
     for name, device in mapped:
         used[device] += ROW_MAP_BYTES * work.tables[name].rows
-    for device, size in passing.items():
-        used[device] += max(0, math.ceil(size))
     return used
 
 

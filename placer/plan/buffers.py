@@ -31,7 +31,7 @@ INDEX_BYTES_PASSING_PER_LOOKUP = 8
 """Bytes of one lookup that come and go while its rows are updated, beside sums of its row's parts.
 
 Its bag in the order of rows, 4, and 4 for what PyTorch's allocator rounds up and for lists of the
-lookups that a host pools. The next step is prepared before; see `placer.plan.memory`."""
+lookups that a host pools. The next step is prepared before."""
 
 SUM_BYTES_PER_LOOKUP_AND_COLUMN = 2 * 4 / 128
 """Sums of the parts of rows that are read often: two rows of float32 for 128 lookups."""

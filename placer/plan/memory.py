@@ -4,7 +4,6 @@ The executor allocates by this, the cost models and `verify` count by it, so tha
 that fits here fits in training.
 """
 
-import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -22,7 +21,7 @@ ROW_MAP_BYTES_PER_ROW = 4
 ROW_NUMBER_BYTES = 4
 """A key map that has some of a table's rows numbers them: one int32 a row."""
 
-ROW_CACHE_ENTRY_BYTES = 21
+ENTRY_BYTES_HELD = 21
 """Bookkeeping of one row of HBM for copies of cold rows, staged or cached (`RowCache`).
 
 The slot that it holds, its last use and its priority (4 each), whether it was updated (1), and the
@@ -34,6 +33,10 @@ ENTRY_BYTES_PASSING = 48
 
 Keys (4), the order of eviction (8), slots (4), sorted ones (4) and their numbers twice (16), and
 the room of CUB's radix sort of pairs (12)."""
+
+ROW_CACHE_ENTRY_BYTES = ENTRY_BYTES_HELD + 18
+"""What plans charge for it. Before there are outputs and gradients, their room serves for the rest
+of `ENTRY_BYTES_PASSING`: of wide rows, for all but the largest caches of small batches."""
 
 SORT_BYTES_PER_LOOKUP = 8
 """More of a lookup while a step's lookups are sorted on a GPU than while its rows are updated.
@@ -141,26 +144,6 @@ def record_bytes(table: Table, shard: Shard) -> int:
     return -(-(row_bytes + CHECKSUM_BYTES) // BLOCK_BYTES) * BLOCK_BYTES
 
 
-def preparing_bytes(plan: Plan) -> dict[str, int]:
-    """Return what each GPU needs to sort entries of row caches beyond the room of shards' buffers.
-
-    Buffers are for the update, when outputs and their gradients are there. While a step is prepared
-    they are not, and their room serves to sort its lookups and the entries.
-    """
-    passing: dict[str, float] = {gpu.id: 0.0 for gpu in plan.topology.gpus}
-    seen: set[tuple[object, ...]] = set()
-    for shard in plan.shards:
-        table, group = plan.tables_by_name[shard.table], (shard.table, shard.cols, shard.devices)
-        samples = plan.batch_size * len(passing) // len(shard.devices)
-        bags = sum(f.pooling != "none" and f.coverage > 0 for f in table.features)
-        room = max(0.0, 8 * bags * shard.width - table.lookups_per_sample * SORT_BYTES_PER_LOOKUP)
-        for device in passing.keys() & set(shard.devices):
-            passing[device] += (shard.staging_rows + shard.cache_rows) * ENTRY_BYTES_PASSING
-            passing[device] -= samples * room * (group not in seen)
-        seen.add(group)
-    return {device: max(0, math.ceil(size)) for device, size in passing.items()}
-
-
 def device_memory(plan: Plan) -> dict[str, MemoryUse]:
     """Return memory use of every GPU, host and drive of the plan's topology.
 
@@ -184,8 +167,6 @@ def device_memory(plan: Plan) -> dict[str, MemoryUse]:
                 used[device]["cache_bytes"] += cache_bytes(table, shard)
             if plan.order_of(shard.table).kind == "profile":
                 mapped.add((shard.table, device))
-    for device, size in preparing_bytes(plan).items():
-        used[device]["buffer_bytes"] += size
     for host, size in key_map_bytes(topology, plan.growing).items():
         used[host]["row_map_bytes"] += size
     for name, device in mapped:

@@ -22,7 +22,7 @@ from placer.plan.buffers import (
     output_vectors,
     slice_lookup_share,
 )
-from placer.plan.memory import ENTRY_BYTES_PASSING, ROW_CACHE_ENTRY_BYTES, device_memory
+from placer.plan.memory import ENTRY_BYTES_HELD, ENTRY_BYTES_PASSING, device_memory
 from placer.plan.plan import Plan
 from placer.profile.profile import Profile
 
@@ -170,7 +170,7 @@ def peak_memory(
             "weights": use.weight_bytes,
             "optimizer state": use.state_bytes,
             "row maps": use.row_map_bytes,
-            "row caches": load.row_cache_bytes + load.entries * ROW_CACHE_ENTRY_BYTES,
+            "row caches": load.row_cache_bytes + load.entries * ENTRY_BYTES_HELD,
         }
         phases = _phases(plan, base, load, own, device_kind)
         room = (capacity_bytes or {}).get(gpu.id, gpu.memory_bytes + reserved)

@@ -16,7 +16,7 @@ from placer.plan.plan import Plan
 from placer.tables import Table
 from placer.units import format_bytes
 from solvers.model.assignment import Assignment
-from solvers.model.build_plan import build_plan, overfull
+from solvers.model.build_plan import build_plan
 from solvers.model.instance import Instance, Placement, TableShard
 from solvers.result import Shortage, Termination
 from solvers.strategies._base import Strategy
@@ -78,13 +78,7 @@ class _ScoreGreedy(Strategy):
                 Placement(shard, gpu, int(hot_rows))
                 for shard, hot_rows in zip(block, own.hot_rows[kinds[gpu], end], strict=True)
             ]
-        plan = build_plan(instance, placements)
-        short = [
-            Shortage(device, "hbm", size, "row caches") for device, size in overfull(plan).items()
-        ]
-        return (
-            Termination("no_plan", detail=self.no_plan, shortages=tuple(short)) if short else plan
-        )
+        return build_plan(instance, placements)
 
 
 class _Ends(NamedTuple):
