@@ -138,7 +138,9 @@ class IdOrder(ABC):
         self.synchronize()
         result = torch.zeros(tensor.shape, dtype=tensor.dtype)
         for block in blocks_of(tensor):
-            result[block.start : block.stop] = self._read_block(block)
+            rows = self.fetch([block] * self.world)
+            assert rows is not None, "this process requests them"
+            result[block.start : block.stop] = rows
         return result
 
     def overwrite(self, tensor: TableTensor, values: Tensor) -> None:
@@ -152,10 +154,6 @@ class IdOrder(ABC):
         drawn = initial_weights(weight.table, seed)
         for block, (_, values) in zip(blocks_of(weight), drawn, strict=True):
             self.write(block, values)
-
-    @abstractmethod
-    def _read_block(self, block: IdRange) -> Tensor:
-        """Return some rows, on the host of every process; all must call it."""
 
     @abstractmethod
     def synchronize(self) -> None:

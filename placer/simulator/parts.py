@@ -151,7 +151,7 @@ def arrange(plan: Plan, processes: int | None = None) -> Arrangement:
             builder.add(module, LocalPlan(plan, tuple(origins)))
             continue
         own_gpus = [gpu for gpu in plan.topology.gpus if ranks[gpu.id] == process]
-        local = local_plan(plan, targets, [()] * len(targets), shards, optimizers, own_gpus)
+        local = local_plan(plan, targets, {}, shards, optimizers, own_gpus)
         builder.add(module, local, {target.name: target for target in targets})
     return Arrangement(
         plan,

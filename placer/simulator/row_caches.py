@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from placer.executor.memory.cache_range import CacheRange
 from placer.executor.memory.row_cache import RowCache
+from placer.executor.memory.slot_range import SlotRange
 from placer.executor.names import Policy
 from placer.simulator.parts import Part
 
@@ -22,7 +22,7 @@ class ArenaRowCache:
     def __init__(self, parts: list[Part], policy: Policy) -> None:
         self._starts = np.array([part.slot for part in parts] + [_end(parts[-1])], dtype=np.int64)
         ranges = [
-            CacheRange(
+            SlotRange(
                 part.slot,
                 _end(part),
                 part.staging_rows,

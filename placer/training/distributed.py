@@ -61,10 +61,7 @@ class Ranks:
 
     def numbers(self, values: Sequence[int]) -> list[list[int]]:
         """Return each rank's numbers, in their order; all ranks pass equally many."""
-        if self._comm is None:
-            return [list(values)]
-        said: list[list[int]] = self._comm.gather("header", torch.tensor(values)).tolist()
-        return said
+        return [list(values)] if self._comm is None else self._comm.numbers(values)
 
     def any(self, flag: bool) -> bool:
         """Return whether the flag is set on any rank."""

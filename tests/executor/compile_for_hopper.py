@@ -25,12 +25,12 @@ from placer.executor.backends.torch_kernels import RowReads, SegmentTable
 from placer.executor.backends.triton import key_kernels
 from placer.executor.backends.triton.triton_backend import TritonBackend
 from placer.executor.device_keys import BLOCK, WARPS
-from placer.executor.lookups.row_runs import CHUNK, find_runs
+from placer.executor.lookups.row_runs import CHUNK
 from placer.executor.memory.arena import Arena, TieredRows
-from placer.executor.memory.cache_range import CacheRange
 from placer.executor.memory.directory import Moves
-from placer.executor.memory.layout import ArenaKey, ArenaSpec, SlotRange
+from placer.executor.memory.layout import ArenaKey, ArenaSpec
 from placer.executor.memory.row_cache import RowCache
+from placer.executor.memory.slot_range import SlotRange
 from placer.executor.names import Policy
 from placer.executor.optimizers.rule import Rule
 from placer.tables import OPTIMIZER_STATE, OptimizerName
@@ -131,12 +131,15 @@ def compile_all(kernels: Compiler) -> None:
         ids, slot_map, out = (indices(200, kind) for kind in kinds)
         kernels.translate(ids, segments, slot_map, out, indices(1))
     narrow, shape = indices(99, torch.int32), {"BLOCK": BLOCK, "num_warps": WARPS}
+    rows, noted = indices(200), indices(91)
     for kind in (torch.int64, torch.int32):
-        keys = indices(200, kind), segments.table, narrow, indices(99), indices(200), narrow
+        ids = indices(200, kind)
+        keys = segments.table, ids, narrow, indices(99), rows, noted, 30
         kernels.run(key_kernels.find, (1, 2), *keys, **shape)
-    reads = indices(99, torch.uint8)
-    noted = indices(200), segments.table, narrow, narrow, reads
-    kernels.run(key_kernels.note_reads, (1, 2), *noted, **shape)
+        chosen = segments.table, ids, indices(99, torch.bool), rows, noted, 30
+        kernels.run(key_kernels.readers, (1, 2), *chosen, **shape)
+    read = segments.table, rows, narrow, narrow, indices(99, torch.uint8)
+    kernels.run(key_kernels.note_reads, (1, 2), *read, **shape)
     for kind, policy in ((torch.int32, "lfu"), (torch.int64, "rank")):
         kernels.variant = f"{NAMES[kind]} {policy}"
         stage(kernels, kind, policy)
@@ -148,7 +151,7 @@ def compile_all(kernels: Compiler) -> None:
         places, gradients = indices(lookups, kind), torch.empty(40, width, device=META)
         kernels.pool(weights, places, indices(41), None, torch.empty(40, width, device=META))
         kernels.dot_rows(weights, places, places, gradients, scales)
-        reads = RowReads(find_runs(indices(lookups))[0], places, places, None, gradients)
+        reads = RowReads(kernels.find_runs(indices(lookups)), places, places, None, gradients)
         kernels.squares(replace(reads, scales=scales), scales)
         for optimizer in optimizers:
             update(kernels, optimizer, weights, reads, scales)
@@ -157,9 +160,9 @@ def compile_all(kernels: Compiler) -> None:
 def stage(kernels: Compiler, kind: torch.dtype, policy: Policy) -> None:
     """Two steps that are open at once, over an arena whose rows are half in HBM, half cached."""
     key = ArenaKey("fp32", 4, "sgd", False)
-    cached = (CacheRange(100, 200, 10, 20),)
-    ranges = (SlotRange("gpu:0", "hbm", "device", 0, 100),)
-    spec = ArenaSpec(key, 200, ranges, cached, indices(1))
+    cached = (SlotRange(100, 200, 10, 20),)
+    ranges = (SlotRange(0, 100, 0, 0, memory="hbm", lookup="device"), *cached)
+    spec = ArenaSpec(key, 200, ranges, indices(1))
     row_cache = RowCache(cached, 100, META, policy)
     arena = Arena(spec, matrix(200, 4), None, row_cache)
     tickets = [kernels._window.open(), kernels._window.open()]

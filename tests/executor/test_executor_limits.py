@@ -15,12 +15,12 @@ from placer.executor.backends.numba_backend import NumbaBackend
 from placer.executor.backends.torch_kernels import places_of
 from placer.executor.lookups import batch_reads, steps
 from placer.executor.lookups.batch_reads import ArenaReads
-from placer.executor.lookups.steps import ArenaStep, Resolved, Window
+from placer.executor.lookups.steps import ArenaStep, Window
 from placer.executor.memory.arena import Arena, TieredRows
 from placer.executor.memory.arena_order import ArenaKey
-from placer.executor.memory.cache_range import CacheRange
 from placer.executor.memory.layout import ArenaSpec
 from placer.executor.memory.row_cache import RowCache
+from placer.executor.memory.slot_range import SlotRange
 from placer.executor.optimizers.rule import Rule
 
 FAR = 2**32
@@ -33,9 +33,9 @@ def sparse_matrix(rows: int) -> np.ndarray:  # type: ignore[type-arg]
     return np.frombuffer(mmap.mmap(-1, 4 * rows, flags), np.float32).reshape(rows, 1)
 
 
-def spec_of(rows: int, *shares: CacheRange, optimizer: str = "sgd") -> ArenaSpec:
+def spec_of(rows: int, *shares: SlotRange, optimizer: str = "sgd") -> ArenaSpec:
     key = ArenaKey("float32", 1, optimizer, False)  # type: ignore[arg-type]
-    return ArenaSpec(key, rows, (), shares, torch.empty(0, dtype=torch.int64))
+    return ArenaSpec(key, rows, shares, torch.empty(0, dtype=torch.int64))
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -86,7 +86,7 @@ def test_what_does_not_fit_a_key_goes_without_it(monkeypatch: pytest.MonkeyPatch
 def test_places_are_above_slots_by_the_entries_of_a_cache() -> None:
     """Slots fit 32 bits, and the places behind the row cache do not."""
     rows, entries = 2**31 - 10, 100
-    spec = spec_of(rows, CacheRange(5, rows, entries, 0))
+    spec = spec_of(rows, SlotRange(5, rows, entries, 0))
     assert spec.kind == torch.int64
     assert replace(spec, rows=rows - entries).kind == torch.int32
     backend = Backend(torch.device("cpu"), host=NumbaBackend())
@@ -112,24 +112,38 @@ def test_entries_lie_behind_the_rows_in_hbm_above_31_bits() -> None:
     assert rows.read(torch.tensor([home + 3])).tolist() == [home + 6]
 
 
-@pytest.mark.parametrize("fused", [False, True])
-def test_rows_move_to_entries_above_31_bits(fused: bool) -> None:
+def test_rows_move_to_entries_above_31_bits() -> None:
+    from placer.executor.backends.triton.staging import Resolved
     from placer.executor.backends.triton.triton_backend import TritonBackend
 
     device, home = torch.device("cpu"), 2**31 - 4
-    backend = TritonBackend(device) if fused else Backend(device)
+    backend = TritonBackend(device)
     places = torch.tensor([home + 100, home + 101])
     ends = torch.tensor([0, 2], dtype=torch.int32)
     resolved = Resolved(places, ends[0], ends[1], 2)
-    cache = RowCache([CacheRange(home, home + 4, 8, 0)], home, device)
+    cache = RowCache([SlotRange(home, home + 4, 8, 0)], home, device)
     entries = torch.tensor([7, -1], dtype=torch.int32)
-    backend.move_to_entries(resolved, entries, cache, home, True)
+    backend._move_to_entries(resolved, entries, cache, home, True)
     assert resolved.run_places.tolist() == [home + 7, home + 101]
+
+
+def test_staged_rows_are_found_in_entries_above_31_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, home = torch.device("cpu"), 2**31 - 4
+    backend = Backend(device, host=NumbaBackend())
+    monkeypatch.setattr(backend, "_move", lambda *_: None)
+    part = SlotRange(home, home + 8, 8, 0)
+    spec = spec_of(home + 8, SlotRange(0, home, 0, 0, memory="hbm", lookup="device"), part)
+    nothing = torch.empty((0, 1))
+    cache = RowCache([part], home, device)
+    arena = Arena(spec, TieredRows(nothing, nothing, home, cache), None, cache)
+    slots = torch.tensor([home + 5, home + 1, home + 5])
+    places, *_ = backend.stage(0, arena, cache, [slots], backend.open_step(), training=True)
+    assert places.tolist() == [home + 1, home, home + 1]
 
 
 def test_more_than_can_be_numbered_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(PlanMismatchError, match=r"2147483647 entries.*more GPUs"):
-        RowCache([CacheRange(0, 2**32, 2**31 - 1, 0)], 0, "meta")
+        RowCache([SlotRange(0, 2**32, 2**31 - 1, 0)], 0, "meta")
     monkeypatch.setattr(steps, "MOST_STEPS", 2)
     window = Window()
     window.open(), window.open()

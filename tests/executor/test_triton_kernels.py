@@ -14,10 +14,11 @@ from fast_and_full import combinations, mostly_slow
 from torch import Tensor
 
 from placer.errors import BackendError
+from placer.executor.backends import make_backend
 from placer.executor.backends.torch_kernels import RowReads, SegmentTable
 from placer.executor.backends.triton import triton_backend
 from placer.executor.backends.triton.triton_backend import TritonBackend
-from placer.executor.lookups.row_runs import CHUNK, find_runs
+from placer.executor.lookups.row_runs import CHUNK
 from placer.executor.memory.arena import TieredRows
 from placer.executor.memory.directory import Moves
 from placer.executor.optimizers.rounding import stochastic_round
@@ -51,10 +52,10 @@ def reads_of(
     slots: Tensor, gradients: Tensor, sources: Tensor, scales: Tensor | None = None
 ) -> RowReads:
     """What an update gets for a step's lookups, where a row's place is its slot."""
-    runs, ordered = find_runs(slots)
+    runs = TritonBackend(CPU).find_runs(slots)
     # Beyond the number of runs the places mean nothing; here they would be found out.
     places = torch.full_like(slots, 10**6)
-    places[: int(runs.count)] = ordered.slots[runs.starts[: int(runs.count)]]
+    places[: int(runs.count)] = slots.sort().values[runs.starts[: int(runs.count)]]
     ordered = None if scales is None else scales[runs.order]
     return RowReads(runs, places, sources[runs.order], ordered, gradients)
 
@@ -397,7 +398,7 @@ class TestWithoutAGpu:
     def test_triton_is_missing(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "triton", None)
         with pytest.raises(BackendError, match=r"pip install 'embedding-placer\[gpu\]'"):
-            TritonBackend(CPU)
+            make_backend("triton", CPU)
 
     @pytest.mark.slow
     def test_kernels_compile_for_hopper(self, tmp_path: Path) -> None:
@@ -438,6 +439,7 @@ class TestWithoutAGpu:
             "start_runs",
             "find_long_runs",
             "find",
+            "readers",
             "note_reads",
         }
         of_rows = {"pool", "weight_gradients", "update_runs", "sum_chunks"}

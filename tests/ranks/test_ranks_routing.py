@@ -19,7 +19,7 @@ from placer.executor.distributed.placement.division import (
     holders_of,
     ranks_of_devices,
 )
-from placer.executor.distributed.placement.local_plans import local_features, local_plan
+from placer.executor.distributed.placement.local_plans import local_plan
 from placer.executor.distributed.placement.row_slices import RowSlice, joined, refined
 from placer.executor.distributed.placement.table_routes import TableRoutes, ids_of, table_routes
 from placer.executor.distributed.survey import Survey
@@ -121,10 +121,8 @@ def test_the_plans_of_the_ranks_are_sound_and_hold_all(
     held = []
     for rank in range(world):
         own = [target for target in targets if rank in target.holders]
-        poolings = {(t.name, f.name): f.pooling for t in own for f in t.table.features}
-        features = [local_features(target, poolings) for target in own]
         gpus = [gpu for gpu in plan.topology.gpus if ranks[gpu.id] == rank]
-        local = local_plan(plan, own, features, survey.shards, survey.optimizers, gpus).plan
+        local = local_plan(plan, own, {}, survey.shards, survey.optimizers, gpus).plan
         assert violations(local) == []
         held += [
             (shard.memory, shard.lookup, shard.row_count * shard.width, rank)

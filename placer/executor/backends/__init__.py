@@ -35,6 +35,8 @@ def make_backend(
         return _host_backend(name)
     if name != "triton":
         return Backend(device, policy, _host_backend(best_host))
+    if not _installed("triton"):
+        raise BackendError("backend 'triton' needs triton: pip install 'embedding-placer[gpu]'")
     from placer.executor.backends.triton.triton_backend import TritonBackend
 
     return TritonBackend(device, policy, _host_backend(best_host))

@@ -16,10 +16,10 @@ from torch import Tensor
 from placer.executor.backends.cold_rows import exchange_records, note_in_place
 from placer.executor.backends.faults import Faults
 from placer.executor.backends.host_pooling import HostPooling
-from placer.executor.backends.sliced_update import SlicedUpdate, SliceReads
 from placer.executor.backends.torch_kernels import (
     RowReads,
     SegmentTable,
+    SliceReads,
     TorchKernels,
     in_one_piece,
     places_of,
@@ -28,8 +28,8 @@ from placer.executor.growing_keys import GrowingKeys
 from placer.executor.local.hit_rates import LookupCounts
 from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.lookups.batch_reads import ArenaReads, FeatureRead, keep_until_used
-from placer.executor.lookups.row_runs import Runs, SortedSlots
-from placer.executor.lookups.steps import ArenaStep, Moved, Resolved, Ticket, Window
+from placer.executor.lookups.row_runs import Runs
+from placer.executor.lookups.steps import ArenaStep, Moved, Ticket, Window
 from placer.executor.memory.arena import Arena, allocate
 from placer.executor.memory.directory import Moves
 from placer.executor.memory.layout import ArenaSpec
@@ -92,7 +92,6 @@ class Backend(TorchKernels):
         self._faults = Faults(device)
         # Batches of one shape share their segment tables, which are on the device already.
         self._segment_table = lru_cache(_SEGMENT_TABLES)(partial(SegmentTable.of, device))
-        self._edges: dict[ArenaSpec, Tensor] = {}
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
             # First: a few programs take what the others leave, and keep the link busy.
@@ -194,8 +193,7 @@ class Backend(TorchKernels):
         """
         runs, places = step.runs, step.run_places
         if runs is None or places is None:
-            runs, ordered = self._sort(step.places)
-            places = ordered.slots.index_select(0, runs.firsts)
+            runs, places = self.runs_and_places(arena.spec, step.places)
         scales = None if weights is None else weights.detach().index_select(0, runs.order)
         sources = self.sorted_bags(step.reads, runs) if step.sources is None else step.sources
         row_reads = RowReads(runs, places, sources, scales, gradients)
@@ -207,13 +205,21 @@ class Backend(TorchKernels):
         """Return the bag of each lookup in the order of the runs, int32."""
         return self.bags_of_lookups(reads).index_select(0, runs.order)
 
-    def sliced_update(self, column_slices: Sequence[SliceReads]) -> SlicedUpdate:
-        """Row-wise Adagrad of one table whose rows are spread over several column slices.
+    def sliced_update(
+        self, column_slices: Sequence[SliceReads]
+    ) -> tuple[list[tuple[Arena, RowReads, Rule]], Tensor]:
+        """Sum the gradients of a table whose rows are spread over several column slices.
 
-        The state grows by mean(g²) over the whole row, so all column slices are summed before one
-        is updated. The same lookups read every column slice, hence the order of one serves all.
+        Under row-wise Adagrad the state grows by mean(g²) over the whole row, so all column slices
+        are summed before `update_rows` changes one. The same lookups read every column slice,
+        hence the order of one serves all.
+
+        Returns
+        -------
+        What each column slice sums; and Σ g² of the summed gradient of each row that was read, in
+        the order of slots, over the column slices at hand: float32, shape (at least runs,).
         """
-        runs, _ = self._sort(column_slices[0].of(column_slices[0].step.slots))
+        runs = self.find_runs(column_slices[0].of(column_slices[0].step.slots))
         first = runs.order.index_select(0, runs.firsts)
         parts: list[Tensor] = []
         updates: list[tuple[Arena, RowReads, Rule]] = []
@@ -231,7 +237,7 @@ class Backend(TorchKernels):
             else:  # A device holds two of them at most.
                 parts = [parts[0].add_(own)] if parts else [own]
         squares = parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
-        return SlicedUpdate(self, updates, squares)
+        return updates, squares
 
     def weight_gradients(self, arena: Arena, step: ArenaStep, gradients: Tensor) -> Tensor:
         """Gradient of each lookup's weight, its row · its bag's gradient: shape (lookups,)."""
@@ -277,10 +283,6 @@ class Backend(TorchKernels):
             self.translate(ids.contiguous(), table, spec.slot_map, slots, fault)
         return slots
 
-    def _sort(self, slots: Tensor) -> tuple[Runs, SortedSlots]:
-        with phase("sort"):
-            return self.find_runs(slots)
-
     def _located(
         self,
         index: int,
@@ -308,10 +310,14 @@ class Backend(TorchKernels):
             )
             return ArenaStep(reads, places, kept, ticket, runs, run_places, host, moved)
         if training and not spec.key.splits_rows:
-            runs, ordered = self._sort(slots)
-            run_places = self.places_of_runs(spec, 0, runs, ordered)
-            del ordered
+            runs, run_places = self.runs_and_places(spec, slots)
         return ArenaStep(reads, places_of(spec, 0, slots), kept, ticket, runs, run_places, host)
+
+    def runs_and_places(self, spec: ArenaSpec, slots: Tensor) -> tuple[Runs, Tensor]:
+        """Return the lookups by row, and the place of each row, where none is in a row cache."""
+        runs = self.find_runs(slots)
+        distinct = slots.index_select(0, runs.order.index_select(0, runs.firsts))
+        return runs, distinct if self.in_one_memory else places_of(spec, 0, distinct)
 
     def stage(
         self,
@@ -324,62 +330,40 @@ class Backend(TorchKernels):
     ) -> tuple[Tensor, Runs, Tensor, Moved]:
         """Give staged and cached rows entries of the arena's row cache.
 
-        Its slots are taken out of `all_slots`, which are by arena.
+        Rows that one of the other open steps reads in place have to stay there: that step will
+        update the row in host memory, and a copy made before would be old. The arena's slots are
+        taken out of `all_slots`, which are by arena.
 
         Returns
         -------
         The place of each lookup; the lookups by row; the place of each row; and when the rows have
         moved there, where that takes time.
         """
-        home = arena.spec.home
-        runs, ordered = self._sort(all_slots[index])
-        all_slots[index] = all_slots[index].new_empty(0)
+        spec, home, slots = arena.spec, arena.spec.home, all_slots[index]
+        runs = self.find_runs(slots)
         with phase("stage"):
-            resolved = self._cold_runs(arena.spec, row_cache, runs, ordered)
-            slots, counts = self.slots_and_counts(resolved, runs, ordered)
-            run_of = ordered.run
-            del ordered
-            others, oldest = self._window.others(arena.spec, ticket), self._window.oldest
-            found = self.resolve(
-                row_cache, home, resolved, slots, counts, others, ticket.number, oldest
-            )
-            del slots, counts
-            moved = self._move(arena, found.moves)
-            entries = found.entries
-            del found
-            note_in_place(arena, resolved, entries, ticket, self._window)
-            ticket.resolved[arena.spec] = resolved
-            self.move_to_entries(resolved, entries, row_cache, home, training)
-            del entries
-            places = self.places_of_lookups(runs, run_of, resolved.run_places)
-        return places, runs, resolved.run_places, moved
-
-    def _cold_runs(
-        self, spec: ArenaSpec, row_cache: RowCache, runs: Runs, ordered: SortedSlots
-    ) -> Resolved:
-        """Return which runs are of staged and cached rows, with places outside the row cache."""
-        first, last = self.edges_of_cold_runs(spec, runs, ordered)
-        run_places = self.places_of_runs(spec, row_cache.entries, runs, ordered)
-        most = min(runs.lookups, spec.cache_ranges[-1].stop - spec.home)
-        return Resolved(run_places, first, last, most)
-
-    def edges_of_cold_runs(
-        self, spec: ArenaSpec, runs: Runs, ordered: SortedSlots
-    ) -> tuple[Tensor, Tensor]:
-        """Return the first run of staged and cached rows and the run behind the last, int32, 0-d.
-
-        Lookups of the arena's rows in HBM, which come before them, are counted.
-        """
-        edges = self._edges.get(spec)  # On the device already.
-        if edges is None:
-            bounds = [0, spec.home, spec.cache_ranges[-1].stop]
-            edges = self._edges[spec] = torch.tensor(bounds, device=self._device)
-        # Runs are in the order of slots, so those of staged and cached rows are neighbours.
-        edges = torch.searchsorted(ordered.slots, edges.to(ordered.slots.dtype))
-        self.counts.home += edges[1] - edges[0]
-        run_of_edge = ordered.run.index_select(0, edges[1:].clamp(max=runs.lookups - 1))
-        first, last = torch.where(edges[1:] < runs.lookups, run_of_edge, runs.count).unbind()
-        return first, last
+            distinct = slots.index_select(0, runs.order.index_select(0, runs.firsts))
+            lookups = runs.starts.diff()
+            bounds = torch.tensor([0, home, spec.cache_ranges[-1].stop], device=slots.device)
+            edges = torch.searchsorted(distinct, bounds.to(distinct.dtype))
+            nobodys, first, last = edges.tolist()
+            self.counts.home += lookups[nobodys:first].sum()
+            rows = distinct[first:last]
+            others, oldest = self._window.others(spec, ticket), self._window.oldest
+            barred = torch.isin(rows, torch.cat([rows[:0], *others]))
+            found = row_cache.resolve(rows, lookups[first:last], ticket.number, oldest, barred)
+            moved, entries = self._move(arena, found.moves), found.entries
+            ticket.resolved[spec] = rows[entries < 0]
+            if arena.store is not None:
+                note_in_place(arena, arena.store, entries, ticket, self._window)
+            if training:
+                row_cache.mark_dirty(entries)
+            run_places = places_of(spec, row_cache.entries, distinct)
+            cold = run_places[first:last]
+            cold.copy_(torch.where(entries >= 0, entries.to(cold.dtype) + home, cold))
+            spread = run_places.repeat_interleave(lookups, output_size=slots.numel())
+            places = torch.zeros_like(slots).index_add_(0, runs.order, spread)
+        return places, runs, run_places, moved
 
     def _move(self, arena: Arena, moves: Moves) -> Moved:
         """Start to move rows; when they have moved."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from placer.executor.cold.cold_store import ColdStore
-from placer.executor.lookups.steps import Resolved, Ticket, Window
+from placer.executor.lookups.steps import Ticket, Window
 from placer.executor.memory.arena import Arena, TieredRows
 from placer.executor.memory.directory import Moves
 
@@ -31,10 +31,9 @@ def exchange_records(store: ColdStore, matrices: Sequence[TieredRows], moves: Mo
 
 
 def note_in_place(
-    arena: Arena, resolved: Resolved, entries: Tensor, ticket: Ticket, window: Window
+    arena: Arena, store: ColdStore, entries: Tensor, ticket: Ticket, window: Window
 ) -> None:
     """Note whether a step found no entry for some records; waits for the device."""
-    if arena.store is not None:
-        if bool((entries[: int(resolved.last - resolved.first)] < 0).any()):
-            ticket.reads_stores.add(arena.spec)
-        arena.store.is_read_in_place = window.reads_store(arena.spec)
+    if bool((entries < 0).any()):
+        ticket.reads_stores.add(arena.spec)
+    store.is_read_in_place = window.reads_store(arena.spec)

@@ -40,16 +40,7 @@ class NumbaBackend(Backend):
     ) -> None:
         table = segments.table.numpy()
         starts = np.append(table[:, 1], out.numel())
-        tables = (
-            ids.numpy(),
-            slot_map.numpy(),
-            table[:, 0].copy(),
-            starts,
-            table[:, 3].copy(),
-            table[:, 4:7].copy(),
-            table[:, 7].copy(),
-            out.numpy(),
-        )
+        tables = ids.numpy(), slot_map.numpy(), table, starts, out.numpy()
         for place in run(partial(kernels.translate, *tables), thread_count(out.numel())):
             if place >= 0:
                 segment = int(np.searchsorted(starts, place, side="right")) - 1

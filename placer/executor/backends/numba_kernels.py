@@ -63,22 +63,18 @@ def prefetch(typing_context: Any, matrix: Any, row: Any, column: Any) -> Any:
 
 
 @numba.njit(cache=True, nogil=True)
-def translate(ids, slot_map, batch_starts, starts, rows, follows, map_starts, out, thread, threads):
+def translate(ids, slot_map, table, starts, out, thread, threads):
     """Slots of the ids of an arena's segments; the place of the first bad id, or −1.
 
-    `follows` has a row (near, edge, far) for each segment.
-
-    Segment s holds places ``starts[s]..starts[s + 1]`` of `out`, and its ids are those from
-    ``batch_starts[s]`` on.
+    `table` is that of `SegmentTable`. Segment s holds places ``starts[s]..starts[s + 1]`` of `out`.
     """
     place = out.size * thread // threads
     stop = out.size * (thread + 1) // threads
     segment = np.searchsorted(starts, place, side="right") - 1
     while place < stop:
         last = min(stop, starts[segment + 1])
-        shift = batch_starts[segment] - starts[segment]
-        near, edge, far = follows[segment]
-        first, limit = map_starts[segment], rows[segment]
+        shift = table[segment, 0] - starts[segment]
+        limit, near, edge, far, first = table[segment, 3:]
         for j in range(place, last):
             row = np.int64(ids[j + shift])
             if row < 0 or row >= limit:

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from placer.executor.lookups.batch_reads import ArenaReads
-from placer.executor.lookups.row_runs import Runs, SortedSlots, find_runs
-from placer.executor.lookups.steps import Resolved
-from placer.executor.memory.arena import TieredRows
-from placer.executor.memory.directory import Moves, Resolution
+from placer.executor.lookups.row_runs import Runs
+from placer.executor.lookups.steps import ArenaStep
+from placer.executor.memory.arena import Arena, TieredRows
+from placer.executor.memory.directory import Moves
 from placer.executor.memory.layout import ArenaSpec
-from placer.executor.memory.row_cache import RowCache
-from placer.executor.optimizers.rule import Rule, row_sums, updated
+from placer.executor.optimizers.rule import Rule, row_sums, runs, updated
+from placer.executor.phases import phase
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,7 +52,7 @@ class RowReads:
     Attributes
     ----------
     runs : Runs
-    places : shape (lookups,)
+    places : shape (runs,), or (lookups,)
         The place of each run, by run; −1 for a run that is nobody's. Beyond the number of runs
         the values mean nothing.
     sources : int32 or int64, shape (lookups,)
@@ -72,6 +72,37 @@ class RowReads:
         """Return each run's summed gradient, runs at place −1 included; wait for the device."""
         starts = self.runs.starts[: int(self.runs.count)].long()
         return row_sums(self.gradients, self.sources.long(), self.scales, starts)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SliceReads:
+    """All lookups in one of a table's several column slices.
+
+    Attributes
+    ----------
+    arena : Arena
+    step : ArenaStep
+    lookups : list of slice
+        Of the arena's step, feature by feature.
+    sources : int32
+        The row of `gradients` of each lookup of the arena's step.
+    gradients : float32, shape (bags of the arena, width)
+    weights : float32 or None
+        Weight of each lookup of the arena's step.
+    rule : Rule
+    """
+
+    arena: Arena
+    step: ArenaStep
+    lookups: list[slice]
+    sources: Tensor
+    gradients: Tensor
+    weights: Tensor | None
+    rule: Rule
+
+    def of(self, values: Tensor) -> Tensor:
+        """Return values of these lookups, out of those of the arena's step."""
+        return torch.cat([values[part] for part in self.lookups])
 
 
 class TorchKernels:
@@ -183,13 +214,23 @@ class TorchKernels:
         if state is not None and after is not None:
             state.write_places(places, after)
 
-    def find_runs(self, slots: Tensor) -> tuple[Runs, SortedSlots]:
-        """Sort the slots of a step's lookups and find the runs."""
-        return find_runs(slots)
+    def find_runs(self, slots: Tensor) -> Runs:
+        """Sort the slots of a step's lookups, shape (lookups,), and find the runs."""
+        with phase("sort"):
+            order, _, starts = runs(slots)
+        starts = torch.nn.functional.pad(starts.int(), (0, 1), value=slots.numel())
+        count = torch.tensor([starts.numel() - 1], dtype=torch.int32, device=slots.device)
+        return Runs(order.int(), starts, count, starts[:0], starts[:0])
 
     def bags_of_lookups(self, reads: ArenaReads) -> Tensor:
-        """Return the bag of each lookup, int32."""
-        return reads.sources()
+        """Return the bag of each lookup, int32.
+
+        Counted up where bags start: a repetition of the bags would need int64 indices.
+        """
+        bags = torch.zeros(reads.lookups + 1, dtype=torch.int32, device=reads.offsets.device)
+        starts = reads.offsets[1:]
+        bags.index_add_(0, starts, torch.ones_like(starts, dtype=torch.int32))
+        return bags.cumsum_(0)[: reads.lookups]
 
     def exchange(self, matrices: Sequence[TieredRows], moves: Moves) -> None:
         """Write evicted rows back and read admitted ones, for each matrix (weights, state).
@@ -198,9 +239,8 @@ class TorchKernels:
         `hbm`; if ``moves.outgoing[j] >= 0`` it is first copied to row ``outgoing[j] − home``
         of `dram`; then row ``incoming[j] − home`` of `dram` is copied to it.
         """
-        moved = torch.nonzero(moves.entries >= 0).squeeze(1)
         entries, incoming, outgoing = (
-            part[moved].long() for part in (moves.entries, moves.incoming, moves.outgoing)
+            part.long() for part in (moves.entries, moves.incoming, moves.outgoing)
         )
         leaves = torch.nonzero(outgoing >= 0).squeeze(1)
         for rows in matrices:
@@ -209,71 +249,6 @@ class TorchKernels:
             rows.dram.index_copy_(0, cold, leaving.to(rows.dram.device))
             admitted = rows.dram.index_select(0, (incoming - rows.home).to(rows.dram.device))
             rows.hbm.index_copy_(0, entries + rows.home, admitted.to(rows.hbm.device))
-
-    # What follows finds staged and cached rows, and waits for no device.
-
-    def places_of_runs(
-        self, spec: ArenaSpec, entries: int, runs: Runs, ordered: SortedSlots
-    ) -> Tensor:
-        """Return the place of each run, as if none were in the row cache."""
-        return places_of(spec, entries, ordered.slots.index_select(0, runs.firsts))
-
-    def slots_and_counts(
-        self, resolved: Resolved, runs: Runs, ordered: SortedSlots
-    ) -> tuple[Tensor, Tensor]:
-        """Slot and lookups of each staged and cached row; the largest and 0 behind them."""
-        numbers = resolved.runs()
-        valid = numbers < resolved.last
-        numbers.clamp_(max=runs.lookups - 1)
-        starts = runs.starts.index_select(0, numbers)
-        counts = runs.starts.index_select(0, numbers.add_(1)).sub_(starts).mul_(valid)
-        slots = ordered.slots.index_select(0, starts.clamp_(max=runs.lookups - 1))
-        return slots.masked_fill_(~valid, torch.iinfo(slots.dtype).max), counts
-
-    def resolve(
-        self,
-        row_cache: RowCache,
-        home: int,
-        resolved: Resolved,
-        slots: Tensor,
-        counts: Tensor,
-        others: Sequence[Resolved],
-        ticket: int,
-        oldest: int,
-    ) -> Resolution:
-        """Return the entry of each row, −1 for those that have none, once rows have been moved.
-
-        Rows that one of the `others`, steps that are open, reads in place have to stay there: that
-        step will update the row in host memory, and a copy made before would be old.
-        """
-        barred: Tensor | None = None
-        for theirs in others:
-            if not theirs.most:
-                continue
-            here = _read_in_place(theirs, slots, row_cache, home)
-            barred = here if barred is None else barred | here
-        return row_cache.resolve(slots, counts, ticket, oldest, barred)
-
-    def move_to_entries(
-        self, resolved: Resolved, entries: Tensor, row_cache: RowCache, home: int, training: bool
-    ) -> None:
-        """Note that rows that have an entry are there, and trained ones newer than originals."""
-        if training:
-            row_cache.mark_dirty(entries)
-        if not resolved.most:
-            return
-        places = resolved.run_places
-        number = torch.arange(places.numel(), dtype=torch.int32, device=places.device)
-        moved = (number >= resolved.first) & (number < resolved.last)
-        entry = entries.index_select(0, number.sub_(resolved.first).clamp_(0, resolved.most - 1))
-        moved &= entry >= 0
-        places.copy_(torch.where(moved, entry.to(places.dtype).add_(home), places))
-
-    def places_of_lookups(self, runs: Runs, run_of: Tensor, run_places: Tensor) -> Tensor:
-        """Return the place of each lookup, in the batch's order."""
-        # By adding to zeros, for which the order need not be int64.
-        places = torch.zeros_like(run_places)
-        return places.index_add_(0, runs.order, run_places.index_select(0, run_of))
 
 
 def places_of(spec: ArenaSpec, entries: int, slots: Tensor) -> Tensor:
@@ -285,23 +260,6 @@ def places_of(spec: ArenaSpec, entries: int, slots: Tensor) -> Tensor:
     if spec.host_start == spec.rows:
         return places
     return torch.where(slots < spec.host_start, places, -1)
-
-
-def _read_in_place(theirs: Resolved, slots: Tensor, row_cache: RowCache, home: int) -> Tensor:
-    """Return which of the slots a step reads in place; its slots follow from its places."""
-    runs = theirs.runs()
-    valid = runs < theirs.last
-    places = theirs.run_places.index_select(0, runs.clamp_(max=theirs.run_places.numel() - 1))
-    del runs
-    boundary = home + row_cache.entries
-    moved = valid & (places < boundary)
-    held = row_cache.slots_at((places - home).clamp_(0, row_cache.entries)).to(slots.dtype)
-    own = torch.where(moved, held, (places - row_cache.entries).to(slots.dtype))
-    own = torch.where(valid, own, torch.iinfo(slots.dtype).max)
-    del held
-    place = torch.searchsorted(own, slots, out_int32=True).clamp_(max=theirs.most - 1)
-    here = own.index_select(0, place) == slots
-    return here & (valid & ~moved).index_select(0, place)
 
 
 def in_one_piece(parts: Sequence[Tensor]) -> Tensor | None:

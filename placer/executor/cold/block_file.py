@@ -16,8 +16,6 @@ import numpy as np
 
 from placer.errors import PlacerError
 from placer.executor.cold.block_queue import Array
-from placer.file_locks import take_lock
-from placer.files import check_place
 from placer.units import format_bytes
 
 _PAGE_BYTES, _ZEROS_BYTES = 4096, 4 << 20
@@ -25,7 +23,7 @@ _CHECK_BYTES = 4
 
 
 class BlockFile:
-    """An open file, all of whose space is reserved.
+    """A file without a name in a folder, all of whose space is reserved; it ends with its process.
 
     A block has 4 KiB, or as many times 4 KiB as one record takes, and as many whole records as
     fit: no record lies in two blocks. Its last four bytes are a CRC-32 of all before, which begins
@@ -33,41 +31,27 @@ class BlockFile:
     found too. A block of zeros was never written.
     """
 
-    def __init__(self, path: Path, rows: int, record_bytes: int) -> None:
-        self.path, self.rows, self.record_bytes = path, rows, record_bytes
+    def __init__(self, folder: Path, rows: int, record_bytes: int) -> None:
+        self.folder, self.rows, self.record_bytes = folder, rows, record_bytes
         self.block_bytes = -(-(record_bytes + _CHECK_BYTES) // _PAGE_BYTES) * _PAGE_BYTES
         self.per_block = (self.block_bytes - _CHECK_BYTES) // record_bytes
-        self.descriptor = _open(path)
+        self.descriptor = _open(folder)
         self.close = weakref.finalize(self, os.close, self.descriptor)
         size = max(1, -(-rows // self.per_block)) * self.block_bytes
-        is_new = self._reserve(size)
-        with contextlib.suppress(OSError):  # File systems without direct I/O read as well.
-            flags = fcntl.fcntl(self.descriptor, fcntl.F_GETFL)
-            fcntl.fcntl(self.descriptor, fcntl.F_SETFL, flags | os.O_DIRECT)
-        if is_new:
-            self._write_zeros(size)
-
-    def _reserve(self, size: int) -> bool:
-        """Take space, and return whether the file is new."""
-        before = os.fstat(self.descriptor).st_size
-        if before not in (0, size):
-            raise PlacerError(
-                f"{self.path} has {before:,} bytes, and {self.rows:,} records of "
-                f"{self.record_bytes} bytes take {size:,}; remove it, or name another file"
-            )
         try:
-            free = shutil.disk_usage(self.path).free
-            if before == 0 and free < size:  # Trying would fill the disk for others meanwhile.
+            free = shutil.disk_usage(folder).free
+            if free < size:  # Trying would fill the disk for others meanwhile.
                 raise OSError(errno.ENOSPC, f"{format_bytes(free)} are free")
             os.posix_fallocate(self.descriptor, 0, size)
         except OSError as error:
-            if before == 0 and not self.path.is_dir():
-                self.path.unlink(missing_ok=True)
             raise PlacerError(
-                f"cannot reserve {format_bytes(size)} in {self.path}: {error.strerror}; free "
+                f"cannot reserve {format_bytes(size)} in {folder}: {error.strerror}; free "
                 "space, name a folder of another drive, or plan with fewer rows there"
             ) from error
-        return before == 0
+        with contextlib.suppress(OSError):  # File systems without direct I/O read as well.
+            flags = fcntl.fcntl(self.descriptor, fcntl.F_GETFL)
+            fcntl.fcntl(self.descriptor, fcntl.F_SETFL, flags | os.O_DIRECT)
+        self._write_zeros(size)
 
     def _write_zeros(self, size: int) -> None:
         """Write all blocks in order.
@@ -82,7 +66,7 @@ class BlockFile:
                 done += os.pwrite(self.descriptor, zeros[: size - done], done)
         except OSError as error:
             raise PlacerError(
-                f"cannot write {self.path}: {error.strerror}; name a folder of another drive"
+                f"cannot write {self.folder}: {error.strerror}; name a folder of another drive"
             ) from error
 
     def checksums(self, content: Array, slots: Array, blocks: Array) -> Array:
@@ -102,22 +86,16 @@ class BlockFile:
         first = block * self.per_block
         last = min(first + self.per_block, self.rows) - 1
         return PlacerError(
-            f"block {block} of {self.path} (rows {first} to {last}) {what}; check the drive "
+            f"block {block} of {self.folder} (rows {first} to {last}) {what}; check the drive "
             "(dmesg, smartctl), and continue from a checkpoint with a new file"
         )
 
 
-def _open(path: Path) -> int:
-    """Open a file that nobody else has open; one without a name if `path` is a folder."""
-    check_place(path, "folder" if path.is_dir() else "file")
+def _open(folder: Path) -> int:
+    """Open a file without a name in a folder, which is made if it is missing."""
     try:
-        if path.is_dir():
-            with tempfile.TemporaryFile(dir=path) as file:
-                return os.dup(file.fileno())
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            return os.dup(file.fileno())
     except OSError as error:
-        raise PlacerError(f"cannot write {path}: {error.strerror}; name another place") from error
-    if not take_lock(descriptor):
-        os.close(descriptor)
-        raise PlacerError(f"{path} is in use by another process; end it, or name another file")
-    return descriptor
+        raise PlacerError(f"cannot write {folder}: {error.strerror}; name another place") from error

@@ -4,17 +4,14 @@ No kernel addresses such rows. The row cache's entries have copies of those that
 which the host decodes and encodes as they move.
 """
 
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from placer.errors import PlacerError
 from placer.executor.cold.drive import DriveRecords
 from placer.executor.cold.records import Records
 
@@ -24,30 +21,18 @@ _BLOCK_ROWS = 8192
 """Rows that are encoded or decoded at a time: bounds the temporary memory."""
 
 
-class Medium(Protocol):
-    """What holds records, uint8 of shape (rows, bytes of a record), all zero at first."""
-
-    def read(self, rows: Tensor) -> Tensor:
-        """Return records of distinct rows, int64 on the host."""
-        ...
-
-    def write(self, rows: Tensor, records: Tensor) -> None:
-        """Overwrite records of distinct rows."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class HostRecords:
-    """Records in host memory."""
+    """Records in host memory, uint8 of shape (rows, bytes of a record), all zero at first."""
 
     records: Tensor
 
     def read(self, rows: Tensor) -> Tensor:
-        """Copy some records."""
+        """Return records of distinct rows, int64 on the host."""
         return self.records.index_select(0, rows)
 
     def write(self, rows: Tensor, records: Tensor) -> None:
-        """Overwrite some records."""
+        """Overwrite records of distinct rows."""
         self.records.index_copy_(0, rows, records)
 
 
@@ -58,7 +43,7 @@ class StoredRows:
     start: int
     stop: int
     records: Records
-    medium: Medium
+    medium: HostRecords | DriveRecords
 
 
 class ColdStore:
@@ -192,39 +177,6 @@ class ColdStore:
             for here in torch.split(_within(rows, part), _BLOCK_ROWS):
                 if here.numel():
                     yield part, here
-
-
-@dataclass(frozen=True, slots=True)
-class ColdColumn:
-    """The weights of a store, or the state."""
-
-    store: ColdStore
-    is_state: bool
-
-    def read(self, rows: Tensor) -> Tensor:
-        """Return values of distinct rows, int64; all on the host."""
-        return self.store.read_state(rows) if self.is_state else self.store.read_weights(rows)
-
-    def write(self, rows: Tensor, values: Tensor) -> None:
-        """Overwrite the values of distinct rows."""
-        self.store.write(rows, **{"state" if self.is_state else "weights": values})
-
-
-def new_drive_records(folder: Path | None, rows: int, record_bytes: int) -> Medium:
-    """Make zeroed records in a file that nobody else sees, and that ends with its process.
-
-    Parameters
-    ----------
-    folder : Path or None
-        Where, made if it is missing; None is the system's folder for temporary files.
-    rows, record_bytes : int
-    """
-    where = Path(tempfile.gettempdir()) if folder is None else folder
-    try:
-        where.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise PlacerError(f"cannot make {where}: {error.strerror}; name another place") from error
-    return DriveRecords(where, rows, record_bytes)
 
 
 def _within(rows: Tensor, part: StoredRows) -> Tensor:

@@ -24,9 +24,9 @@ class DriveRecords:
 
     Parameters
     ----------
-    path : Path
-        A file, which is made if it is not there, and stays with its records. Or a folder: then the
-        file has no name, and is gone when it is closed or the process ends, however it ends.
+    folder : Path
+        Made if it is missing. The file has no name there, and is gone when the process ends,
+        however it ends.
     rows : int
         All their space is reserved at once, so that the drive is full now or never.
     record_bytes : int
@@ -34,8 +34,7 @@ class DriveRecords:
     Raises
     ------
     PlacerError
-        If there is no such folder or no space, another process has the file open, or it has
-        another size.
+        If there can be no such folder, or there is no space.
 
     Examples
     --------
@@ -44,15 +43,14 @@ class DriveRecords:
     ...     records = DriveRecords(Path(folder), rows=1000, record_bytes=3)
     ...     records.write(torch.tensor([7]), torch.tensor([[1, 2, 3]], dtype=torch.uint8))
     ...     records.read(torch.tensor([999, 7])).tolist()
-    ...     records.close()
     [[0, 0, 0], [1, 2, 3]]
     """
 
-    def __init__(self, path: Path, rows: int, record_bytes: int) -> None:
+    def __init__(self, folder: Path, rows: int, record_bytes: int) -> None:
         if rows < 0 or record_bytes < 1:
             raise PlacerError(f"{rows} records of {record_bytes} bytes make no file; give others")
         self.rows, self.record_bytes = rows, record_bytes
-        self._file = file = BlockFile(path, rows, record_bytes)
+        self._file = file = BlockFile(folder, rows, record_bytes)
         self._kept = KeptBlocks(-(-rows // file.per_block), file.block_bytes)
         self._lock = threading.Lock()
 
@@ -69,7 +67,7 @@ class DriveRecords:
         return torch.from_numpy(records)
 
     def write(self, rows: Tensor, records: Tensor) -> None:
-        """Write records; they are on the drive for certain after `flush`.
+        """Write records.
 
         Parameters
         ----------
@@ -85,24 +83,7 @@ class DriveRecords:
             raise PlacerError(f"the records to write are {has}; give torch.uint8 {shape}")
         self._move(WRITE, rows, records.numpy())
 
-    def flush(self) -> None:
-        """Wait until what was written is on the drive."""
-        self._check_open()
-        try:
-            os.fdatasync(self._file.descriptor)
-        except OSError as error:
-            raise PlacerError(f"cannot write {self._file.path}: {error.strerror}") from error
-
-    def close(self) -> None:
-        """Close the file, when nothing reads or writes it any more."""
-        self._file.close()
-
-    def _check_open(self) -> None:
-        if not self._file.close.alive:
-            raise PlacerError(f"the records of {self._file.path} are closed; open them again")
-
     def _move(self, operation: int, rows: Tensor, records: Array) -> None:
-        self._check_open()
         file = self._file
         transfer = _Transfer(file, self._kept, operation, rows.numpy(), records)
         with self._lock:
@@ -116,7 +97,7 @@ class DriveRecords:
                 if not isinstance(error, OSError):
                     raise
                 raise PlacerError(
-                    f"asynchronous I/O of {file.path} failed: {error.strerror}; raise its limit "
+                    f"asynchronous I/O of {file.folder} failed: {error.strerror}; raise its limit "
                     "(sysctl fs.aio-max-nr=1048576), or name a folder of another drive"
                 ) from error
 
@@ -133,7 +114,7 @@ class _Transfer:
         rows = rows[self._order]
         for row in (*rows[:1], *rows[-1:]):
             if not 0 <= row < file.rows:
-                raise PlacerError(f"{file.path} has rows 0 to {file.rows - 1}, and not {row}")
+                raise PlacerError(f"{file.folder} has rows 0 to {file.rows - 1}, and not {row}")
         twice = rows[1:][np.diff(rows) == 0]
         if twice.size and self._is_write:
             raise PlacerError(f"row {twice[0]} is to be written twice at once; give it once")

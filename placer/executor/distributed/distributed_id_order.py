@@ -77,25 +77,6 @@ class DistributedIdOrder(IdOrder):
                 part = values[block.start : block.stop].detach().to(weight.dtype)
             self.write(block, self._ranks.acting.from_first("state", part))
 
-    def read(self, tensor: TableTensor) -> Tensor:
-        self._ranks.tell(Command.READ, self._number_of(tensor))
-        return super().read(tensor)
-
-    def _read_block(self, block: IdRange) -> Tensor:
-        # Each process writes what it holds and zeros elsewhere, and the bits are added as integers,
-        # so that they arrive as they are.
-        chunk = torch.zeros(block.shape, dtype=torch.float32)
-        for target, places, rows in self._here(block):
-            if target.holders[0] != self.rank:
-                continue
-            values = read_rows(self._held, target, block.tensor.name, rows).float()
-            if not block.tensor.is_per_row:
-                chunk[places, slice(*target.cols)] = values
-            elif not target.cols[0]:  # Of the copies that column slices have, one.
-                chunk[places] = values
-        bits = self._comm.total("state", chunk.view(torch.int32)).cpu()
-        return bits.view(torch.float32)
-
     def synchronize(self) -> None:
         for order in self._orders:
             order.synchronize()
@@ -213,10 +194,6 @@ class DistributedIdOrder(IdOrder):
             return is_first and only in (None, target.holder_for(asker))
 
         return self._parts(block.tensor.table, block.ids, is_source)
-
-    def _here(self, block: IdRange) -> Iterator[_Part]:
-        """Return the parts of a block that this process holds."""
-        return self._parts(block.tensor.table, block.ids, self._is_held)
 
     def _is_held(self, target: Target) -> bool:
         return target.name in self._held

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -49,7 +50,7 @@ class InputExchange:
         weights = batch.weights
         wanted = training and weights is not None and weights.requires_grad
         header = [batch.batch_size, fault is not None, weights is not None, wanted, training]
-        headers = self.comm.gather("header", torch.tensor(header, dtype=torch.int64)).tolist()
+        headers = self.comm.numbers(header)
         if fault is not None:
             raise fault
         _check_headers(headers, training)
@@ -140,7 +141,7 @@ class InputExchange:
             scales = _cat([own.select(scales.detach()) for own in lookups], None, self.device)
             weights = comm.exchange("weights", scales.float(), sent_lookups, served_lookups)
         positions = [own.positions(self.device) for own in lookups] if wanted else []
-        came = _Came(samples, lengths, rows, weights, bags, counts)
+        unit_step = partial(self._unit_step, samples, lengths, rows, weights, bags, counts, wanted)
         sent_rows = tuple(
             size if channel.pooled else own.rows.numel()
             for (_, channel), own in zip(channels.sent, lookups, strict=True)
@@ -154,21 +155,33 @@ class InputExchange:
             tuple(sent_lookups),
             tuple(served_lookups),
             _cat(positions, torch.int64, self.device),
-            tuple(self._unit_step(unit, came, wanted) for unit in channels.units),
+            tuple(map(unit_step, channels.units)),
         )
 
-    def _unit_step(self, unit: Unit, came: "_Came", wanted: bool) -> UnitStep:
-        """Return what came for one unit, channel by channel instead of rank by rank."""
-        rows, weights = came.rows, came.weights
+    def _unit_step(
+        self,
+        samples: Sequence[int],
+        lengths: Tensor,
+        rows: Tensor,
+        weights: Tensor | None,
+        bags: Int,
+        counts: Int,
+        wanted: bool,
+        unit: Unit,
+    ) -> UnitStep:
+        """Return what came for one unit, channel by channel instead of rank by rank.
+
+        `bags` and `counts` are bags and lookups of each served channel from each rank: int64, shape
+        (world, served). Lengths of bags, rows and weights came in this order.
+        """
         own = np.ix_(unit.sources, unit.channels)
-        bag_starts, bags, starts, sizes = (
-            array[own].T.ravel()
-            for array in (_starts(came.bags), came.bags, _starts(came.counts), came.counts)
+        bag_starts, own_bags, starts, sizes = (
+            array[own].T.ravel() for array in (_starts(bags), bags, _starts(counts), counts)
         )
-        bounds = [0, *came.counts[own].sum(0).cumsum().tolist()]
-        size = sum(came.samples[source] for source in unit.sources)
-        of_bags = spans(bag_starts, bags, self.device)
-        bag_lengths = came.lengths.index_select(0, of_bags).long()
+        bounds = [0, *counts[own].sum(0).cumsum().tolist()]
+        size = sum(samples[source] for source in unit.sources)
+        of_bags = spans(bag_starts, own_bags, self.device)
+        bag_lengths = lengths.index_select(0, of_bags).long()
         whole = bounds[-1] == rows.numel() and np.array_equal(starts, _starts(sizes))
         index = None if whole else spans(starts, sizes, self.device)
         own_rows = rows if index is None else rows.index_select(0, index)
@@ -179,30 +192,6 @@ class InputExchange:
         offsets = torch.nn.functional.pad(bag_lengths.cumsum(0), (1, 0))
         batch = BagBatch(own_rows, offsets, size, own_weights, tuple(bounds) if size else None)
         return UnitStep(batch, own_weights, None, index if wanted else None, tuple(bounds))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Came:
-    """What came here, rank by rank and, of a rank, channel by channel.
-
-    Attributes
-    ----------
-    samples : sequence of int
-        Of each rank.
-    lengths : int32
-        Of bags.
-    rows : int64
-    weights : float32 or None
-    bags, counts : int64, shape (world, served)
-        Bags and lookups of each channel from each rank.
-    """
-
-    samples: Sequence[int]
-    lengths: Tensor
-    rows: Tensor
-    weights: Tensor | None
-    bags: Int
-    counts: Int
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -132,8 +132,6 @@ class _Server:
         order = self._tables.id_order()
         order.synchronize()
         match command:
-            case Command.READ:
-                order.read(order.numbered[one])
             case Command.FETCH:
                 said = self._ranks.receive(torch.empty((order.world, 3), dtype=torch.int64))
                 order.fetch(

@@ -17,7 +17,6 @@ from torch.autograd.function import once_differentiable
 from placer.executor.distributed.collectives import Communicator
 from placer.executor.distributed.exchange_types import exchange_as
 from placer.executor.distributed.placement.channels import channels_of
-from placer.executor.distributed.placement.local_plans import channel_name
 from placer.executor.distributed.replicas import ReplicaUpdates
 from placer.executor.distributed.row_sums import all_reduce_rows
 from placer.executor.distributed.sharded_batch import ShardedBatch, UnitStep
@@ -71,10 +70,6 @@ class Served:
         self.channels = channels_of(rank, comm.world, targets, survey.channels)
         self._totals = RowTotals.of(targets, rank, device, comm)
         self._any_replicated = any(target.replicated for target in targets)
-        self._names = [
-            channel_name(channel.target, survey.features[channel.feature].name)
-            for channel in self.channels.served
-        ]
         self.modules: list[PlacedEmbeddings] = []
         self._replicas: list[ReplicaUpdates] = []  # In an order that all ranks share.
         for position, unit in enumerate(self.channels.units):
@@ -113,7 +108,7 @@ class Served:
         for unit, module, unit_step in held:
             with torch.set_grad_enabled(training and not unit.replicated):
                 vectors = module(unit_step.prepared or unit_step.batch)
-            outputs |= {at: vectors[self._names[at]] for at in unit.channels}
+            outputs |= {at: vectors[self.channels.served[at].name] for at in unit.channels}
         return [outputs[at] for at in range(len(self.channels.served))]
 
     def to_sources(self, outputs: Sequence[Tensor], step: ShardedBatch) -> Tensor:

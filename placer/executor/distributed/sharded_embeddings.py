@@ -195,9 +195,7 @@ class ShardedEmbeddings(Embeddings):
 
     def said(self, values: Sequence[int]) -> list[list[int]]:
         """Return what each rank that trains says, as many numbers on all of them."""
-        trainers = self._ranks.trainers
-        said: list[list[int]] = trainers.gather("header", torch.tensor(values)).tolist()
-        return said
+        return self._ranks.trainers.numbers(values)
 
     def rows_of(self, batch: BagBatch, training: bool, open_steps: int) -> BagBatch:
         """The batch with rows in the place of keys, where batches have rows (`keys.in_batches`).
@@ -282,10 +280,8 @@ class ShardedEmbeddings(Embeddings):
         if isinstance(batch, BagBatch):
             number = self._ranks.tell_of_batch(Command.FORWARD, training)
             step = self._inputs.now(batch, number, training)
-        else:
-            step = batch
-            if step.number is not None:
-                self._ranks.tell(Command.FORWARD, step.number.number, training)
+        elif (step := batch).number is not None:
+            self._ranks.tell(Command.FORWARD, step.number.number, training)
         if training or not isinstance(batch, BagBatch):
             self.keys.begin()
         self.keys.begin_rows(self._order)

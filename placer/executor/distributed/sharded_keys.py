@@ -189,7 +189,7 @@ class ShardedKeys(GrowingKeys):
     def _joined(self, values: Tensor) -> Tensor:
         """Return the tensors of all ranks, one after the other, on all of them."""
         comm, size = self._comm, values.numel()
-        sizes = comm.gather("header", torch.tensor([size])).flatten().tolist()
+        sizes = [theirs for (theirs,) in comm.numbers([size])]
         sent = values.reshape(-1).repeat(comm.world)
         found = comm.exchange("state", sent, [size] * comm.world, sizes)
         return found.cpu().view(-1, *values.shape[1:])

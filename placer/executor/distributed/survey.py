@@ -1,6 +1,7 @@
 """What every rank knows of a plan that all of them share."""
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -17,7 +18,6 @@ from placer.executor.distributed.placement.division import (
 )
 from placer.executor.distributed.placement.local_plans import (
     HeldShards,
-    local_features,
     local_plan,
     shards_by_holders,
 )
@@ -25,7 +25,7 @@ from placer.executor.distributed.placement.table_routes import TableRoutes, tabl
 from placer.executor.lookups.batch_reads import FeatureRead
 from placer.growing import Growing
 from placer.plan.plan import Plan
-from placer.tables import OptimizerName
+from placer.tables import Feature, OptimizerName
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,11 +76,10 @@ class Survey:
 
     def plan_of(self, unit: Unit, channels: Channels, rank: int) -> Plan:
         """Return the plan by which a rank holds one of its units."""
-        poolings = {
-            (channel.target.name, self.features[channel.feature].name): channel.pooling
-            for channel in (channels.served[at] for at in unit.channels)
-        }
-        features = [local_features(target, poolings) for target in unit.targets]
+        features: dict[str, list[Feature]] = defaultdict(list)
+        for channel in (channels.served[at] for at in unit.channels):
+            own = Feature(channel.name, pooling=channel.pooling)
+            features[channel.target.name].append(own)
         gpus = [gpu for gpu in self.plan.topology.gpus if self.ranks[gpu.id] == rank]
         return local_plan(
             self.plan, unit.targets, features, self.shards, self.optimizers, gpus
@@ -101,7 +100,7 @@ def check_same(
     for name in sorted(plan.hot_ids):
         digest.update(name.encode() + plan.hot_ids[name].tobytes())
     number = int.from_bytes(digest.digest()[:7], "little")
-    said = comm.gather("header", torch.tensor([number])).flatten().tolist()
+    said = comm.numbers([number])
     other = [rank for rank, theirs in enumerate(said) if theirs != said[0]]
     if other:
         raise PlanMismatchError(
@@ -112,11 +111,11 @@ def check_same(
 
 def check_all_built(failure: PlacerError | None, comm: Communicator) -> None:
     """Raise on all ranks if one of them lacks the memory for its part, or what else it needs."""
-    said = comm.gather("header", torch.tensor([int(failure is not None)])).flatten().tolist()
+    said = comm.numbers([int(failure is not None)])
+    bad = [rank for rank, (failed,) in enumerate(said) if failed]
     if failure is not None:
         raise failure
-    if any(said):
-        bad = [rank for rank, failed in enumerate(said) if failed]
+    if bad:
         raise PlanMismatchError(
             f"ranks {bad} cannot hold their part of the plan; see what they say"
         )

@@ -34,14 +34,13 @@ class Command(IntEnum):
     DROP = 4
     SET_LR = 5
     SET_EPS = 6
-    READ = 7
-    FETCH = 8
-    WRITE = 9
-    COUNT_UPDATES = 10
-    SET_UPDATES = 11
-    CLOSE = 12
-    PART = 13
-    FIND_ROWS = 14
+    FETCH = 7
+    WRITE = 8
+    COUNT_UPDATES = 9
+    SET_UPDATES = 10
+    CLOSE = 11
+    PART = 12
+    FIND_ROWS = 13
 
 
 _MESSAGE = 4

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from placer.executor.backends.backend import Backend
-from placer.executor.backends.sliced_update import SliceReads
+from placer.executor.backends.torch_kernels import SliceReads
 from placer.executor.growing_keys import GrowingKeys
 from placer.executor.lookups.batch_reads import Segment
 from placer.executor.lookups.steps import ArenaStep
@@ -156,7 +156,7 @@ def update(
         table: runtime.backend.sliced_update(list(column_slices.values()))
         for table, column_slices in sliced.items()
     }
-    squares = {table: update.squares for table, update in updates.items()}
+    squares = {table: own for table, (_, own) in updates.items()}
     dims = {
         table: sum(stop - start for start, stop in column_slices)
         for table, column_slices in sliced.items()
@@ -164,5 +164,7 @@ def update(
     if runtime.whole_rows is not None:
         squares = {**squares, **runtime.whole_rows.total(squares)}
         dims = {**dims, **runtime.whole_rows.dims}
-    for table, update in updates.items():
-        update.apply(squares[table] / dims[table])
+    for table, (parts, _) in updates.items():
+        mean_squares = squares[table] / dims[table]
+        for arena, row_reads, rule in parts:
+            runtime.backend.update_rows(arena.weights, arena.state, row_reads, rule, mean_squares)

@@ -53,7 +53,9 @@ class LocalIdOrder(IdOrder):
 
     def fetch(self, requests: Sequence[IdRange | None]) -> Tensor | None:
         (block,) = requests
-        return None if block is None else self._read_block(block)
+        if block is None:
+            return None
+        return self.read_rows(block.tensor.table, block.tensor.name, block.ids)
 
     def holds(self, block: IdRange) -> bool:
         return block.stop > block.start
@@ -73,9 +75,6 @@ class LocalIdOrder(IdOrder):
 
     def set_update_count(self, updates: int) -> None:
         self._updates.fill_(updates)
-
-    def _read_block(self, block: IdRange) -> Tensor:
-        return self.read_rows(block.tensor.table, block.tensor.name, block.ids)
 
     def read_rows(self, table: Table, name: str, ids: Tensor) -> Tensor:
         """Return some rows of a tensor, on the host; call `synchronize` before."""

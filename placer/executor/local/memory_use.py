@@ -14,7 +14,7 @@ def memory_use(plan: Plan, layout: Layout, arenas: Sequence[Arena]) -> dict[tupl
     for arena in arenas:
         for part in arena.spec.ranges:
             size = (part.stop - part.start) * arena.home_bytes(part.dtype)
-            held[part.device, part.tier] += size
+            held[part.home, part.memory] += size
         if arena.row_cache is None:
             continue
         for shard in arena.spec.cache_ranges:

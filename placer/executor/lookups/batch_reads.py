@@ -91,16 +91,6 @@ class ArenaReads:
         """Number of bags."""
         return self.offsets.numel() - 1
 
-    def sources(self) -> Tensor:
-        """Return the bag of each lookup, int32.
-
-        Counted up where bags start: a repetition of the bags would need int64 indices.
-        """
-        sources = torch.zeros(self.lookups + 1, dtype=torch.int32, device=self.offsets.device)
-        starts = self.offsets[1:]
-        sources.index_add_(0, starts, torch.ones_like(starts, dtype=torch.int32))
-        return sources.cumsum_(0)[: self.lookups]
-
     def spread(self, per_lookup: Tensor | None) -> Tensor | None:
         """Return values of the batch's lookups in the order of this arena's lookups."""
         if per_lookup is None or self._is_whole(per_lookup.numel()):

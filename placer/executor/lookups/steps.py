@@ -3,7 +3,7 @@
 import weakref
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,30 +18,6 @@ Moved: TypeAlias = "torch.cuda.Event | Future[torch.cuda.Event | None] | None"
 MOST_STEPS = (1 << 31) - 1
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Resolved:
-    """The staged and cached rows of a step: some of its runs, one after the other.
-
-    Attributes
-    ----------
-    run_places : int32 or int64, shape (lookups,)
-        The place of each run.
-    first, last : int32, shape ()
-        The runs ``first..last`` are of staged and cached rows.
-    most : int
-        How many they can be.
-    """
-
-    run_places: Tensor
-    first: Tensor
-    last: Tensor
-    most: int
-
-    def runs(self) -> Tensor:
-        """Return numbers of so many runs from the first on, int32; shape (most,)."""
-        return torch.arange(self.most, dtype=torch.int32, device=self.first.device) + self.first
-
-
 class Ticket:
     """A step from the time its rows are located until they are updated.
 
@@ -51,8 +27,8 @@ class Ticket:
     ----------
     number : int
         Steps are counted in the order in which their rows are located.
-    resolved : dict of ArenaSpec to Resolved
-        Its staged and cached rows.
+    resolved : dict of ArenaSpec to what the backend keeps
+        For steps that open before it ends: which staged and cached rows it reads, and where.
     reads_stores : set of ArenaSpec
         Arenas of which it reads records where they are, as rows of it got no entry.
     """
@@ -61,7 +37,7 @@ class Ticket:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.resolved: dict[ArenaSpec, Resolved] = {}
+        self.resolved: dict[ArenaSpec, Any] = {}
         self.reads_stores: set[ArenaSpec] = set()
 
 
@@ -105,8 +81,8 @@ class Window:
         """Return whether an open step reads records of an arena where they are."""
         return any(arena in ticket.reads_stores for ticket in self._tickets)
 
-    def others(self, arena: ArenaSpec, ticket: Ticket) -> list[Resolved]:
-        """Return the staged and cached rows of an arena that the other open steps read."""
+    def others(self, arena: ArenaSpec, ticket: Ticket) -> list[Any]:
+        """Return what is kept of the staged and cached rows that the other open steps read."""
         return [
             other.resolved[arena]
             for other in self._tickets

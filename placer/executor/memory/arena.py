@@ -9,6 +9,7 @@ Cold rows that are records (`placer.executor.cold`) have places of their own bet
 matrices. What reads such a row where it is, because it got no entry, goes through the store.
 """
 
+import tempfile
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -17,13 +18,11 @@ import torch
 from torch import Tensor
 
 from placer.executor.cold.cold_store import (
-    ColdColumn,
     ColdStore,
     HostRecords,
-    Medium,
     StoredRows,
-    new_drive_records,
 )
+from placer.executor.cold.drive import DriveRecords
 from placer.executor.cold.records import Records
 from placer.executor.memory.arena_order import ArenaKey
 from placer.executor.memory.host_memory import host_rows
@@ -55,30 +54,33 @@ class TieredRows:
         Slots whose rows live in HBM.
     row_cache : RowCache or None
         Says which cold rows have a newer copy in HBM; one serves weights and state.
-    cold : ColdColumn or None
-        The store's part of this matrix.
+    store : ColdStore or None
+        Has the rows after `home`, where these are records.
+    is_state : bool
+        Whether the matrix is the store's state, and not its weights.
     """
 
     hbm: Tensor
     dram: Tensor
     home: int
     row_cache: RowCache | None = None
-    cold: ColdColumn | None = None
+    store: ColdStore | None = None
+    is_state: bool = False
 
     @property
     def boundary(self) -> int:
         """The first place that is in `dram`."""
-        return self.hbm.shape[0] + (0 if self.cold is None else self.cold.store.rows)
+        return self.hbm.shape[0] + (0 if self.store is None else self.store.rows)
 
     @property
     def is_read_in_store(self) -> bool:
         """Whether an open step reads rows in the store itself, of which kernels know nothing."""
-        return self.cold is not None and self.cold.store.is_read_in_place
+        return self.store is not None and self.store.is_read_in_place
 
     @property
     def is_rounded(self) -> bool:
         """Whether some rows are narrow at home."""
-        return self.cold is not None and self.cold.store.is_narrow
+        return self.store is not None and self.store.is_narrow
 
     def read(self, slots: Tensor) -> Tensor:
         """Return a copy of the rows at `slots`, in that order, on the computing device."""
@@ -95,7 +97,7 @@ class TieredRows:
             entries = self.row_cache.find(slots)
             copied = torch.nonzero(entries >= 0).squeeze(1)
             own = rows[copied]
-            if self.cold is not None and copied.numel():  # The home may have rounded them.
+            if self.store is not None and copied.numel():  # The home may have rounded them.
                 own = self.at(self._original_places(slots[copied]))
             self.write_places(entries[copied].long() + self.home, own)
 
@@ -109,40 +111,42 @@ class TieredRows:
 
         Done at each update, so that it makes no difference when a row goes home.
         """
-        if not self.is_rounded or self.cold is None or self.row_cache is None:
+        if self.store is None or not self.store.is_narrow or self.row_cache is None:
             return rows
         entries, places = self.row_cache.entries, places.long()
         held = self.row_cache.slots_at((places - self.home).clamp(0, entries)).long()
         held = torch.where(places < self.hbm.shape[0], held, places - entries)
         slots = torch.where(places < self.home, places, held)
-        return self.cold.store.rounded(slots - self.home, rows, updates)
+        return self.store.rounded(slots - self.home, rows, updates)
 
     def at(self, places: Tensor) -> Tensor:
         """Return a copy of the rows at places, which are none of them −1.
 
         Waits for the device: meant for checkpoints and for kernels of plain PyTorch.
         """
-        if not len(self.dram) and self.cold is None:
+        if not len(self.dram) and self.store is None:
             return self.hbm.index_select(0, places)
         rows = self.hbm.new_empty((places.numel(), *self.hbm.shape[1:]))
         for data, here, local in self._parts(places):
             rows[here] = data.index_select(0, local).to(rows.device)
         here, local = self._stored(places)
-        if self.cold is not None and here.numel():
+        if self.store is not None and here.numel():
             distinct, back = torch.unique(local, return_inverse=True)
-            rows[here] = self.cold.read(distinct)[back].to(rows.device)
+            read = self.store.read_state if self.is_state else self.store.read_weights
+            rows[here] = read(distinct)[back].to(rows.device)
         return rows
 
     def write_places(self, places: Tensor, rows: Tensor) -> None:
         """Overwrite the rows at places, which are distinct and none of them −1."""
-        if not len(self.dram) and self.cold is None:
+        if not len(self.dram) and self.store is None:
             self.hbm.index_copy_(0, places.long(), rows.to(self.hbm.device, self.hbm.dtype))
             return
         for data, here, local in self._parts(places):
             data.index_copy_(0, local, rows[here].to(data.device, data.dtype))
         here, local = self._stored(places)
-        if self.cold is not None and here.numel():
-            self.cold.write(local, rows[here].to("cpu", self.hbm.dtype))
+        if self.store is not None and here.numel():
+            values = {"state" if self.is_state else "weights": rows[here].to("cpu", self.hbm.dtype)}
+            self.store.write(local, **values)
 
     def _parts(self, places: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
         """Return each matrix, the positions of the places that lie in it, and its rows there."""
@@ -223,8 +227,7 @@ def allocate(
         else:
             hbm = torch.zeros((home + entries, *shape), dtype=dtype, device=device)
         dram = host_rows((spec.rows - home - spec.stored, *shape), dtype, device)
-        cold = None if store is None else ColdColumn(store, is_state)
-        return TieredRows(hbm, dram, home, row_cache, cold)
+        return TieredRows(hbm, dram, home, row_cache, store, is_state)
 
     weights = rows((key.width,), TORCH_DTYPES[key.dtype], is_state=False)
     shape = state_shape(key.optimizer, key.width)
@@ -240,11 +243,12 @@ def _store(spec: ArenaSpec, device: torch.device, drive: Path | None) -> ColdSto
         ranges = list(members)
         start, stop = ranges[0].start - spec.home, ranges[-1].stop - spec.home
         records = _records(spec.key, dtype)
-        medium: Medium
-        if memory == "ssd":
-            medium = new_drive_records(drive, stop - start, records.nbytes)
-        else:
-            medium = HostRecords(host_rows((stop - start, records.nbytes), torch.uint8, device))
+        shape = stop - start, records.nbytes
+        medium = (
+            DriveRecords(drive or Path(tempfile.gettempdir()), *shape)
+            if memory == "ssd"
+            else HostRecords(host_rows(shape, torch.uint8, device))
+        )
         parts.append(StoredRows(start, stop, records, medium))
     return ColdStore(parts)
 

@@ -8,11 +8,14 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TypeVar
 
 from placer.plan.memory import home_of
 from placer.plan.plan import Plan
 from placer.plan.shard import Lookup, Memory, Shard
 from placer.tables import DType, OptimizerName, Table
+
+Part = TypeVar("Part")
 
 LOOKUP_ORDER: dict[Lookup, int] = {"device": 0, "staged": 1, "cached": 2, "uva": 3, "host": 4}
 """Rows in HBM come first, then staged and cached ones, those read in place, those of the host."""
@@ -69,6 +72,27 @@ class SlicedColumns:
     shards: tuple[ArenaShard, ...]
 
 
+def columns_of(
+    table: Table, parts: Collection[tuple[tuple[int, int], Part]]
+) -> Iterator[tuple[tuple[int, int], tuple[Part, ...]]]:
+    """Yield the ranges of columns that no part's edge divides, and the parts that have each.
+
+    Each part comes with its own range of columns.
+
+    Examples
+    --------
+    >>> halves = ((0, 4), "left"), ((4, 8), "right"), ((0, 8), "whole")
+    >>> list(columns_of(Table("words", rows=9, dim=8), halves))
+    [((0, 4), ('left', 'whole')), ((4, 8), ('right', 'whole'))]
+    """
+    edges = sorted({0, table.dim, *(edge for cols, _ in parts for edge in cols)})
+    for first, last in pairwise(edges):
+        yield (
+            (first, last),
+            tuple(part for cols, part in parts if cols[0] <= first and last <= cols[1]),
+        )
+
+
 def slice_columns(
     plan: Plan, optimizers: Mapping[str, OptimizerName], sliced_elsewhere: Collection[str] = ()
 ) -> Iterator[SlicedColumns]:
@@ -82,16 +106,11 @@ def slice_columns(
         shards_of[shard.table].append(ArenaShard(number, shard, home))
     for table in plan.tables:
         shards = shards_of[table.name]
-        edges = sorted({0, table.dim, *(edge for part in shards for edge in part.shard.cols)})
+        column_slices = list(columns_of(table, [(part.shard.cols, part) for part in shards]))
         optimizer = optimizers[table.name]
-        sliced = len(edges) > 2 or table.name in sliced_elsewhere
+        sliced = len(column_slices) > 1 or table.name in sliced_elsewhere
         splits_rows = sliced and optimizer == "rowwise_adagrad"
-        for first, last in pairwise(edges):
-            held = tuple(
-                part
-                for part in shards
-                if part.shard.cols[0] <= first and last <= part.shard.cols[1]
-            )
+        for (first, last), held in column_slices:
             stored = any(is_stored(part.shard, table) for part in held if part.shard.row_count)
             key = ArenaKey(table.dtype, last - first, optimizer, splits_rows, stored)
             yield SlicedColumns(table, (first, last), key, held)

@@ -7,8 +7,9 @@ serves all its tables and both tiers. A row of an arena is a *slot*.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -21,31 +22,15 @@ from placer.executor.memory.arena_order import (
     SlicedColumns,
     slice_columns,
 )
-from placer.executor.memory.cache_range import CacheRange
+from placer.executor.memory.slot_range import SlotRange
 from placer.plan.order import knows_hot_rows, warm_members
 from placer.plan.plan import Plan
-from placer.plan.shard import Lookup, Memory, Shard
+from placer.plan.shard import Shard
 from placer.plan.verify import violations
-from placer.tables import ColdDType, OptimizerName, Table
+from placer.tables import OptimizerName, Table
 
 
-@dataclass(frozen=True, slots=True)
-class SlotRange:
-    """Slots ``start..stop`` of an arena: the rows on one tier of one device, read one way.
-
-    `device` is the device whose memory it is: the host for ``dram`` and ``ssd``. `dtype` is None
-    where it is the table's.
-    """
-
-    device: str
-    tier: Memory
-    lookup: Lookup
-    start: int
-    stop: int
-    dtype: ColdDType | None = None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class ArenaSpec:
     """Shape of an arena and who holds which range of it.
 
@@ -56,8 +41,7 @@ class ArenaSpec:
         Slots. Those in HBM come first, then staged and cached rows, those read in place, and
         those that the host pools.
     ranges : tuple of SlotRange
-    cache_ranges : tuple of CacheRange
-        Shards whose rows are staged or cached.
+        Of all shards that have rows, by slot.
     slot_map : int32 or int64
         The id → slot maps of the arena's column slices, one after the other.
     """
@@ -65,26 +49,30 @@ class ArenaSpec:
     key: ArenaKey
     rows: int
     ranges: tuple[SlotRange, ...]
-    cache_ranges: tuple[CacheRange, ...]
     slot_map: Tensor
 
-    @property
+    @cached_property
+    def cache_ranges(self) -> tuple[SlotRange, ...]:
+        """Shards whose rows are staged or cached."""
+        return tuple(part for part in self.ranges if part.lookup in ("staged", "cached"))
+
+    @cached_property
     def kind(self) -> torch.dtype:
         """Type of slots, and of places, which are slots moved up by the entries of a row cache."""
         entries = sum(part.staging_rows + part.cache_rows for part in self.cache_ranges)
         return torch.int32 if self.rows + entries < 2**31 else torch.int64
 
-    @property
+    @cached_property
     def home(self) -> int:
         """Number of slots in HBM."""
-        return sum(part.stop - part.start for part in self.ranges if part.tier == "hbm")
+        return sum(part.stop - part.start for part in self.ranges if part.memory == "hbm")
 
-    @property
+    @cached_property
     def stored(self) -> int:
         """Number of slots whose rows are records: all staged and cached ones, or none."""
         return self.cache_ranges[-1].stop - self.home if self.key.stored else 0
 
-    @property
+    @cached_property
     def host_start(self) -> int:
         """First of the slots that the host pools; `rows` where it pools none.
 
@@ -194,7 +182,7 @@ def lay_out(
     arenas = []
     column_slices: dict[str, list[ArenaSlice]] = {table.name: [] for table in plan.tables}
     for index, (key, members) in enumerate(by_arena.items()):
-        ranges, starts = _ranges(members)
+        ranges, starts = _ranges(plan, members)
         rows = ranges[-1].stop if ranges else 0
         kind = torch.int32 if rows < 2**31 else torch.int64
         places = [
@@ -202,7 +190,7 @@ def lay_out(
         ]
         mapped = [slots.to(kind) for _, slots in places if slots is not None]
         slot_map = torch.cat([torch.empty(0, dtype=kind), *mapped]).to(device)
-        arenas.append(ArenaSpec(key, rows, ranges, tuple(_cache_ranges(plan, starts)), slot_map))
+        arenas.append(ArenaSpec(key, rows, ranges, slot_map))
         first = 0
         for columns, (follows, slots) in zip(members, places, strict=True):
             table, start, view = columns.table, -1, None
@@ -223,41 +211,39 @@ _Starts = list[list[tuple[Shard, int]]]
 """For each column slice of an arena its shards, and the first slot of each."""
 
 
-def _ranges(members: Sequence[SlicedColumns]) -> tuple[tuple[SlotRange, ...], _Starts]:
-    """Return slots of each device and tier, and of each shard."""
+def _ranges(plan: Plan, members: Sequence[SlicedColumns]) -> tuple[tuple[SlotRange, ...], _Starts]:
+    """Return the slots of each shard, in their order; and of each column slice where these start.
+
+    Parts of equal order follow one another as the plan has them.
+    """
     starts: _Starts = [[] for _ in members]
     ranges: list[SlotRange] = []
     slot = 0
     parts = [(number, part) for number, columns in enumerate(members) for part in columns.shards]
     for number, part in sorted(parts, key=lambda pair: pair[1].order):
-        shard = part.shard
+        shard, stop = part.shard, slot + part.shard.row_count
         starts[number].append((shard, slot))
-        stop = slot + shard.row_count
-        kind = part.home, shard.memory, shard.lookup
-        last = ranges[-1] if ranges else None
-        if last is not None and last == SlotRange(*kind, last.start, slot, shard.dtype):
-            ranges[-1] = replace(last, stop=stop)
-        else:
-            ranges.append(SlotRange(*kind, slot, stop, shard.dtype))
+        if stop > slot:
+            warm = None
+            if shard.lookup in ("staged", "cached"):
+                warm = warm_members(plan, shard.table, shard.rows)
+            ranges.append(
+                SlotRange(
+                    slot,
+                    stop,
+                    shard.staging_rows,
+                    shard.cache_rows,
+                    warm,
+                    knows_hot_rows(plan, shard.table),
+                    shard.devices[0],
+                    shard.memory,
+                    shard.dtype,
+                    shard.lookup,
+                    part.home,
+                )
+            )
         slot = stop
     return tuple(ranges), starts
-
-
-def _cache_ranges(plan: Plan, starts: _Starts) -> Iterator[CacheRange]:
-    """Yield what the staged and cached shards of an arena add to its row cache, by slot."""
-    cached = [
-        (start, shard)
-        for columns in starts
-        for shard, start in columns
-        if shard.row_count and shard.lookup in ("staged", "cached")
-    ]
-    for start, shard in sorted(cached, key=lambda part: (part[0], part[1].row_count)):
-        stop = start + shard.row_count
-        warm = warm_members(plan, shard.table, shard.rows)
-        is_ordered = knows_hot_rows(plan, shard.table)
-        entries = shard.staging_rows, shard.cache_rows
-        home = shard.memory, shard.dtype
-        yield CacheRange(start, stop, *entries, warm, is_ordered, shard.devices[0], *home)
 
 
 def _slots(
@@ -283,6 +269,4 @@ def _ids_by_rank(plan: Plan, table: Table) -> npt.NDArray[np.int64]:
     if plan.order_of(table.name).kind == "id":
         return np.arange(table.rows)
     hot = plan.hot_ids[table.name]
-    cold = np.ones(table.rows, dtype=bool)
-    cold[hot] = False
-    return np.concatenate([hot, np.flatnonzero(cold)])
+    return np.concatenate([hot, np.delete(np.arange(table.rows), hot)])

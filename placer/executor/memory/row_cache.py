@@ -10,8 +10,8 @@ System Embeddings", 2022 (arXiv:2208.05321), which orders rows by their frequenc
 set and never again: policy ``"rank"``. Policy ``"lfu"`` counts lookups as they come, and lets
 old counts fade.
 
-All but the constructor and `RowCache.stats` are operations of fixed size that never wait for
-the device, so that a host can run ahead of it.
+This is the cache in plain PyTorch, which waits for the device; Triton's kernels keep the same
+directory by the same rules.
 """
 
 from collections.abc import Sequence
@@ -21,12 +21,9 @@ import torch
 from torch import Tensor
 
 from placer.errors import PlanMismatchError
-from placer.executor.memory.cache_range import CacheRange, check_ranges, warm_slots
 from placer.executor.memory.directory import Directory, Moves, Resolution, RowCacheStats
+from placer.executor.memory.slot_range import SlotRange, warm_slots
 from placer.executor.names import Policy
-
-SENTINEL = torch.iinfo(torch.int64).max
-"""Pads arrays of sorted slots at their end; no row has this slot."""
 
 HALF_LIFE_STEPS = 100
 """Steps after which a lookup counts half.
@@ -58,7 +55,7 @@ class RowCache:
 
     Parameters
     ----------
-    parts : sequence of CacheRange
+    parts : sequence of SlotRange
         One after the other from slot `home` on; those that are cached behind the others.
     home : int
         Slots of the arena before the first staged or cached one.
@@ -72,7 +69,7 @@ class RowCache:
     Raises
     ------
     PlanMismatchError
-        If the ranges leave gaps or are out of order, or have too many entries.
+        If there are too many entries.
 
     Notes
     -----
@@ -86,12 +83,11 @@ class RowCache:
 
     def __init__(
         self,
-        parts: Sequence[CacheRange],
+        parts: Sequence[SlotRange],
         home: int,
         device: torch.device | str,
         policy: Policy = "lfu",
     ) -> None:
-        check_ranges(parts, home)
         self.entries = sum(part.staging_rows + part.cache_rows for part in parts)
         if self.entries >= _PROTECTED:
             raise PlanMismatchError(
@@ -160,7 +156,7 @@ class RowCache:
         Parameters
         ----------
         slots : int32 or int64, shape (rows,)
-            Distinct; `SENTINEL` and slots of other rows are passed over, wherever.
+            Distinct; those that are neither staged nor cached are passed over.
         counts : integer, shape (rows,)
             Lookups of each.
         ticket : int
@@ -176,27 +172,28 @@ class RowCache:
             Holds once its moves are done. Until then entries that change hold the old rows.
         """
         entries = self.find(slots)
+        hit = entries >= 0
+        miss = (slots >= self._start) & (slots < self._stop) & ~hit
+        held, own = self.directory, entries[hit]
         self.fade()
-        self._touch(entries, counts, ticket)
-        order, available = self.evictable(ticket, oldest_open)
-        miss = (slots >= self._start) & (slots < self._stop) & (entries < 0)
-        self._count_lookups(counts, entries, miss)
-        wanted = miss if barred is None else miss & ~barred
-        turn = torch.cumsum(wanted, 0, dtype=torch.int32).sub_(1)
-        admitted = wanted & (turn < available)
-        self._count_in_place(miss, admitted)
-        del miss, wanted
-        turn = torch.where(admitted, turn, self.entries)
-        most, number = min(slots.numel(), self.entries), admitted.count_nonzero()
-        order = self.by_slot(order, number)
-        row_of = _rows_by_turn(turn, most)
-        incoming, lookups = (of.index_select(0, row_of) for of in (slots, counts))
-        del row_of
-        moves = self.admit(incoming, lookups, order, number, ticket)
-        del incoming, lookups
-        entries = torch.where(admitted, order.index_select(0, turn), entries)
-        del turn, admitted, order
-        self.sort()
+        if self.policy == "lfu":
+            held.priority[own] += counts[hit]
+        held.last_used[own] = ticket
+        order = self._evictable(ticket, oldest_open)
+        wanted = torch.nonzero(miss if barred is None else miss & ~barred).squeeze(1)
+        admitted = wanted[: order.numel()]
+        # By the slots that they hold, so that both rows that come and rows that go are read from
+        # host memory, or written to it, in its order.
+        taken = order[: admitted.numel()]
+        taken = taken[torch.sort(self.slots_at(taken), stable=True).indices]
+        moves = self._admit(slots[admitted], counts[admitted], taken, ticket)
+        entries[admitted] = taken
+        read, in_place = hit | miss, miss.sum() - admitted.numel()
+        written_back = (moves.outgoing >= 0).sum()
+        lookups = counts[read].sum(), counts[hit].sum()
+        counted = [*lookups, read.sum(), hit.sum(), in_place, written_back]
+        held.counters.add_(torch.stack(counted))
+        self._sort()
         return Resolution(entries, moves)
 
     def fade(self) -> None:
@@ -204,67 +201,32 @@ class RowCache:
         if self.policy == "lfu":
             self.directory.priority.mul_(DECAY)
 
-    def evictable(self, ticket: int, oldest_open: int) -> tuple[Tensor, Tensor]:
-        """Return all entries in the order in which they are taken, int32, and how many can be, 0-d.
+    def _evictable(self, ticket: int, oldest_open: int) -> Tensor:
+        """Return entries that can be taken, in that order, int32.
 
-        The order of one int32 key, because a sort is most of a resolve's work: free entries
-        first; staged rows below 0 by minus their age; cached rows from 0 on by the bits of
-        their priority, which rise with it as it is never negative; protected entries last.
+        The order of one int32 key: free entries first; staged rows below 0 by minus their age;
+        cached rows from 0 on by the bits of their priority, which rise with it as it is never
+        negative.
         """
         held = self.directory
+        is_free = held.slots == self.vacant
+        may = is_free | (held.last_used < oldest_open)
+        entries = torch.nonzero(may[: self.entries]).squeeze(1)
         age = (ticket - held.last_used).clamp_(min=1)
         key = torch.where(held.slots < self.cached_start, -age, held.priority.view(torch.int32))
-        key = torch.where(held.last_used < oldest_open, key, _PROTECTED)
-        key = torch.where(held.slots == self.vacant, _FREE, key)
-        key[self.entries :].fill_(_PROTECTED)
-        return torch.sort(key, stable=True).indices.int(), (key < _PROTECTED).count_nonzero()
+        key = torch.where(is_free, _FREE, key)
+        return entries[torch.sort(key[entries], stable=True).indices].int()
 
-    def by_slot(self, order: Tensor, number: Tensor) -> Tensor:
-        """Return the first `number` entries of an order by the slots that they hold, then the rest.
-
-        So both rows that come and rows that go are read from host memory, or written to it, in
-        its order. Rows at random take a GPU far longer, as it translates the addresses of few of
-        the host's pages at once.
-        """
-        leaves = torch.arange(order.numel(), dtype=torch.int32, device=order.device) < number
-        slots = torch.where(leaves, self.slots_at(order), self.vacant)
-        return order.index_select(0, torch.sort(slots, stable=True).indices)
-
-    def admit(
-        self, incoming: Tensor, lookups: Tensor, order: Tensor, number: Tensor, ticket: int
-    ) -> Moves:
-        """Give the first entries of an order to rows; `sort` comes after it.
-
-        Parameters
-        ----------
-        incoming, lookups : shape (most,)
-            Slots of the rows, at most as many as there are entries, and their lookups.
-        order : Tensor
-            What `evictable` returned.
-        number : Tensor
-            How many rows there are; what is behind them means nothing. 0-d, on the device.
-        ticket : int
-            Number of the step.
-        """
-        held, most = self.directory, incoming.numel()
-        victims = order[:most]
-        here = torch.arange(most, dtype=torch.int32, device=order.device) < number
-        incoming.masked_fill_(~here, -1)
-        leaves = here & held.dirty.index_select(0, victims)
-        moves = Moves(
-            entries=torch.where(here, victims, -1),
-            incoming=incoming,
-            outgoing=held.slots.index_select(0, victims).masked_fill_(~leaves, -1),
-            count=number.int().reshape(1),
-        )
-        entered = torch.where(here, victims, self.entries).long()
-        priority = self.first_priority(incoming, lookups).float()
-        held.priority.scatter_(0, entered, priority)
-        held.last_used.scatter_(0, entered, ticket)
-        held.dirty.scatter_(0, entered, False)
-        held.slots.scatter_(0, entered, torch.where(here, incoming, self.vacant).to(self._kind))
-        held.counters[WRITTEN_BACK] += leaves.count_nonzero()
-        return moves
+    def _admit(self, incoming: Tensor, lookups: Tensor, entries: Tensor, ticket: int) -> Moves:
+        """Give entries to rows; `_sort` comes after it."""
+        held = self.directory
+        outgoing = torch.where(held.dirty[entries], held.slots[entries], -1)
+        held.priority[entries] = self.first_priority(incoming, lookups).float()
+        held.last_used[entries] = ticket
+        held.dirty[entries] = False
+        held.slots[entries] = incoming.to(self._kind)
+        count = torch.full((1,), entries.numel(), dtype=torch.int32, device=entries.device)
+        return Moves(entries, incoming, outgoing, count)
 
     def first_priority(self, incoming: Tensor, lookups: Tensor) -> Tensor:
         """Return the priority of rows that enter; slots of −1 get any."""
@@ -274,16 +236,15 @@ class RowCache:
             return lookups + self._expected_lookups(incoming.to(self._kind))
         return lookups
 
-    def sort(self) -> None:
-        """Bring the directory in order, in the same memory: captured graphs go on reading it."""
+    def _sort(self) -> None:
+        """Bring the directory in order, in the same memory."""
         slots, entries = torch.sort(self.directory.slots)
         self.directory.sorted_slots.copy_(slots)
         self.directory.sorted_entries.copy_(torch.where(slots == self.vacant, -1, entries))
 
     def mark_dirty(self, entries: Tensor) -> None:
         """Note that rows in entries are newer than their originals; −1 is nobody."""
-        held = torch.where(entries < 0, self.entries, entries)
-        self.directory.dirty.scatter_(0, held.long(), True)
+        self.directory.dirty[entries[entries >= 0]] = True
 
     def slots_at(self, entries: Tensor) -> Tensor:
         """Return the slot that each entry holds; the largest there is where it holds none."""
@@ -297,7 +258,7 @@ class RowCache:
         """Count from nothing again."""
         self.directory.counters.zero_()
 
-    def _warm_up(self, cached: list[CacheRange]) -> None:
+    def _warm_up(self, cached: list[SlotRange]) -> None:
         """Give entries to the rows of cached shards that the plan calls the hottest."""
         none = torch.empty(0, dtype=torch.int64)
         warm = [warm_slots(part) for part in cached]
@@ -310,7 +271,7 @@ class RowCache:
         self.directory.slots[: slots.numel()] = slots
         first = self._rank_priority if self.policy == "rank" else self._expected_lookups
         self.directory.priority[: slots.numel()] = first(slots)
-        self.sort()
+        self._sort()
 
     def _expected_lookups(self, slots: Tensor) -> Tensor:
         """Return what a row counts for when it enters, beside its lookups."""
@@ -337,39 +298,3 @@ class RowCache:
             listed = self._listed.index_select(0, at) == slots
             rank = torch.where(listed, self._listed_ranks.index_select(0, at), rank)
         return rank.float().div_(quota).add_(1).reciprocal_()
-
-    def _touch(self, entries: Tensor, counts: Tensor, ticket: int) -> None:
-        """Note that a step reads the rows in entries, −1 being nobody."""
-        held, holder = self.directory, torch.where(entries >= 0, entries, self.entries).long()
-        held.last_used.scatter_(0, holder, ticket)
-        if self.policy == "lfu":
-            # Rows are distinct: reading, adding and writing needs no atomics, of which all those
-            # of rows without an entry would meet at one address.
-            held.priority.scatter_(0, holder, held.priority[holder].add_(counts))
-
-    def _count_lookups(self, counts: Tensor, entries: Tensor, miss: Tensor) -> None:
-        """Count lookups and rows that were read, and those that had an entry."""
-        hit = entries >= 0
-        lookups, missed = (counts * hit).sum(), (counts * miss).sum()
-        rows, misses = hit.count_nonzero(), miss.count_nonzero()
-        self.directory.counters[:4] += torch.stack([lookups + missed, lookups, rows + misses, rows])
-
-    def _count_in_place(self, miss: Tensor, admitted: Tensor) -> None:
-        self.directory.counters[IN_PLACE] += (miss & ~admitted).count_nonzero()
-
-
-def _rows_by_turn(turn: Tensor, most: int) -> Tensor:
-    """Return the row of each turn below `most`, int32; rows of other turns are left out.
-
-    Added to zeros, for which indices need not be int64. The others add zeros, each at a place of
-    its own as far as there are any.
-    """
-    if not most:
-        return torch.zeros(0, dtype=torch.int32, device=turn.device)
-    row = torch.arange(turn.numel(), dtype=torch.int32, device=turn.device)
-    here = turn < most
-    place = row.remainder(most)
-    torch.where(here, turn, place, out=place)
-    return torch.zeros(most, dtype=torch.int32, device=turn.device).index_add_(
-        0, place, row.masked_fill_(~here, 0)
-    )

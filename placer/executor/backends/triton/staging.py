@@ -1,73 +1,162 @@
 """How Triton kernels find a step's staged and cached rows, and give them entries of a row cache."""
 
-from abc import abstractmethod
 from collections.abc import Sequence
-from types import ModuleType
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from placer.executor.backends.backend import Backend
-from placer.executor.lookups.row_runs import Runs, SortedSlots
-from placer.executor.lookups.steps import Resolved
+from placer.executor.backends.cold_rows import note_in_place
+from placer.executor.backends.triton import cache_kernels, run_kernels
+from placer.executor.backends.triton.launcher import TritonLauncher
+from placer.executor.lookups.row_runs import CHUNK, Runs
+from placer.executor.lookups.steps import Moved, Ticket
+from placer.executor.memory.arena import Arena
 from placer.executor.memory.directory import Moves, Resolution
 from placer.executor.memory.layout import ArenaSpec
 from placer.executor.memory.row_cache import IN_PLACE, WRITTEN_BACK, RowCache
+from placer.executor.phases import phase
 
 
-class TritonStaging(Backend):
+@dataclass(frozen=True, slots=True, eq=False)
+class Resolved:
+    """The staged and cached rows of a step: some of its runs, one after the other.
+
+    Attributes
+    ----------
+    run_places : int32 or int64, shape (lookups,)
+        The place of each run.
+    first, last : int32, shape ()
+        The runs ``first..last`` are of staged and cached rows.
+    most : int
+        How many they can be.
+    """
+
+    run_places: Tensor
+    first: Tensor
+    last: Tensor
+    most: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SortedSlots:
+    """The slots of a step in their order, needed only until its rows are located.
+
+    Attributes
+    ----------
+    slots : shape (lookups,)
+        Sorted; a run of −1 may lead, which is nobody's.
+    run : int32, shape (lookups,)
+        The run that each sorted position belongs to.
+    """
+
+    slots: Tensor
+    run: Tensor
+
+
+class TritonStaging(TritonLauncher):
     """The part of the Triton backend that is about row caches."""
 
-    _cache: ModuleType
+    def find_runs(self, slots: Tensor) -> Runs:
+        return self._sorted(slots)[0]
 
-    @abstractmethod
-    def run(
-        self, kernel: object, grid: tuple[int, ...], *arguments: object, **options: object
-    ) -> None:
-        """Launch so many programs."""
+    def runs_and_places(self, spec: ArenaSpec, slots: Tensor) -> tuple[Runs, Tensor]:
+        runs, ordered = self._sorted(slots)
+        return runs, self._places_of_runs(spec, 0, runs, ordered)
 
-    @abstractmethod
-    def each(self, kernel: object, size: int, *arguments: object, **options: object) -> None:
-        """Launch over `size` elements, which the host knows."""
+    def stage(
+        self,
+        index: int,
+        arena: Arena,
+        row_cache: RowCache,
+        all_slots: list[Tensor],
+        ticket: Ticket,
+        training: bool,
+    ) -> tuple[Tensor, Runs, Tensor, Moved]:
+        spec, home = arena.spec, arena.spec.home
+        runs, ordered = self._sorted(all_slots[index])
+        all_slots[index] = all_slots[index].new_empty(0)
+        with phase("stage"):
+            resolved = self._cold_runs(spec, row_cache.entries, runs, ordered)
+            slots = ordered.slots.new_empty(resolved.most)
+            counts = torch.empty_like(slots, dtype=torch.int32)
+            self.walk(
+                cache_kernels.read_rows, resolved.most,
+                ordered.slots, runs.starts, resolved.first, resolved.last, slots, counts,
+            )  # fmt: skip
+            run_of = ordered.run
+            del ordered
+            others = self._window.others(spec, ticket)
+            found = self._resolve(row_cache, home, resolved, slots, counts, others, ticket.number)
+            del slots, counts
+            moved, entries = self._move(arena, found.moves), found.entries
+            del found
+            if arena.store is not None:
+                known = entries[: int(resolved.last - resolved.first)]
+                note_in_place(arena, arena.store, known, ticket, self._window)
+            ticket.resolved[spec] = resolved
+            self._move_to_entries(resolved, entries, row_cache, home, training)
+            del entries
+            places = torch.empty_like(resolved.run_places)
+            self.each(
+                cache_kernels.place_lookups, runs.lookups,
+                runs.order, run_of, resolved.run_places, places, runs.lookups,
+            )  # fmt: skip
+        return places, runs, resolved.run_places, moved
 
-    @abstractmethod
-    def walk(self, kernel: object, size: int, *arguments: object, **options: object) -> None:
-        """Launch over at most `size` elements."""
+    def _sorted(self, slots: Tensor) -> tuple[Runs, SortedSlots]:
+        """Sort the slots of a step's lookups and find the runs."""
+        lookups = slots.numel()
+        if not lookups:
+            order, none = slots.int(), torch.zeros(1, dtype=torch.int32, device=slots.device)
+            return Runs(order, none, none, order, order), SortedSlots(slots, order)
+        with phase("sort"):
+            ordered, positions = torch.sort(slots, stable=True)
+            order, run = (torch.empty_like(slots, dtype=torch.int32) for _ in range(2))
+            self.each(run_kernels.mark_runs, lookups, ordered, positions, order, run, lookups)
+            del positions
+            run.cumsum_(0)
+            starts, count = run.new_empty(lookups + 1), run.new_empty(1)
+            covering = run.new_empty(-(-lookups // CHUNK))
+            long_runs, blocks = torch.empty_like(covering), covering.numel()
+            self.each(
+                run_kernels.start_runs, lookups, run, starts, count, covering, lookups, CHUNK=CHUNK
+            )
+            self.each(
+                run_kernels.find_long_runs, blocks, starts, covering, long_runs, blocks, CHUNK=CHUNK
+            )
+        return Runs(order, starts, count, covering, long_runs), SortedSlots(ordered, run)
 
-    def places_of_runs(
+    def _places_of_runs(
         self, spec: ArenaSpec, entries: int, runs: Runs, ordered: SortedSlots
     ) -> Tensor:
+        """Return the place of each run, as if none were in the row cache."""
         places = torch.empty_like(ordered.slots)
         self.walk(
-            self._cache.place_runs, runs.lookups,
+            cache_kernels.place_runs, runs.lookups,
             ordered.slots, runs.starts, runs.count, spec.home, spec.host_start, entries, places,
         )  # fmt: skip
         return places
 
-    def edges_of_cold_runs(
-        self, spec: ArenaSpec, runs: Runs, ordered: SortedSlots
-    ) -> tuple[Tensor, Tensor]:
+    def _cold_runs(
+        self, spec: ArenaSpec, entries: int, runs: Runs, ordered: SortedSlots
+    ) -> Resolved:
+        """Return which runs are of staged and cached rows, with places outside the row cache.
+
+        Lookups of the arena's rows in HBM, which come before them, are counted.
+        """
         first, last = runs.count.new_empty(2).unbind()
+        stop = spec.cache_ranges[-1].stop
         self.run(
-            self._cache.find_edges, (1,),
+            cache_kernels.find_edges, (1,),
             ordered.slots, ordered.run, runs.count, runs.lookups,
-            spec.home, spec.cache_ranges[-1].stop, first, last, self.counts.home,
+            spec.home, stop, first, last, self.counts.home,
             BITS=runs.lookups.bit_length(), num_warps=1,
         )  # fmt: skip
-        return first, last
+        run_places = self._places_of_runs(spec, entries, runs, ordered)
+        return Resolved(run_places, first, last, min(runs.lookups, stop - spec.home))
 
-    def slots_and_counts(
-        self, resolved: Resolved, runs: Runs, ordered: SortedSlots
-    ) -> tuple[Tensor, Tensor]:
-        slots = ordered.slots.new_empty(resolved.most)
-        counts = torch.empty_like(slots, dtype=torch.int32)
-        self.walk(
-            self._cache.read_rows, resolved.most,
-            ordered.slots, runs.starts, resolved.first, resolved.last, slots, counts,
-        )  # fmt: skip
-        return slots, counts
-
-    def resolve(
+    def _resolve(
         self,
         row_cache: RowCache,
         home: int,
@@ -76,8 +165,8 @@ class TritonStaging(Backend):
         counts: Tensor,
         others: Sequence[Resolved],
         ticket: int,
-        oldest: int,
     ) -> Resolution:
+        """Do what `RowCache.resolve` does; rows that the others read in place are barred."""
         held, most = row_cache.directory, resolved.most
         entries = torch.empty_like(counts)
         wanted = torch.zeros_like(counts, dtype=torch.uint8)
@@ -85,28 +174,28 @@ class TritonStaging(Backend):
         row_cache.fade()
         size, vacant = held.slots.numel(), row_cache.vacant
         self.walk(
-            self._cache.find_rows, most,
+            cache_kernels.find_rows, most,
             *rows, slots, counts, held.sorted_slots, held.sorted_entries, size,
             held.last_used, held.priority, held.counters, entries, wanted, ticket,
             COUNTED=row_cache.policy == "lfu", BITS=size.bit_length(),
         )  # fmt: skip
         for theirs in others:
             self.walk(
-                self._cache.bar_rows, theirs.most,
+                cache_kernels.bar_rows, theirs.most,
                 theirs.first, theirs.last, theirs.run_places, home + row_cache.entries,
                 row_cache.entries, *rows, slots, wanted, BITS=most.bit_length(),
             )  # fmt: skip
         turns = torch.cumsum(wanted, 0, dtype=torch.int32)
         keys, available = entries.new_empty(size), entries.new_zeros(1)
         self.each(
-            self._cache.order_entries, size,
+            cache_kernels.order_entries, size,
             held.slots, held.last_used, held.priority, keys, available,
-            row_cache.entries, row_cache.cached_start, vacant, ticket, oldest,
+            row_cache.entries, row_cache.cached_start, vacant, ticket, self._window.oldest,
         )  # fmt: skip
         order = torch.sort(keys, stable=True).indices
         leaving = torch.empty_like(held.slots)
         self.each(
-            self._cache.leaving_slots, size,
+            cache_kernels.leaving_slots, size,
             order, held.slots, turns, available, leaving, size, most, vacant,
         )  # fmt: skip
         by_slot = torch.sort(leaving, stable=True).indices
@@ -114,7 +203,7 @@ class TritonStaging(Backend):
         incoming = slots.new_empty(min(most, row_cache.entries))
         lookups = torch.empty_like(incoming, dtype=torch.int32)
         self.walk(
-            self._cache.admit_rows, most,
+            cache_kernels.admit_rows, most,
             *rows, slots, counts, wanted, turns, available, order, by_slot, entries,
             incoming, lookups, held.counters[IN_PLACE:],
         )  # fmt: skip
@@ -125,7 +214,7 @@ class TritonStaging(Backend):
             entries.new_zeros(1),
         )
         self.each(
-            self._cache.fill_entries, incoming.numel(),
+            cache_kernels.fill_entries, incoming.numel(),
             order, by_slot, turns, available, most,
             incoming, row_cache.first_priority(incoming, lookups),
             held.slots, held.last_used, held.priority, held.dirty.view(torch.uint8),
@@ -135,24 +224,17 @@ class TritonStaging(Backend):
         del wanted, turns, order, by_slot, lookups
         ordered, order = torch.sort(held.slots)
         self.each(
-            self._cache.store_sorted, size,
+            cache_kernels.store_sorted, size,
             ordered, order, held.sorted_slots, held.sorted_entries, size, vacant,
         )  # fmt: skip
         return Resolution(entries, moves)
 
-    def move_to_entries(
+    def _move_to_entries(
         self, resolved: Resolved, entries: Tensor, row_cache: RowCache, home: int, training: bool
     ) -> None:
+        """Note that rows that have an entry are there, and trained ones newer than originals."""
         self.walk(
-            self._cache.move_to_entries, resolved.most,
+            cache_kernels.move_to_entries, resolved.most,
             resolved.first, resolved.last, entries, home, resolved.run_places,
             row_cache.directory.dirty.view(torch.uint8), TRAINED=training,
         )  # fmt: skip
-
-    def places_of_lookups(self, runs: Runs, run_of: Tensor, run_places: Tensor) -> Tensor:
-        places = torch.empty_like(run_places)
-        self.each(
-            self._cache.place_lookups, runs.lookups,
-            runs.order, run_of, run_places, places, runs.lookups,
-        )  # fmt: skip
-        return places

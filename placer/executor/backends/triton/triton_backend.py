@@ -1,30 +1,26 @@
 # mypy: disable-error-code="no-untyped-call, type-arg"
-"""The backend in Triton: compiled for a GPU, or interpreted on the CPU for tests.
-
-No call waits for the device, and every launch has a size that the host knows: where the amount
-of work is known on the device alone, a fixed number of programs share it. A step can thus be
-captured in a CUDA graph.
-"""
+"""The backend in Triton: rows are pooled, updated and moved by its kernels."""
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from types import ModuleType
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from placer.errors import BackendError
-from placer.executor.backends.backend import Backend
 from placer.executor.backends.torch_kernels import RowReads, SegmentTable
+from placer.executor.backends.triton import (
+    lookup_kernels,
+    move_kernels,
+    run_kernels,
+    update_kernels,
+)
+from placer.executor.backends.triton.launcher import BLOCK, BLOCK_WARPS
 from placer.executor.backends.triton.staging import TritonStaging
 from placer.executor.growing_keys import GrowingKeys
 from placer.executor.lookups.batch_reads import ArenaReads
-from placer.executor.lookups.row_runs import CHUNK, Runs, SortedSlots
+from placer.executor.lookups.row_runs import CHUNK
 from placer.executor.memory.arena import TieredRows
 from placer.executor.memory.directory import Moves
-from placer.executor.names import Policy
 from placer.executor.optimizers.rule import Rule
 from placer.growing import Growing
 from placer.tables import Table
@@ -55,14 +51,8 @@ ROWS = 32
 SUM_ELEMENTS, SUM_WARPS = 8192, 8
 """Elements of the sums of chunks that a program adds up at once, and its warps."""
 
-RESIDENT_WARPS = 32
-"""Warps per multiprocessor where a fixed number of programs shares the work."""
-
 SCAN = 32
 """Blocks in which such a program looks for long runs at once."""
-
-BLOCK, BLOCK_WARPS = 1024, 4
-"""Ids that a program translates, or rows among which it finds staged and cached ones; its warps."""
 
 SEGMENT_PROGRAMS = 256
 """Programs that share the lookups of a segment: a short one has work for few."""
@@ -100,44 +90,8 @@ class TritonBackend(TritonStaging):
     Raises
     ------
     BackendError
-        If Triton is missing, or the device is the CPU and the interpreter is off.
+        If the device is the CPU and the interpreter is off.
     """
-
-    def __init__(
-        self, device: torch.device, policy: Policy = "lfu", host: Backend | None = None
-    ) -> None:
-        super().__init__(device, policy, host)
-        self.name = "triton"
-        try:
-            import triton
-        except ImportError as error:
-            raise BackendError(
-                "backend 'triton' needs triton: pip install 'embedding-placer[gpu]'"
-            ) from error
-        from placer.executor.backends.triton import (
-            cache_kernels,
-            lookup_kernels,
-            move_kernels,
-            run_kernels,
-            update_kernels,
-        )
-
-        compiled = isinstance(lookup_kernels.pool, triton.JITFunction)
-        if device.type == "cpu" and compiled:
-            raise BackendError(
-                "backend 'triton' on device 'cpu' needs Triton's interpreter: "
-                "set TRITON_INTERPRET=1 before Python starts"
-            )
-        self._lookup: ModuleType = lookup_kernels
-        self._update: ModuleType = update_kernels
-        self._exchange: ModuleType = move_kernels
-        self._cache = cache_kernels
-        self._runs: ModuleType = run_kernels
-        self._multiprocessors = 0
-        self.can_be_captured = device.type == "cuda"
-        if device.type == "cuda":
-            properties = torch.cuda.get_device_properties(device)
-            self._multiprocessors = properties.multi_processor_count
 
     def key_maps(
         self, growing: Mapping[str, Growing], tables: Mapping[str, Table], seed: int | None
@@ -153,7 +107,7 @@ class TritonBackend(TritonStaging):
     ) -> None:
         grid = (min(-(-segments.longest // BLOCK), SEGMENT_PROGRAMS), segments.table.shape[0])
         self.run(
-            self._lookup.translate, grid,
+            lookup_kernels.translate, grid,
             ids, segments.table, slot_map, out, fault, BLOCK=BLOCK, num_warps=BLOCK_WARPS,
         )  # fmt: skip
 
@@ -166,7 +120,7 @@ class TritonBackend(TritonStaging):
         bags, width = out.shape
         columns, tile = self._pool_tile(rows, width)
         self.run(
-            self._lookup.pool, (-(-bags // tile), -(-width // columns)),
+            lookup_kernels.pool, (-(-bags // tile), -(-width // columns)),
             *_memories(rows), places, offsets, weights, out, bags,
             WIDTH=width, COLUMNS=columns, BAGS=tile,
             num_warps=1,
@@ -181,7 +135,7 @@ class TritonBackend(TritonStaging):
         lookups, width = out.numel(), gradients.shape[1]
         columns, tile = self._pool_tile(rows, width)
         self.run(
-            self._lookup.weight_gradients, (-(-lookups // tile),),
+            lookup_kernels.weight_gradients, (-(-lookups // tile),),
             *_memories(rows), places, bags, gradients, out, lookups,
             WIDTH=width, COLUMNS=columns, LOOKUPS=tile, num_warps=1,
         )  # fmt: skip
@@ -212,31 +166,11 @@ class TritonBackend(TritonStaging):
             reads, matrices, rule.optimizer, stochastic, mean_squares, None, constants
         )
 
-    def find_runs(self, slots: Tensor) -> tuple[Runs, SortedSlots]:
-        lookups = slots.numel()
-        if not lookups:
-            return super().find_runs(slots)
-        ordered, positions = torch.sort(slots, stable=True)
-        order, run = (torch.empty_like(slots, dtype=torch.int32) for _ in range(2))
-        self.each(self._runs.mark_runs, lookups, ordered, positions, order, run, lookups)
-        del positions
-        run.cumsum_(0)
-        starts, count = run.new_empty(lookups + 1), run.new_empty(1)
-        covering = run.new_empty(-(-lookups // CHUNK))
-        long_runs, blocks = torch.empty_like(covering), covering.numel()
-        self.each(
-            self._runs.start_runs, lookups, run, starts, count, covering, lookups, CHUNK=CHUNK
-        )
-        self.each(
-            self._runs.find_long_runs, blocks, starts, covering, long_runs, blocks, CHUNK=CHUNK
-        )
-        return Runs(order, starts, count, covering, long_runs), SortedSlots(ordered, run)
-
     def bags_of_lookups(self, reads: ArenaReads) -> Tensor:
         out = torch.empty(reads.lookups, dtype=torch.int32, device=self._device)
         tiles = (-(-reads.bags // BAGS),)
         self.run(
-            self._runs.bags_of_lookups, tiles, reads.offsets, out, reads.bags,
+            run_kernels.bags_of_lookups, tiles, reads.offsets, out, reads.bags,
             BLOCK=BAGS, num_warps=BLOCK_WARPS,
         )  # fmt: skip
         return out
@@ -255,22 +189,12 @@ class TritonBackend(TritonStaging):
         blocks = max(-(-words // columns), -(-state_words // state_columns))
         programs = min(EXCHANGE_PROGRAMS, -(-moves.entries.numel() // tile))
         self.run(
-            self._exchange.exchange, (programs,),
+            move_kernels.exchange, (programs,),
             hbm, dram, state_hbm, state_dram, matrices[0].home,
             moves.entries, moves.incoming, moves.outgoing, moves.count,
             WORDS=words, BLOCK=columns, STATE_WORDS=state_words, STATE_BLOCK=state_columns,
             BLOCKS=blocks, ROWS=tile, num_warps=EXCHANGE_WARPS,
         )  # fmt: skip
-
-    def each(self, kernel: object, size: int, *arguments: object, **options: object) -> None:
-        """Launch over `size` elements, which the host knows: one program for each block."""
-        grid = (-(-size // BLOCK),)
-        self.run(kernel, grid, *arguments, **options, BLOCK=BLOCK, num_warps=BLOCK_WARPS)
-
-    def walk(self, kernel: object, size: int, *arguments: object, **options: object) -> None:
-        """Launch over at most `size` elements, which a fixed number of programs shares."""
-        grid = self.shared(-(-size // BLOCK), BLOCK_WARPS)
-        self.run(kernel, grid, *arguments, **options, BLOCK=BLOCK, num_warps=BLOCK_WARPS)
 
     def _sum_and_apply(
         self,
@@ -294,7 +218,7 @@ class TritonBackend(TritonStaging):
         gradients = (reads.sources, reads.scales, reads.gradients)
         effects = (mean_squares, squares, *constants)
         self.run(
-            self._update.update_runs, self.shared(-(-runs.lookups // tile), warps),
+            update_kernels.update_runs, self.shared(-(-runs.lookups // tile), warps),
             *matrices, runs.starts, runs.count, reads.places,
             *gradients, *effects, **shape, **by_row, **rule, UNROLL=UPDATE_UNROLL,
         )  # fmt: skip
@@ -302,13 +226,13 @@ class TritonBackend(TritonStaging):
             return
         partials = torch.empty((2 * runs.blocks, width), device=self._device)
         self.run(
-            self._update.sum_chunks, self.shared(-(-2 * runs.blocks // tile), warps),
+            update_kernels.sum_chunks, self.shared(-(-2 * runs.blocks // tile), warps),
             partials, runs.starts, runs.covering, runs.long_runs, runs.blocks,
             reads.places, *gradients, **shape, **by_row, UNROLL=CHUNK_UNROLL,
         )  # fmt: skip
         chunks = _tile_rows(SUM_ELEMENTS, block)
         self.run(
-            self._update.update_long_runs, self.shared(runs.blocks, SUM_WARPS),
+            update_kernels.update_long_runs, self.shared(runs.blocks, SUM_WARPS),
             *matrices, runs.starts, runs.long_runs, runs.blocks,
             reads.places, partials, *effects, **shape, **rule,
             CHUNKS=chunks, SCAN=SCAN, num_warps=SUM_WARPS,
@@ -319,27 +243,6 @@ class TritonBackend(TritonStaging):
         columns = min(_power_of_two(width), POOL_COLUMNS)
         elements = POOL_BYTES // rows.hbm.element_size()
         return columns, _tile_rows(elements, columns)
-
-    def shared(self, tiles: int, warps: int) -> tuple[int]:
-        """Programs that share so many tiles: as many as are resident, or one for each tile.
-
-        The interpreter runs one after the other: two are enough to show that they share.
-        """
-        most = self._multiprocessors * max(1, RESIDENT_WARPS // warps)
-        return (min(tiles, most or 2),)
-
-    def run(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
-        """Launch, unless there is nothing to do."""
-        if math.prod(grid):
-            with self._current_device():
-                # Whether a product and a sum are fused is not left to each kernel's compilation.
-                kernel[grid](*arguments, enable_fp_fusion=False, **options)
-
-    def _current_device(self) -> AbstractContextManager[Any]:
-        """Let Triton launch on the tensors' device: it takes torch's current one."""
-        if self._device.type == "cuda" and torch.cuda.current_device() != self._device.index:
-            return torch.cuda.device(self._device)
-        return nullcontext()
 
 
 def _tile_rows(elements: int, columns: int) -> int:

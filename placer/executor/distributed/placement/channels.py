@@ -19,6 +19,8 @@ class Channel:
 
     Attributes
     ----------
+    name : str
+        Of the feature where it reads the target, which is a table of its own there.
     feature : int
     columns : int
         Of the feature's table.
@@ -29,6 +31,7 @@ class Channel:
         What the holder gives back: a row for each bag, or for each lookup.
     """
 
+    name: str
     feature: int
     columns: int
     position: int
@@ -104,7 +107,8 @@ def all_channels(
                 for index in readers[name]:
                     alone = len(columns.targets) == 1 and not target.replicated
                     pooling = channel_pooling(features[index].pooling, alone)
-                    channels.append(Channel(index, number, position, target, pooling))
+                    own = f"{features[index].name} of {target.name}"
+                    channels.append(Channel(own, index, number, position, target, pooling))
     return tuple(channels)
 
 

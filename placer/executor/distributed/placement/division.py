@@ -3,12 +3,12 @@
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from placer.errors import PlanMismatchError
 from placer.executor.distributed.placement.row_slices import RowSlice, joined, refined
-from placer.executor.memory.arena_order import LOOKUP_ORDER
+from placer.executor.memory.arena_order import LOOKUP_ORDER, columns_of
 from placer.plan.plan import Plan
 from placer.plan.shard import Shard
 from placer.tables import OptimizerName, Table
@@ -56,11 +56,7 @@ class Target:
     @property
     def bases(self) -> tuple[int, ...]:
         """Row of the target where each part begins."""
-        bases, base = [], 0
-        for part in self.parts:
-            bases.append(base)
-            base += part.count
-        return tuple(bases)
+        return tuple(accumulate((part.count for part in self.parts), initial=0))[:-1]
 
     @property
     def width(self) -> int:
@@ -163,18 +159,13 @@ _Held = dict[tuple[int, ...], tuple[RowSlice, ...]]
 def _divide_table(
     plan: Plan, table: Table, ranks: Mapping[str, int], optimizer: OptimizerName
 ) -> Iterator[ColumnSlice]:
-    shards = [
-        (shard, RowSlice(*shard.rows), holders_of(shard, ranks))
-        for shard in plan.shards_by_table[table.name]
-        if shard.row_count
-    ]
-    edges = sorted({0, table.dim, *(edge for shard, _, _ in shards for edge in shard.cols)})
+    shards = [shard for shard in plan.shards_by_table[table.name] if shard.row_count]
+    by_columns = list(columns_of(table, [(shard.cols, shard) for shard in shards]))
     column_slices: list[tuple[tuple[int, int], _Held]] = []
-    for cols in pairwise(edges):
+    for cols, own in by_columns:
         gathered: dict[tuple[int, ...], list[RowSlice]] = defaultdict(list)
-        for shard, rows, holders in shards:
-            if shard.cols[0] <= cols[0] and cols[1] <= shard.cols[1]:
-                gathered[holders].append(rows)
+        for shard in own:
+            gathered[holders_of(shard, ranks)].append(RowSlice(*shard.rows))
         held = {holders: joined(gathered[holders]) for holders in sorted(gathered)}
         if len(held) == 1:
             held = dict.fromkeys(held, (RowSlice(0, table.rows),))
@@ -183,7 +174,7 @@ def _divide_table(
         else:
             column_slices.append((cols, held))
     if optimizer == "rowwise_adagrad" and len(column_slices) > 1:
-        yield from _aligned(table, column_slices, [shard for shard, _, _ in shards])
+        yield from _aligned(table, column_slices, [own for _, own in by_columns])
         return
     for cols, held in column_slices:
         targets = tuple(
@@ -194,7 +185,9 @@ def _divide_table(
 
 
 def _aligned(
-    table: Table, column_slices: list[tuple[tuple[int, int], _Held]], shards: list[Shard]
+    table: Table,
+    column_slices: list[tuple[tuple[int, int], _Held]],
+    shards: list[tuple[Shard, ...]],
 ) -> Iterator[ColumnSlice]:
     """Targets that have the same rows in every column slice, so that their rows can be added up."""
     atoms = _common_slices(table, [held for _, held in column_slices], shards)
@@ -222,19 +215,17 @@ def _aligned(
         yield ColumnSlice(cols, targets)
 
 
-def _common_slices(table: Table, held: list[_Held], shards: list[Shard]) -> tuple[RowSlice, ...]:
-    """Return the coarsest row slices that divide the rows of every column slice."""
+def _common_slices(
+    table: Table, held: list[_Held], shards: list[tuple[Shard, ...]]
+) -> tuple[RowSlice, ...]:
+    """Return the coarsest row slices that divide the rows of every column slice.
+
+    `shards` are by range of columns.
+    """
     atoms = refined([tuple(part for parts in one.values() for part in parts) for one in held])
     if not all(_ascending(atom, shards) for atom in atoms):
-        per_column_slice = [
-            tuple(
-                RowSlice(*shard.rows)
-                for shard in shards
-                if shard.cols[0] <= cols[0] and cols[1] <= shard.cols[1]
-            )
-            for cols in pairwise(sorted({edge for shard in shards for edge in shard.cols}))
-        ]
-        atoms = refined([atoms, *per_column_slice])
+        sliced = (tuple(RowSlice(*shard.rows) for shard in own) for own in shards)
+        atoms = refined([atoms, *sliced])
     if len(atoms) > _MOST_PARTS:
         raise PlanMismatchError(
             f"table {table.name!r}: its columns are divided into row slices so differently that "
@@ -248,19 +239,16 @@ def _holders(atom: RowSlice, held: _Held) -> tuple[int, ...]:
     return next(ranks for ranks, parts in held.items() if any(part.meet(atom) for part in parts))
 
 
-def _ascending(rows: RowSlice, shards: list[Shard]) -> bool:
+def _ascending(rows: RowSlice, shards: list[tuple[Shard, ...]]) -> bool:
     """Return whether memory that is ordered by how rows are read has these rows in their own order.
 
     Only then do two ranks that hold different columns find the same rows in the same order.
     """
-    edges = sorted({edge for shard in shards for edge in shard.cols})
-    for cols in pairwise(edges):
+    for own in shards:
         met = sorted(
             (part.start, part.members[-1], LOOKUP_ORDER[shard.lookup])
-            for shard in shards
-            if shard.cols[0] <= cols[0]
-            and cols[1] <= shard.cols[1]
-            and (part := RowSlice(*shard.rows).meet(rows)) is not None
+            for shard in own
+            if (part := RowSlice(*shard.rows).meet(rows)) is not None
         )
         for (_, last, kind), (first, _, other) in pairwise(met):
             if first < last or other < kind:

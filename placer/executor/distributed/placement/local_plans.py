@@ -9,29 +9,11 @@ from placer.executor.distributed.placement.row_slices import RowSlice
 from placer.plan.fields import RowOrder
 from placer.plan.plan import Plan
 from placer.plan.shard import Shard
-from placer.tables import Feature, OptimizerName, Pooling, Table
+from placer.tables import Feature, OptimizerName, Table
 from placer.topology.devices import Gpu, Host, Link
 from placer.topology.topology import Topology
 
 _GPU, _HOST = "gpu:0", "host:0"
-
-
-def local_features(
-    target: Target, poolings: Mapping[tuple[str, str], Pooling]
-) -> tuple[Feature, ...]:
-    """Return the features that read a target, each by a name of its own.
-
-    `poolings` are by target's and feature's names.
-    """
-    return tuple(
-        Feature(channel_name(target, feature.name), pooling=poolings[target.name, feature.name])
-        for feature in target.table.features
-    )
-
-
-def channel_name(target: Target, feature: str) -> str:
-    """Name of a feature where it reads a target."""
-    return f"{feature} of {target.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,20 +46,21 @@ def shards_by_holders(plan: Plan, ranks: Mapping[str, int]) -> HeldShards:
 def local_plan(
     plan: Plan,
     targets: Sequence[Target],
-    features: Sequence[tuple[Feature, ...]],
+    features: Mapping[str, Sequence[Feature]],
     shards: HeldShards,
     optimizers: Mapping[str, OptimizerName],
     gpus: Sequence[Gpu],
 ) -> LocalPlan:
     """Return the plan by which a process for `gpus` holds `targets`: one GPU and one host.
 
-    Row-wise tables are in the order of their parts. Whole ones keep their row order.
+    Row-wise tables are in the order of their parts. Whole ones keep their row order. `features`
+    are those that read each target, by its name.
     """
     tables: list[Table] = []
     local: list[tuple[Shard, tuple[int, RowSlice]]] = []
     orders, hot_ids = {}, {}
-    for target, read_by in zip(targets, features, strict=True):
-        whole = target.table
+    for target in targets:
+        whole, read_by = target.table, tuple(features.get(target.name, ()))
         optimizer = optimizers[whole.name]
         table = Table(target.name, target.rows, target.width, whole.dtype, optimizer, read_by)
         tables.append(table)

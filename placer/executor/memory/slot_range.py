@@ -1,22 +1,19 @@
-"""The ranges of slots that a row cache serves."""
+"""The ranges of slots that the shards of an arena have."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from placer.errors import PlanMismatchError
-from placer.plan.shard import Memory
+from placer.plan.shard import Lookup, Memory
 from placer.tables import ColdDType
 
 
 @dataclass(frozen=True, slots=True)
-class CacheRange:
-    """Slots ``start..stop`` of a shard that is staged or cached, the hottest first.
+class SlotRange:
+    """Slots ``start..stop`` of a shard; if it is staged or cached, the hottest first.
 
     Attributes
     ----------
@@ -29,11 +26,14 @@ class CacheRange:
     is_ordered : bool
         Whether the plan says which rows are hot, so that the first ones are.
     device : str
-        Whose HBM has the entries.
-    memory : {"dram", "ssd"}
+        Who reads the rows: its HBM has the entries.
+    memory : {"hbm", "dram", "ssd"}
         Where the rows are at home.
     dtype : {"float32", "float16", "bfloat16", "int8"} or None
         Their type there; None is the table's.
+    lookup : {"device", "uva", "staged", "cached", "host"}
+    home : str
+        The device in whose memory the rows are: the host for ``dram`` and ``ssd``.
     """
 
     start: int
@@ -45,27 +45,12 @@ class CacheRange:
     device: str = ""
     memory: Memory = "dram"
     dtype: ColdDType | None = None
+    lookup: Lookup = "staged"
+    home: str = ""
 
 
-def warm_slots(part: CacheRange) -> Tensor:
+def warm_slots(part: SlotRange) -> Tensor:
     """Return slots of a cached shard that begin with an entry, hottest first."""
     if part.warm is None:
         return torch.arange(part.start, min(part.start + part.cache_rows, part.stop))
     return torch.from_numpy(part.start + part.warm[: part.cache_rows])
-
-
-def check_ranges(parts: Sequence[CacheRange], home: int) -> None:
-    """Check that ranges follow one another from slot `home` on, cached ones behind the others."""
-    edges = [home, *(part.stop for part in parts)]
-    for (start, _), part in zip(pairwise(edges), parts, strict=True):
-        if part.start != start:
-            raise PlanMismatchError(
-                f"the row cache's slots {part.start}..{part.stop} do not follow slot {start}; lay "
-                "the arena's staged and cached shards out one after the other"
-            )
-    cached = [bool(part.cache_rows) for part in parts]
-    if cached != sorted(cached):
-        raise PlanMismatchError(
-            f"shards with cache_rows {[part.cache_rows for part in parts]}: lay those that "
-            "are cached out behind those that are staged"
-        )
