@@ -30,25 +30,14 @@ from cost_models.step_equation.equation import StepEquation
 from cost_models.step_equation.exchanged_bytes import with_own_part
 from cost_models.step_equation.phases import (
     COPIES,
-    GRADIENTS,
     IDS,
     LOOKUP,
     NAMES,
-    OUTPUTS,
     UPDATE,
     with_lanes,
 )
-from cost_models.step_equation.unit_costs import (
-    READ_KINDS,
-    READS,
-    ReadCosts,
-    UnitCosts,
-    as_array,
-)
-from cost_models.step_equation.work import (
-    Extras,
-    group_of,
-)
+from cost_models.step_equation.unit_costs import READ_KINDS, ReadCosts, UnitCosts
+from cost_models.step_equation.work import Extras, group_of
 from placer.data.log import Chunk
 from placer.errors import DataError, PlacerError, PlanMismatchError
 from placer.executor.distributed.placement.division import servers_of
@@ -71,12 +60,7 @@ Float = npt.NDArray[np.float64]
 class StepTimes:
     """Seconds of one step, by who serves (GPUs, then servers), and by host."""
 
-    # Shape (serving,): by what is waited for, ahead of the step or within it.
-    hbm_s: Float
-    link_s: Float
-    communication_s: Float
-    launch_s: Float
-    phase_s: Float  # Shape (8, serving): all of these by phase.
+    phase_s: Float  # Shape (8, serving): as `cost_models.step_equation.phases` has them.
     # Shape (hosts,): of hosts' memories, all and ahead.
     dram_s: Float
     dram_ahead_s: Float
@@ -85,7 +69,8 @@ class StepTimes:
     @property
     def gpu_s(self) -> Float:
         """Seconds of each with all its work one after the other, shape (serving,)."""
-        return self.hbm_s + self.link_s + self.communication_s + self.launch_s
+        seconds: Float = self.phase_s.sum(axis=0)
+        return seconds
 
     @property
     def sum_s(self) -> float:
@@ -151,44 +136,32 @@ class StepTimer:
             for table in tables
         ]
         self._parts = PartTimer(arrangement, problem, tables, costs, equation.lookup_shares)
-        arrays = np.array([[as_array(each)[READS:] for each in row] for row in costs])
         # Of each table on each of them; what reads cost is in the constants of parts.
         without_reads: list[Any] = [ReadCosts()] * len(READ_KINDS)
+        arrays = np.array([[each[len(READ_KINDS) :] for each in row] for row in costs])
         self._costs = UnitCosts(*without_reads, *np.moveaxis(arrays, -1, 0))
         self._launch_s = _launch_s(arrangement, costs)
         self._arenas = ArenaTimer(arrangement, equation, replace(problem, pipeline="serial"))
 
     def times(self, counts: StepCounts) -> StepTimes:
         """Return seconds of one step."""
-        phase_s, hbm_s, link_s, dram_s, dram_ahead_s = self._parts.seconds(counts)
+        phase_s, dram_s, dram_ahead_s = self._parts.seconds(counts)
         served = counts.served
-        outputs_s = Extras(
+        requests, pooled, returned = (
+            self._by_device(sent) * self._spread
+            for sent in (served.request_bytes, served.pooled_bytes, served.returned_bytes)
+        )
+        extras = Extras(
             output_vectors=self._by_device(served.output_vectors),
             output_bytes=self._by_device(served.output_bytes),
-        ).hbm_s(self._costs)
-        outputs_s = np.sum(outputs_s, axis=0)
-        exchanges = {
-            IDS: served.request_bytes,
-            OUTPUTS: served.pooled_bytes,
-            GRADIENTS: served.returned_bytes - served.pooled_bytes,
-        }
-        for phase, sent in exchanges.items():
-            extras = Extras(exchanged_bytes=self._by_device(sent) * self._spread)
-            phase_s[phase] = np.sum(extras.exchange_s(self._costs), axis=0)
-        phase_s[[LOOKUP, UPDATE]] += (outputs_s + self._launch_s) / 2
-        arenas_s = self._arenas.seconds(counts)
-        phase_s[: len(NAMES)] += arenas_s
-        launched_s = self._launch_s + arenas_s.sum(axis=0)
-        return StepTimes(
-            hbm_s + outputs_s,
-            link_s,
-            phase_s[list(exchanges)].sum(axis=0),
-            launched_s,
-            phase_s,
-            dram_s,
-            dram_ahead_s,
-            self._schedules,
+            exchanged_bytes=requests + returned,
+            id_bytes=requests,
+            gradient_bytes=returned - pooled,
         )
+        phase_s += extras.phase_s(self._costs).sum(axis=1)
+        phase_s[[LOOKUP, UPDATE]] += self._launch_s / 2
+        phase_s[: len(NAMES)] += self._arenas.seconds(counts)
+        return StepTimes(phase_s, dram_s, dram_ahead_s, self._schedules)
 
     def _by_device(self, by_process: npt.NDArray[np.int64]) -> Float:
         """Return what is of each process, along the last axis, by who serves."""

@@ -186,5 +186,5 @@ def simulate(
         own.gpu_s,
         drifted(parts, other_parts, migration_s),
         dense_s,
-        {name: keys.counts for name, keys in simulator.keys.items()},
+        simulator.key_counts(),
     )

@@ -123,17 +123,18 @@ def config_text(command: str, values: Mapping[str, Any]) -> str:
     """
     lines = [f"[{command}]"]
     for name, value in values.items():
-        lines.append(f"# {name} =" if value in (None, (), []) else f"{name} = {_toml(value)}")
+        lines.append(f"# {name} =" if value in (None, (), []) else f"{name} = {toml_value(value)}")
     return "\n".join(lines)
 
 
-def _toml(value: Any) -> str:
+def toml_value(value: Any) -> str:
+    """Write a value as TOML does."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int | float):
         return repr(value)
     if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_toml, value))}]"
+        return f"[{', '.join(map(toml_value, value))}]"
     # A copy of what is on a store goes by its URI. JSON's text is TOML's, save the character 127.
     text = json.dumps(getattr(value, "uri", "") or str(value), ensure_ascii=False)
     return text.replace("\x7f", "\\u007f")

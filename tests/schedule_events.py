@@ -53,7 +53,7 @@ def threads_of(
         ids = [("latency", ids_s), ("wait", "ids"), ("network", times[IDS]), ("wait", "sent")]
         copied = [("link", times[COPIES]), ("wait", "copied")]
         main = [
-            ("compute", times[LOOKUP] - times[LINK_LOOKUP]),
+            ("compute", times[LOOKUP]),
             ("link", times[LINK_LOOKUP]),
             ("wait", "looked up"),
             ("network", times[OUTPUTS]),
@@ -62,7 +62,7 @@ def threads_of(
             ("wait", "dense"),
             ("network", times[GRADIENTS]),
             ("wait", "gradients"),
-            ("compute", times[UPDATE] - times[LINK_UPDATE]),
+            ("compute", times[UPDATE]),
             ("link", times[LINK_UPDATE]),
             ("wait", "updated"),
         ]

@@ -10,6 +10,7 @@ import os
 import random
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -146,7 +147,7 @@ def test_a_wrong_plan_of_each_kind_is_refused_with_the_reason() -> None:
     problem, plan = tiny()
     instance = expand.document("tiny", problem, catalogue.CONSTANTS)
     step_time_s = Roofline().evaluate(problem, plan).step_time_s
-    sound = as_json(plan.with_solver(step_time_s=step_time_s))
+    sound = as_json(replace(plan, solver=replace(plan.solver, step_time_s=step_time_s)))
     verdict = check.check(instance, sound)
     assert not verdict.faults
     assert verdict.step_time_s == pytest.approx(step_time_s, rel=1e-12)

@@ -62,28 +62,6 @@ def test_a_log_without_labels_cannot_be_trained_on(workbench: Workbench, tmp_pat
 # Topologies and budgets
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "named"),
-    [('b: "host:0"', 'b: "host:9"', "host:9"), ('a: "gpu:[0-1]"', 'a: "gpu:7"', "gpu:7")],
-)
-def test_an_unknown_link_end(
-    workbench: Workbench, tmp_path: Path, old: str, new: str, named: str
-) -> None:
-    text = (workbench.folder / "machine.yaml").read_text()
-    assert old in text
-    machine = tmp_path / "broken.yaml"
-    machine.write_text(text.replace(old, new))
-    for command in (
-        ("topology", machine),
-        ("plan", "--profile", workbench.profile, "--topology", machine, "-o", tmp_path / "p.json"),
-    ):
-        line = fail(*command)
-        assert str(machine) in line
-        assert named in line
-        assert "host:0" in line  # one of those that there are
-    assert list(files_of(tmp_path)) == ["broken.yaml"]
-
-
 @pytest.mark.parametrize("size", ["8Gi", "-1GiB", "much"])
 def test_a_budget_that_is_no_size(workbench: Workbench, tmp_path: Path, size: str) -> None:
     problem = ("plan", "--profile", workbench.profile, "--topology", "2xt4")

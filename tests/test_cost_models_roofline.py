@@ -364,10 +364,7 @@ def test_the_exchange_by_hand() -> None:
     assert idle.total_s == 0
     assert busy.communication_s == pytest.approx(EXCHANGED / 2 / 1e11)
     assert report.balance == 0.5
-
-
-def test_the_exchange_over_the_network_by_hand() -> None:
-    """Two hosts of one GPU: the network of 1e10 B/s takes what NVLink took before."""
+    # Two hosts of one GPU: the network of 1e10 B/s takes what NVLink took before.
     pair = uniform(1, hosts=2)
     busy = roofline(pair, whole(pair, "device", "gpu:1")).gpus[1]
     assert busy.communication_s == pytest.approx(EXCHANGED / 2 / 1e10)

@@ -9,8 +9,8 @@ from plan_cases import roomy
 from schedule_events import finished_at, threads_of
 
 from cost_models import Roofline, Schedule
-from cost_models.step_equation.arena_loads import arena_loads, arena_times
-from cost_models.step_equation.phases import NAMES, ROWS, with_lanes
+from cost_models.step_equation.arena_loads import added_up, arena_loads, times_by_arena
+from cost_models.step_equation.phases import HOST, NAMES, ROWS, with_lanes
 from cost_models.step_equation.work import work_of
 from placer import Plan, Problem
 from placer.pipeline import PIPELINES
@@ -59,9 +59,9 @@ def simulated_step_s(problem: Problem, plan: Plan) -> float:
     for work in work_of(problem, plan):
         assert work.gpu is not None
         costs = model.unit_costs(problem, work.table, work.gpu)
-        phase_s[:, work.gpu] += work.phase_s(costs, model.lookup_shares)
+        phase_s[:, work.gpu] += work.seconds(costs, model.lookup_shares)[:HOST]
     serial, loads = replace(problem, pipeline="serial"), arena_loads(problem, plan)
-    phase_s[: len(NAMES)] += arena_times(model, serial, loads)
+    phase_s[: len(NAMES)] += added_up(times_by_arena(model, serial, loads), len(NAMES))
     steps, latency_s = 7, problem.topology.exchange_latency_s
     threads = threads_of(
         phase_s,
@@ -94,5 +94,5 @@ def test_predicted_steps_are_those_of_simulated_threads(seeds: range) -> None:
 def test_lanes_add_up_what_phases_ask_of_a_link_and_of_the_network() -> None:
     phase_s = np.arange(1.0, 9.0)[:, None]
     lanes = [2 + 7 + 8, 1 + 4 + 5, 7]
-    assert with_lanes(phase_s, "look-ahead")[:, 0].tolist() == [1, 2, 3, 4, 5, 6, *lanes]
-    assert with_lanes(phase_s, "serial")[:, 0].tolist() == [1, 2, 3, 4, 5, 6]
+    assert with_lanes(phase_s, "look-ahead")[:, 0].tolist() == [1, 2, 3 + 7, 4, 5, 6 + 8, *lanes]
+    assert with_lanes(phase_s, "serial")[:, 0].tolist() == [1, 2, 3 + 7, 4, 5, 6 + 8]

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from placer import (
 from placer.dense import DenseLayers
 from placer.profile.counts import RowCounts
 from placer.profile.locality import WindowCounts
+from placer.seal import sealed
 from solvers import CachedSolver, Limits, PlanCache, SolveResult, solve, solver
 from solvers.cache import folder as cache_folder
 from solvers.cache import solver as cache_key
@@ -300,26 +302,30 @@ def test_damaged_files_are_left_out_and_written_anew(
     assert asked.solved(cache).stats["from_cache"]
 
 
-def test_an_altered_plan_with_the_right_hash_is_still_looked_at(cache: PlanCache) -> None:
-    from hashlib import sha256
+def rewrite(file: Path, change: Callable[[Any], object]) -> None:
+    """Alter what a file says, with its hash written anew, as whoever shares the folder can."""
+    first, line, ids = file.read_bytes().split(b"\n", 2)
+    body = json.dumps(change(json.loads(line))).encode() + b"\n" + ids
+    file.write_bytes(first.split()[0] + b" " + sha256(body).hexdigest().encode() + b"\n" + body)
 
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda said: said | {"plan": said["plan"] | {"shards": []}}, "not sound"),
+        (lambda said: said | {"key": "0" * 64}, "another problem"),
+        (lambda said: [], "damaged"),
+        (lambda said: said | {"plan": {}}, "schema_version"),
+    ],
+)
+def test_an_altered_plan_with_the_right_hash_is_still_looked_at(
+    cache: PlanCache, change: Callable[[Any], object], words: str
+) -> None:
     BASE.solved(cache)
-    (file,) = cache.folder.iterdir()
-    magic, _, rest = file.read_bytes().partition(b"\n")
-    line, _, ids = rest.partition(b"\n")
-    document = json.loads(line)
-    for change, words in (
-        (document | {"plan": document["plan"] | {"shards": []}}, "not sound"),
-        (document | {"key": "0" * 64}, "another problem"),
-        ([], "damaged"),
-        (document | {"plan": {}}, "schema_version"),
-    ):
-        body = json.dumps(change).encode() + b"\n" + ids
-        hashed = sha256(body).hexdigest().encode()
-        file.write_bytes(magic.split()[0] + b" " + hashed + b"\n" + body)
-        notes: list[str] = []
-        assert BASE.solved(cache, notes).plan is not None
-        assert words in notes[0]
+    rewrite(*cache.folder.iterdir(), change)
+    notes: list[str] = []
+    assert BASE.solved(cache, notes).plan is not None
+    assert words in notes[0]
 
 
 def test_a_plan_with_the_key_and_hash_of_another_search_is_not_taken(cache: PlanCache) -> None:
@@ -451,24 +457,14 @@ def test_processes_share_a_cache(tmp_path: Path) -> None:
 def test_what_a_kept_plan_claims_is_not_believed(
     cache: PlanCache, name: str, value: object, is_sealed: bool
 ) -> None:
-    """With all hashes written anew, as whoever shares the folder can."""
-    from hashlib import sha256
-
-    from placer.seal import sealed
+    def claim(document: Any) -> object:
+        claims = document["plan"]["solver"]
+        claims[name] = value
+        claims["status"] = "feasible" if claims["status"] == "optimal" else "optimal"
+        return document | {"plan": sealed(document["plan"])} if is_sealed else document
 
     true = BASE.solved(cache)
-    (file,) = cache.folder.iterdir()
-    first, _, rest = file.read_bytes().partition(b"\n")
-    line, _, ids = rest.partition(b"\n")
-    document = json.loads(line)
-    claims = document["plan"]["solver"]
-    claims[name] = value
-    claims["status"] = "feasible" if claims["status"] == "optimal" else "optimal"
-    if is_sealed:
-        document["plan"] = sealed(document["plan"])
-    body = json.dumps(document).encode() + b"\n" + ids
-    magic, _ = first.split()
-    file.write_bytes(b" ".join([magic, sha256(body).hexdigest().encode()]) + b"\n" + body)
+    rewrite(*cache.folder.iterdir(), claim)
     found = BASE.solved(cache)
     assert same(found, true)
     assert found.plan is not None

@@ -12,7 +12,7 @@ from plan_cases import covers, in_dram, in_hbm, machine, plan_of, tables
 from placer import Plan, Table
 from placer.errors import PlanError
 from placer.plan.diff import Home, PlanDiff, diff
-from placer.plan.fields import RowOrder
+from placer.plan.fields import RowOrder, SolverRecord
 from placer.report.moves import diff_report
 
 TABLE = Table("t", 100, 8, optimizer="sgd")
@@ -191,8 +191,10 @@ def test_a_plan_with_a_hole_is_refused() -> None:
 
 
 def test_report() -> None:
-    old = plan_of(TABLE, in_hbm("t", (0, 100, 1), (0, 8))).with_solver(step_time_s=2e-3)
-    new = plan_of(TABLE, in_dram("t", (0, 100, 1), (0, 8))).with_solver(step_time_s=1e-3)
+    old = plan_of(TABLE, in_hbm("t", (0, 100, 1), (0, 8)))
+    old = replace(old, solver=SolverRecord(step_time_s=2e-3))
+    new = plan_of(TABLE, in_dram("t", (0, 100, 1), (0, 8)))
+    new = replace(new, solver=SolverRecord(step_time_s=1e-3))
     shown = diff_report(diff(old, new)).to_json()
     assert shown["moved_bytes"] == 3200
     assert (shown["old_step_time_s"], shown["new_step_time_s"]) == (2e-3, 1e-3)

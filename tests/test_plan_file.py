@@ -257,7 +257,7 @@ def test_what_breaks_the_format_is_not_written(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     plan = hot_cold()
     with pytest.raises(PlanError, match=r"solver\.bound_s"):
-        plan.with_solver(bound_s=float("inf")).save(path)
+        replace(plan, solver=replace(plan.solver, bound_s=float("inf"))).save(path)
     with pytest.raises(PlanError, match=r"no hot_ids for the row orders of \['t'\]"):
         replace(plan, hot_ids={}).save(path)
     assert list(tmp_path.iterdir()) == []

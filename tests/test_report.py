@@ -91,6 +91,7 @@ def everywhere(start: int, stop: int) -> Shard:
             + [dram(f"gpu:{n}", (20 + n, 100, 2)) for n in range(2)],
             "hot/cold, row-wise",
         ),
+        ([hbm("gpu:0", (0, 100, 2)), dram("gpu:1", (1, 100, 2))], "hot/cold, row-wise"),
         ([], "not placed"),
     ],
 )

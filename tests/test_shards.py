@@ -19,6 +19,7 @@ from shard_cases import check_file, checkpoint_of, expected_tensors, scratch, su
 from placer import Plan, Table
 from placer.errors import CheckpointError, PlacerError, PlanError
 from placer.executor import PlacedEmbeddings
+from placer.executor.id_order import tensors_of
 from placer.plan.fields import RowOrder
 from placer.storage import row_blocks
 from placer.storage.shards import (
@@ -28,6 +29,7 @@ from placer.storage.shards import (
     write_tables,
 )
 from placer.storage.shards.shard_folder import ShardFolder, placement_sha256
+from placer.storage.shards.shard_rows import gather
 from placer.storage.tensor_rows import TensorRows
 from placer.training.checkpoint import Checkpoint
 
@@ -75,6 +77,11 @@ def test_replicas_are_one_file_with_two_names(tmp_path: Path) -> None:
     write_shards(PLAN, checkpoint_of(PLAN), tmp_path / "shards")
     one, two = (tmp_path / "shards" / f"gpu%3A{i}.hbm" / "00000-t.safetensors" for i in range(2))
     assert one.samefile(two)
+    opened = open_shards(tmp_path / "shards", verify=False)
+    one.unlink()  # A device reads its own.
+    weight, *_ = tensors_of(TABLE, "adam")
+    held = checkpoint_of(PLAN).tensors["embeddings"]["t.weight"]
+    assert torch.equal(gather(opened, weight, np.array([3, 7]), (0, 8), {"gpu:1"}), held[[3, 7]])
 
 
 def test_names_of_tables_and_devices_stay_within_the_folder(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from test_solvers import with_hbm
 
 from cost_models import Calibrated, Roofline
 from cost_models.arenas import ArenaCosts, ArenaLoad
-from cost_models.step_equation.arena_loads import arena_loads, arena_times
+from cost_models.step_equation.arena_loads import added_up, arena_loads, times_by_arena
 from placer import Problem, Topology
 from placer.constraints.constraints import Constraints
 from placer.constraints.rules import TableRule
@@ -101,7 +101,8 @@ def test_assignments_take_what_their_plans_do(gpus: int) -> None:
             report = MODEL.evaluate(instance.problem, plan)
             assert found.step_time_s == pytest.approx(report.step_time_s, rel=1e-9)
             loads = arena_loads(instance.problem, plan)
-            arenas_s = arena_times(MODEL, instance.problem, loads).T
+            phases = MODEL.launches(instance.problem, 0).size
+            arenas_s = added_up(times_by_arena(MODEL, instance.problem, loads), phases).T
             launched = [len(instance.arenas(shards)) for shards in found.shards]
             launches_s = np.array(launched)[:, None] * np.array(instance.launches_s)
             np.testing.assert_allclose(

@@ -413,6 +413,9 @@ def test_rows_that_every_gpu_has_to_hold_leave_less_room() -> None:
     assert "of other tables that have to be replicated" in termination.detail
     alone = replace(problem, profile=Profile(problem.profile.tables[:1], source="test"))
     assert solve(alone, "greedy-cost", threads=1).plan is not None
+    roomier = usable_options(Instance(replicated_and_wide(410 << 20), Roofline()))
+    assert not isinstance(roomier, Termination)
+    assert [len(of) for of in roomier] == [2, 1]  # Of three, one does not fit beside them.
 
 
 def test_room_is_made_for_tables_that_fit_only_as_replicas() -> None:

@@ -122,10 +122,6 @@ def test_steps_and_evaluation_can_be_limited() -> None:
     assert (nothing.steps, nothing.auc, nothing.samples_per_s) == (0, None, 0.0)
 
 
-def test_epochs_go_over_the_log_again() -> None:
-    assert train(PLAN, LOG, replace(QUICK, epochs=2)).steps == 180
-
-
 def test_progress_is_reported_with_mean_losses() -> None:
     seen: list[Progress] = []
     result = train(PLAN, LOG, replace(QUICK, max_steps=10), on_progress=seen.append)
@@ -234,6 +230,10 @@ def test_a_diverging_run_stops_with_the_step(tmp_path) -> None:
         ({"holdout_every": 1}, "holdout_every 1 leaves nothing"),
         ({"lr": 0.0}, "must be positive.*lr=0.0"),
         ({"embedding_lr": float("nan")}, "embedding_lr=nan"),
+        ({"lr": float("inf")}, "must be positive and eps not negative, and finite"),
+        ({"eps": float("nan")}, "must be positive and eps not negative, and finite"),
+        ({"seed": 1 << 64}, "seed must be a number of 64 bits"),
+        ({"threads": 10**9}, "at most 1024"),
         ({"optimizer": "lamb"}, "'lamb' is none of adagrad, sgd, adam"),
         ({"activation": "step"}, "'step' is none of relu, gelu"),
     ],

@@ -92,9 +92,3 @@ def added_up(times: Sequence[Mapping[Arena, Float]], phases: int) -> Float:
     """Return seconds of each phase of all arenas of each GPU, shape (phases, GPUs)."""
     nothing = np.zeros(phases)
     return np.stack([sum(of_gpu.values(), nothing) for of_gpu in times], axis=1)
-
-
-def arena_times(model: CostModel, problem: Problem, loads: Sequence[Loads]) -> Float:
-    """Return seconds of each phase that arenas take of each GPU, shape (phases, GPUs)."""
-    phases = model.launches(problem, 0).size
-    return added_up(times_by_arena(model, problem, loads), phases)

@@ -7,19 +7,14 @@ from cost_models.step_equation.phases import (
     COPIES,
     HOST,
     LOOKUP,
-    NAMES,
     ROWS,
     UPDATE,
     read_matrix,
     with_lanes,
 )
-from cost_models.step_equation.slice_load import (
-    Load,
-    load_of,
-    slice_load,
-)
+from cost_models.step_equation.slice_load import Load, load_of
 from cost_models.step_equation.unit_costs import ReadKind, UnitCosts
-from cost_models.step_equation.work import Extras, drive_row_s, exchange_of
+from cost_models.step_equation.work import Extras, drive_row_s, exchange_of, works_anywhere
 from placer.plan.buffers import (
     exchange_buffer_bytes,
     index_buffer_bytes,
@@ -27,6 +22,7 @@ from placer.plan.buffers import (
     staging_buffer_bytes,
 )
 from placer.plan.memory import ROW_CACHE_ENTRY_BYTES, row_map_bytes
+from placer.plan.shard import Lookup, Memory, Shard
 from placer.problem import Problem
 
 
@@ -55,7 +51,15 @@ def shard_curve(
     hot = load.hot_rows
     # Where the rows of the drive begin, for each number of rows in HBM.
     driven = np.maximum(np.arange(hot.size), np.searchsorted(hot, edge))
-    exchange = _exchange(problem, shard, width, all_lookups, all_unique)
+    exchange = exchange_of(
+        problem,
+        shard.table,
+        width,
+        all_lookups,
+        all_unique,
+        all_rows=option.row_slices == 1 and not option.replicated_rows,
+        column_slices=max(1, len(option.column_widths)),
+    )
     is_slice, by_rank = width < spec.dim, option.row_slices > 1 and not option.blocked
     is_mapped = by_rank or (in_three and profile.counts is not None)
     extras = Extras(
@@ -84,111 +88,63 @@ def shard_curve(
     in_dram = ((hot[driven] - hot) * home_bytes).astype(np.float64)
     if cold == "cached":
         in_dram = np.where(hot < rows, float(rows * row_bytes), 0.0)
-    phase_s, gpu_s = with_lanes(seconds[:HOST], problem.pipeline), seconds[: len(NAMES)]
     return CostCurve(
         hot_rows=hot,
-        gpu_s=gpu_s.sum(axis=0),
+        gpu_s=seconds[:HOST].sum(axis=0),
         dram_s=seconds[HOST].copy(),
         hbm_bytes=hot * row_bytes + buffers + (map_bytes if by_rank or in_three else 0),
         dram_bytes=in_dram,
         split_s=float(split_phase_s.sum()),
         split_hbm_bytes=0.0 if by_rank or in_three or cold == "cached" else float(map_bytes),
-        gpu_s_of_phases=phase_s,
+        gpu_s_of_phases=with_lanes(seconds[:HOST], problem.pipeline),
         split_s_of_phases=with_lanes(split_phase_s, problem.pipeline),
-        drive_s=drive_s[: len(NAMES)].sum(axis=0) if any_share else None,
+        drive_s=drive_s[:HOST].sum(axis=0) if any_share else None,
         drive_s_of_phases=with_lanes(drive_s[:HOST], problem.pipeline) if any_share else None,
     )
 
 
-def _exchange(
-    problem: Problem, shard: TableShard, width: int, lookups: float, unique: float
-) -> dict[str, float]:
-    """Return what `exchange_of` says of a shard with so many lookups and distinct rows."""
-    option = shard.option
-    return exchange_of(
-        problem,
-        shard.table,
-        width,
-        lookups,
-        unique,
-        all_rows=option.row_slices == 1 and not option.replicated_rows,
-        column_slices=max(1, len(option.column_widths)),
-    )
+def point_curve(
+    problem: Problem, shard: TableShard, costs: UnitCosts, shares: Float, server: str = ""
+) -> CostCurve:
+    """Return the cost of what is in one memory, however rows are divided there: it has one point.
 
-
-def server_curve(problem: Problem, shard: TableShard, costs: UnitCosts, shares: Float) -> CostCurve:
-    """Return cost of a shard on a host without GPUs, whose processors pool all its rows; one point.
-
-    However the option has cold rows read on GPUs. What solvers take for HBM is the memory of the
-    host. Replicas are on GPUs alone, and cost nothing here.
+    That is of rows that every GPU holds, for its own samples; or, on a host without GPUs, of a
+    shard, all of whose rows its processors pool, however the option has cold rows read on GPUs.
+    What solvers take for HBM is the memory of the host. Replicas cost nothing there.
     """
     profile, option = problem.profile.tables[shard.table], shard.option
     spec, rows = profile.table, shard.rows(profile.table.rows)
     first, last = shard.columns(spec.dim)
-    count, width, row_bytes = len(range(*rows)), last - first, spec.bytes_per_row(last - first)
-    size, dram_s, phase_s = 0.0, 0.0, np.zeros(ROWS)
-    if not shard.is_replica:
-        samples = problem.global_batch_size
-        lookups, unique = slice_load(profile, rows, samples * spec.lookups_per_sample)
-        exchange = _exchange(problem, shard, width, lookups, unique)
-        sizes = float(spec.weight_bytes_per_row(width)), float(row_bytes), 0.0
-        amounts = lookups, unique, output_vectors(spec, samples, lookups)
-        seconds = read_matrix(costs, "host", sizes, shares) @ amounts
-        phase_s, dram_s = seconds[:HOST] + Extras(**exchange).phase_s(costs), float(seconds[HOST])
-        size = exchange_buffer_bytes(spec, samples, lookups, width)
-        size += index_buffer_bytes(spec, lookups, width, problem.pipeline == "look-ahead")
-        size = count * row_bytes + np.ceil(size)
+    count, width = len(range(*rows)), last - first
+    seconds, size = np.zeros(HOST + 1), 0.0
+    if not (server and shard.is_replica):
+        devices = (server,) if server else tuple(problem.topology.gpu_numbers)
+        memory: tuple[Memory, Lookup] = ("dram", "host") if server else ("hbm", "device")
+        placed, slices = (
+            Shard(spec.name, rows, (first, last), devices, *memory),
+            option.column_widths,
+        )
+        (work,) = works_anywhere(problem, shard.table, [placed], column_slices=max(1, len(slices)))[
+            0
+        ]
+        seconds = work.seconds(costs, shares)
+        samples = problem.global_batch_size // len(devices)
+        size = exchange_buffer_bytes(spec, samples, work.lookups, width)
+        size += index_buffer_bytes(spec, work.lookups, width, problem.pipeline == "look-ahead")
+        size = (np.ceil(size) if server else size) + count * spec.bytes_per_row(width)
         by_rank = option.replicated_rows or (option.row_slices > 1 and not option.blocked)
+        by_rank = count < spec.rows if shard.is_replica else by_rank
         if profile.counts is not None and by_rank:
             size += row_map_bytes(spec)
     return CostCurve(
         hot_rows=np.array([count if shard.is_replica else 0]),
-        gpu_s=np.array([phase_s[: len(NAMES)].sum()]),
-        dram_s=np.array([dram_s]),
+        gpu_s=np.array([seconds[:HOST].sum()]),
+        dram_s=seconds[HOST:],
         hbm_bytes=np.array([size]),
         dram_bytes=np.zeros(1),
         split_s=0.0,
         split_hbm_bytes=0.0,
-        gpu_s_of_phases=with_lanes(phase_s, problem.pipeline)[:, None],
-        split_s_of_phases=with_lanes(np.zeros(ROWS), problem.pipeline),
-    )
-
-
-def replica_curve(
-    problem: Problem, shard: TableShard, costs: UnitCosts, shares: Float
-) -> CostCurve:
-    """Return the cost on one GPU of rows that every GPU holds, for its own samples; one point."""
-    profile, gpus = problem.profile.tables[shard.table], len(problem.topology.gpus)
-    spec, replicated_rows = profile.table, shard.option.replicated_rows
-    samples, rows = problem.global_batch_size // gpus, shard.rows(spec.rows)
-    lookups, unique = slice_load(profile, rows, samples * spec.lookups_per_sample)
-    exchange = exchange_of(
-        problem,
-        shard.table,
-        spec.dim,
-        lookups,
-        unique,
-        replicated=rows,
-        replicas=gpus,
-        all_rows=replicated_rows == spec.rows,
-    )
-    sizes = float(spec.weight_bytes_per_row()), float(spec.bytes_per_row()), 0.0
-    phase_s = read_matrix(costs, "device", sizes, shares)[:HOST, :2] @ (lookups, unique)
-    phase_s += Extras(**exchange, shards=1.0).phase_s(costs)
-    hbm_bytes = float(replicated_rows * spec.bytes_per_row())
-    hbm_bytes += exchange_buffer_bytes(spec, samples, lookups, spec.dim)
-    hbm_bytes += index_buffer_bytes(spec, lookups, spec.dim, problem.pipeline == "look-ahead")
-    if profile.counts is not None and replicated_rows < spec.rows:
-        hbm_bytes += row_map_bytes(spec)
-    return CostCurve(
-        hot_rows=np.array([replicated_rows]),
-        gpu_s=np.array([phase_s[: len(NAMES)].sum()]),
-        dram_s=np.zeros(1),
-        hbm_bytes=np.array([hbm_bytes]),
-        dram_bytes=np.zeros(1),
-        split_s=0.0,
-        split_hbm_bytes=0.0,
-        gpu_s_of_phases=with_lanes(phase_s, problem.pipeline)[:, None],
+        gpu_s_of_phases=with_lanes(seconds[:HOST], problem.pipeline)[:, None],
         split_s_of_phases=with_lanes(np.zeros(ROWS), problem.pipeline),
     )
 

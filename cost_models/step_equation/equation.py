@@ -36,9 +36,10 @@ from cost_models.step_equation.arena_loads import (
     tables_by_arena,
     times_by_arena,
 )
-from cost_models.step_equation.curve import replica_curve, server_curve, shard_curve
+from cost_models.step_equation.curve import point_curve, shard_curve
 from cost_models.step_equation.exchanged_bytes import may_return_fewer
 from cost_models.step_equation.phases import (
+    HOST,
     NAMES,
     ROWS,
     lookup_shares,
@@ -46,7 +47,7 @@ from cost_models.step_equation.phases import (
     schedule_of,
     with_lanes,
 )
-from cost_models.step_equation.unit_costs import Rates, ReadCosts, UnitCosts
+from cost_models.step_equation.unit_costs import Amount, Rates, ReadCosts, UnitCosts
 from cost_models.step_equation.work import (
     Work,
     only_link,
@@ -166,42 +167,40 @@ class StepEquation(CostModel, ABC):
         """Return the cost of a whole plan. See `CostModel.evaluate`."""
         topology = problem.topology
         numbers, serving = topology.serving_numbers, len(topology.serving)
-        # By GPU, and then by server: HBM, link, exchange and launches, as in `GpuCost`.
-        gpu_s = np.zeros((serving, 4))
         schedule = self.schedule(problem)
+        # By GPU, and then by server.
         phase_s = np.zeros((ROWS, serving))
-        pooling_s, drive_s = np.zeros_like(phase_s), np.zeros(serving)
+        pooling_s, launch_s, drive_s = np.zeros_like(phase_s), np.zeros(serving), np.zeros(serving)
         dram_s = {host.id: 0.0 for host in topology.hosts}
         works = work_of(problem, plan)
         table_s = np.zeros(len(problem.profile))
-        known: dict[tuple[object, ...], tuple[Float, Float, float]] = {}
+        known: dict[tuple[object, ...], tuple[Float, Amount]] = {}
         for work in works:
             if work.gpu is not None:
                 # Replicas ask the same of every GPU.
                 key = *work.amounts, topology.kind_of_gpu[work.gpu]
                 if key not in known:
                     costs = self.serving_costs(problem, work.table, work.gpu)
-                    known[key] = self._times(work, costs)
-                of_gpu_s, of_phases_s, host_s = known[key]
-                gpu_s[work.gpu] += of_gpu_s
-                table_s[work.table] += of_gpu_s.sum()
-                phase_s[:, work.gpu] += of_phases_s
+                    seconds = work.seconds(costs, self.lookup_shares)
+                    known[key] = seconds, work.extras.launch_s(costs)
+                seconds, launched_s = known[key]
+                table_s[work.table] += seconds[:HOST].sum()
+                phase_s[:, work.gpu] += seconds[:HOST]
+                launch_s[work.gpu] += launched_s
                 drive_s[work.gpu] += work.extras.drive_s
                 if work.kind == "host":
-                    pooling_s[:, work.gpu] += of_phases_s
-                dram_s[work.host] += host_s
+                    pooling_s[:, work.gpu] += seconds[:HOST]
+                dram_s[work.host] += seconds[HOST]
                 continue
             rates = self.host_rates(problem, work.table, work.host)
             dram_s[work.host] += work.resource_s(rates)
             attached = topology.gpus_of(work.host)
             for number in (numbers[gpu.id] for gpu in attached):
                 costs = only_link(self.unit_costs(problem, work.table, number), work.kind)
-                of_phases_s = work.phase_s(costs, self.lookup_shares) / len(attached)
-                phase_s[:, number] += of_phases_s
-                pooling_s[:, number] += of_phases_s
-                link_s = of_phases_s[: len(NAMES)].sum()
-                gpu_s[number, 1] += link_s
-                table_s[work.table] += link_s
+                seconds = work.seconds(costs, self.lookup_shares)[:HOST] / len(attached)
+                phase_s[:, number] += seconds
+                pooling_s[:, number] += seconds
+                table_s[work.table] += seconds.sum()
         by_arena = times_by_arena(self, problem, arena_loads(problem, plan))
         for (gpu, arena), tables in tables_by_arena(problem, plan).items():
             # All of them have the arena in common.
@@ -209,16 +208,24 @@ class StepEquation(CostModel, ABC):
             table_s[list(tables)] += arena_s / len(tables)
         arenas_s = added_up(by_arena, len(schedule.phases))
         rows_s = with_lanes(phase_s, problem.pipeline) + arenas_s
-        parts_s = parts_of(phase_s, pooling_s, gpu_s[:, 3], drive_s)
+        parts_s = parts_of(phase_s, pooling_s, launch_s, drive_s)
         parts_s = with_lanes(parts_s, problem.pipeline)
         parts_s[PARTS.index("launches")] += arenas_s
-        gpu_s[:, 3] += arenas_s[: len(NAMES)].sum(axis=0)
+        hbm_s, link_s, pooled_s, exchange_s, launches_s, drives_s = (
+            parts_s[:, : len(NAMES)].sum(axis=1).tolist()
+        )
         hot, every = _hbm_lookups(problem, works)
         return CostReport(
             self.name,
             tuple(
-                GpuCost(gpu.id, *times)
-                for gpu, times in zip(topology.serving, gpu_s.tolist(), strict=True)
+                GpuCost(
+                    one.id,
+                    hbm_s[n],
+                    link_s[n] + pooled_s[n] + drives_s[n],
+                    exchange_s[n],
+                    launches_s[n],
+                )
+                for n, one in enumerate(topology.serving)
             ),
             tuple(HostCost(host, seconds) for host, seconds in dram_s.items()),
             device_memory(plan),
@@ -237,27 +244,12 @@ class StepEquation(CostModel, ABC):
             },
         )
 
-    def _times(self, work: Work, costs: UnitCosts) -> tuple[Float, Float, float]:
-        """Return seconds of a GPU by what takes them, as `GpuCost`, and by phase; of its host."""
-        hbm_s, link_s, host_s = work.read_s(costs)
-        extras = work.extras
-        of_gpu_s = np.array(
-            (
-                hbm_s + extras.hbm_s(costs),
-                link_s + float(extras.drive_s),
-                extras.exchange_s(costs),
-                extras.launch_s(costs),
-            )
-        )
-        return of_gpu_s, work.phase_s(costs, self.lookup_shares), host_s
-
     def cost_curve(self, problem: Problem, shard: TableShard, gpu: int) -> CostCurve:
         """Return the cost of a shard over its hot rows. See `CostModel.cost_curve`."""
         costs = self.serving_costs(problem, shard.table, gpu)
-        if gpu >= len(problem.topology.gpus):
-            return server_curve(problem, shard, costs, self.lookup_shares)
-        if shard.is_replica:
-            return replica_curve(problem, shard, costs, self.lookup_shares)
+        server = "" if gpu < len(problem.topology.gpus) else problem.topology.serving[gpu].id
+        if server or shard.is_replica:
+            return point_curve(problem, shard, costs, self.lookup_shares, server)
         return shard_curve(problem, shard, gpu, costs, self.lookup_shares)
 
     def _colds(self, problem: Problem, table: int) -> tuple[Cold, ...]:

@@ -24,7 +24,8 @@ from placer.pipeline import PIPELINES, Pipeline
 from placer.problem import Problem
 
 IDS, COPIES, LOOKUP, OUTPUTS, GRADIENTS, UPDATE, LINK_LOOKUP, LINK_UPDATE = range(8)
-"""Rows of the arrays here: six phases, and the parts of lookups and updates that use the link."""
+"""Rows of the arrays here: six phases, less what the last two have: what lookups and updates do on
+the link."""
 
 ROWS = 8
 
@@ -61,6 +62,7 @@ def schedule_of(
 def _rows_of(pipeline: Pipeline) -> Float:
     """Return the rows of a pipeline's schedule as sums of phases, shape (rows, 8)."""
     rows = np.eye(len(NAMES), ROWS)
+    rows[LOOKUP, LINK_LOOKUP] = rows[UPDATE, LINK_UPDATE] = 1.0
     if pipeline == "serial":
         return rows
     lanes = (COPIES, LINK_LOOKUP, LINK_UPDATE), (IDS, OUTPUTS, GRADIENTS), (LINK_LOOKUP,)
@@ -84,10 +86,10 @@ def parts_of(phase_s: Float, pooling_s: Float, launch_s: Float, drive_s: Float) 
     """
     parts_s = np.zeros((6, *phase_s.shape))
     hbm_s, link_s, by_hosts_s, exchange_s, launches_s, drives_s = parts_s
-    for phase, on_link in ((LOOKUP, LINK_LOOKUP), (UPDATE, LINK_UPDATE)):
-        by_hosts_s[[phase, on_link]] = pooling_s[on_link]
-        link_s[[phase, on_link]] = phase_s[on_link] - pooling_s[on_link]
-        launches_s[phase] = launch_s / 2
+    on_link = [LINK_LOOKUP, LINK_UPDATE]
+    by_hosts_s[on_link] = pooling_s[on_link]
+    link_s[on_link] = phase_s[on_link] - pooling_s[on_link]
+    launches_s[[LOOKUP, UPDATE]] = launch_s / 2
     link_s[COPIES], drives_s[COPIES] = phase_s[COPIES] - drive_s, drive_s
     exchanged = [IDS, OUTPUTS, GRADIENTS]
     exchange_s[exchanged] = phase_s[exchanged]
@@ -130,8 +132,6 @@ def _read_matrix(
     if kind in ("staged", "miss"):
         matrix[COPIES] = link_s
     else:
-        matrix[LOOKUP] += link_lookup_s
-        matrix[UPDATE] += link_s - link_lookup_s
         matrix[LINK_LOOKUP], matrix[LINK_UPDATE] = link_lookup_s, link_s - link_lookup_s
     matrix.flags.writeable = False
     return matrix

@@ -7,10 +7,7 @@ unit of it takes. Bandwidths and measurements are sources of them.
 from operator import add
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
 import numpy.typing as npt
-
-from cost_models.base import Float
 
 ReadKind = Literal["device", "staged", "uva", "host", "hit", "miss"]
 """How rows are read: as a shard's `lookup`, but that a cache has hits and misses."""
@@ -20,27 +17,6 @@ READ_KINDS: tuple[ReadKind, ...] = ("device", "staged", "uva", "host", "hit", "m
 
 Amount = npt.NDArray[Any] | float
 """Of one shard, or an array of many."""
-
-
-class PerUnit(NamedTuple):
-    """Seconds for a lookup, for a distinct row and for a vector, their bytes included."""
-
-    lookup_s: Amount
-    row_s: Amount
-    vector_s: Amount
-
-    def __add__(self, other: "PerUnit") -> "PerUnit":  # type: ignore[override]
-        """Return both resources' together."""
-        return PerUnit(*map(add, self, other))
-
-    def seconds(self, lookups: Amount, rows: Amount, vectors: Amount | None = None) -> Amount:
-        """Return the step equation: seconds for these amounts of work.
-
-        Numbers of one shard, arrays over the hot rows of a curve, or arrays over the shards of
-        a step; the constants may be arrays of the same shape.
-        """
-        time = lookups * self.lookup_s + rows * self.row_s
-        return time if vectors is None else time + vectors * self.vector_s
 
 
 class Rates(NamedTuple):
@@ -55,14 +31,6 @@ class Rates(NamedTuple):
     # For a vector that a host returns, and for a byte of it.
     vector_s: float = 0.0
     vector_byte_s: float = 0.0
-
-    def of(self, weight_bytes: Amount, row_bytes: Amount) -> PerUnit:
-        """Return the same for rows of so many bytes of weights, and of weights and state."""
-        return PerUnit(
-            self.lookup_s + weight_bytes * self.lookup_byte_s,
-            self.row_s + row_bytes * self.row_byte_s,
-            self.vector_s + weight_bytes * self.vector_byte_s,
-        )
 
     def __add__(self, other: "Rates") -> "Rates":  # type: ignore[override]
         """Return both one after the other."""
@@ -123,12 +91,4 @@ class UnitCosts(NamedTuple):
 
 
 SHAPE = (len(READ_KINDS), len(ReadCosts._fields), len(Rates._fields))
-"""Of the first numbers of `as_array`: kinds of read, resources (HBM, link, DRAM), rates."""
-
-READS = SHAPE[0] * SHAPE[1] * SHAPE[2]
-
-
-def as_array(costs: UnitCosts) -> Float:
-    """Return unit costs as one array: by lookup kind, resource and rate, then the others."""
-    kinds = len(READ_KINDS)
-    return np.concatenate((np.ravel(costs[:kinds]), costs[kinds:]))
+"""Kinds of read, resources (HBM, link, DRAM), and rates."""

@@ -30,14 +30,7 @@ from cost_models.step_equation.phases import (
     read_matrix,
 )
 from cost_models.step_equation.slice_load import slice_load
-from cost_models.step_equation.unit_costs import (
-    READ_KINDS,
-    Amount,
-    Rates,
-    ReadCosts,
-    ReadKind,
-    UnitCosts,
-)
+from cost_models.step_equation.unit_costs import Amount, Rates, ReadCosts, ReadKind, UnitCosts
 from placer.errors import PlanMismatchError
 from placer.plan.buffers import cache_slices, output_vectors
 from placer.plan.plan import Plan
@@ -88,16 +81,11 @@ class Extras(NamedTuple):
         """Fixed costs of shards and column slices."""
         return self.column_slices * costs.column_slice_s + self.shards * costs.shard_s
 
-    def gpu_s(self, costs: UnitCosts) -> Amount:
-        """Return GPU seconds of all of these together."""
-        time: Amount = sum(map(mul, self, costs[len(READ_KINDS) :]))
-        return time + self.drive_s
-
     def phase_s(self, costs: UnitCosts) -> Float:
-        """Return the same by phase, shape (8,); half of what is not exchanged is the lookup's."""
+        """Return all by phase, shape (8, ...); half of what is not exchanged is the lookup's."""
         outputs = self.exchanged_bytes - self.id_bytes - self.gradient_bytes
         local_s = (self.hbm_s(costs) + self.launch_s(costs)) / 2
-        phase_s = np.zeros(ROWS)
+        phase_s = np.zeros((ROWS, *np.shape(local_s)))
         phase_s[LOOKUP] = phase_s[UPDATE] = local_s
         phase_s[COPIES] = self.drive_s
         phase_s[IDS] = self.id_bytes * costs.exchange_byte_s
@@ -137,23 +125,25 @@ class Work:
         sizes = self.weight_bytes, self.row_bytes, self.home_bytes
         return self.table, self.kind, sizes, self.lookups, self.rows, self.vectors, self.extras
 
-    def phase_s(self, costs: UnitCosts, shares: Float) -> Float:
-        """Return time of the GPU in each phase, extras included, shape (8,); see `read_matrix`."""
+    def seconds(self, costs: UnitCosts, shares: Float) -> Float:
+        """Return time of the GPU in each phase, extras included, and of its host's memory.
+
+        Of shape (9,); see `read_matrix`.
+        """
         sizes = self.weight_bytes, self.row_bytes, self.home_bytes
         matrix = read_matrix(costs, self.kind, sizes, shares)
-        read_s: Float = matrix[:HOST] @ (self.lookups, self.rows, self.vectors)
-        return read_s + self.extras.phase_s(costs)
-
-    def read_s(self, costs: UnitCosts) -> list[float]:
-        """Return the time of HBM, link and DRAM for reading and updating rows."""
-        hbm, *homes = costs.read(self.kind)
-        at_home = replace(self, row_bytes=self.home_bytes) if self.home_bytes else self
-        return [self.resource_s(hbm), *(at_home.resource_s(rates) for rates in homes)]
+        seconds: Float = matrix @ (self.lookups, self.rows, self.vectors)
+        seconds[:HOST] += self.extras.phase_s(costs)
+        return seconds
 
     def resource_s(self, rates: Rates) -> float:
         """Return the time of a resource with these rates."""
-        unit = rates.of(self.weight_bytes, self.row_bytes)
-        return float(unit.seconds(self.lookups, self.rows, self.vectors))
+        units = (
+            *(self.lookups, self.lookups * self.weight_bytes),
+            *(self.rows, self.rows * self.row_bytes),
+            *(self.vectors, self.vectors * self.weight_bytes),
+        )
+        return float(sum(map(mul, rates, units)))
 
 
 Group = tuple[str, tuple[int, int], tuple[str, ...]]
@@ -206,13 +196,34 @@ def work_of_group(
 
     `column_slices` is how many column slices the table has.
     """
-    topology, spec = problem.topology, problem.profile.tables[table].table
-    numbers = topology.serving_numbers
+    topology, numbers = problem.topology, problem.topology.serving_numbers
+    works: list[Work] = []
+    asked = works_anywhere(problem, table, shards, column_slices=column_slices)
+    for shard, (first, *others) in zip(shards, asked, strict=True):
+        for device in shard.devices:
+            gpu = topology.gpus_by_id.get(device)
+            place: Any = {"gpu": numbers.get(device), "host": device if gpu is None else gpu.host}
+            extras = first.extras if device in numbers else NO_EXTRAS
+            if shard.memory == "ssd" and device in numbers:
+                last = (first, *others)[-1]
+                extras = extras._replace(
+                    drive_s=last.rows * drive_row_s(topology, device, last.home_bytes)
+                )
+            works.append(replace(first, **place, extras=extras))
+            works += [replace(one, **place) for one in others]
+    return works
+
+
+def works_anywhere(
+    problem: Problem, table: int, shards: Sequence[Shard], *, column_slices: int
+) -> list[list[Work]]:
+    """Return the work of each shard of a group, whichever of its devices does it."""
+    spec = problem.profile.tables[table].table
     all_rows = sum(shard.row_count for shard in shards) == spec.rows
     is_slice = float(shards[0].width < spec.dim)
     mapped = float(is_mapped(problem.profile.tables[table], shards))
     pooled = float(host_pools(shards))
-    works: list[Work] = []
+    works = []
     for shard in shards:
         reads = _reads(problem, table, shard)
         lookups, rows = sum(read.lookups for read in reads), sum(read.rows for read in reads)
@@ -237,17 +248,7 @@ def work_of_group(
             pooled_lookups=pooled * lookups,
             sliced_row_bytes=is_slice * rows * spec.bytes_per_row(shard.width),
         )
-        for device in shard.devices:
-            if device not in numbers:
-                works += [replace(read, host=device) for read in reads]
-                continue
-            gpu = topology.gpus_by_id.get(device)
-            host = device if gpu is None else gpu.host
-            if shard.memory == "ssd":
-                row_s = drive_row_s(topology, device, reads[-1].home_bytes)
-                extras = extras._replace(drive_s=reads[-1].rows * row_s)
-            first, *others = (replace(read, gpu=numbers[device], host=host) for read in reads)
-            works += [replace(first, extras=extras), *others]
+        works.append([replace(reads[0], extras=extras), *reads[1:]])
     return works
 
 

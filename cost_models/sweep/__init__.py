@@ -9,7 +9,7 @@ says what of this is assumed.
 
 from cost_models.sweep.placements import PLACEMENTS, Placement
 from cost_models.sweep.platforms import Platform, platform
-from cost_models.sweep.run import PARAMETER_SERVERS, Point, Sweep, sweep
+from cost_models.sweep.run import PARAMETER_SERVERS, Sweep, sweep
 from cost_models.sweep.settings import (
     AXES,
     DEFAULT_AXES,
@@ -18,6 +18,7 @@ from cost_models.sweep.settings import (
     axis_values,
     with_overrides,
 )
+from cost_models.sweep.steps import Point
 
 __all__ = [
     "AXES", "DEFAULT_AXES", "MODELS", "PARAMETER_SERVERS", "PLACEMENTS", "Placement", "Platform",

@@ -1,45 +1,17 @@
 """Every placement of every setting on every platform."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from cost_models import CostModel
-from cost_models.sweep.placements import PLACEMENTS, Placement
+from cost_models.sweep.placements import PLACEMENTS
 from cost_models.sweep.platforms import Platform
 from cost_models.sweep.settings import Setting, cases
-from cost_models.sweep.steps import Embeddings, ImpossibleError, Steps
-from placer.errors import PlanMismatchError, ProblemError
-from placer.plan.memory import Shortage
+from cost_models.sweep.steps import Embeddings, Point, Steps
+from placer.errors import ProblemError
 
 PARAMETER_SERVERS = 8
 """CPU servers that hold the tables of placement ``remote``; an assumption."""
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """What one placement of one setting does on one platform.
-
-    The setting has the values in `varied` on axes where it is not the sweep's base. Times and
-    samples per second are None where the placement is not possible: `shortage` tells the memory
-    that is too small, if that is why, and `detail` the reason, or else what is special. With CPU
-    servers, a step is the time in which every trainer does one batch. It takes as long as the
-    longest of its parts, which it `waits_for`. `hbm_lookup_share` of lookups are served from HBM;
-    `extra_servers` are further machines that the placement needs.
-    """
-
-    platform: str
-    placement: str
-    setting: Setting
-    varied: Mapping[str, float]
-    step_time_s: float | None = None
-    samples_per_s: float | None = None
-    parts_s: Mapping[str, float] = field(default_factory=dict)
-    waits_for: str = ""
-    hbm_lookup_share: float | None = None
-    shortage: Shortage | None = None
-    detail: str = ""
-    extra_servers: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,23 +96,10 @@ def sweep(
     for done, (machine, changed, setting) in enumerate(todo):
         if stop is not None and stop():
             break
-        steps = Steps(machine, setting, embeddings, parameter_servers)
-        points += [_point(steps, PLACEMENTS[name], changed) for name in placements]
+        steps = Steps(machine, setting, changed, embeddings, parameter_servers)
+        points += [steps.point(PLACEMENTS[name]) for name in placements]
         if on_point is not None:
             on_point(done + 1, len(todo), machine.name)
     varied = {axis: tuple(values) for axis, values in axes.items()}
     what = tuple(platforms), tuple(placements), cost_model.name
     return Sweep(base, varied, grid, *what, tuple(points))
-
-
-def _point(steps: Steps, placement: Placement, varied: Mapping[str, float]) -> Point:
-    place = (steps.platform.name, placement.name, steps.setting, dict(varied))
-    try:
-        step = steps.of(placement)
-    except ImpossibleError as error:
-        return Point(*place, shortage=error.shortage, detail=str(error))
-    except PlanMismatchError as error:  # A cost model that does not know the placement.
-        return Point(*place, detail=str(error))
-    speed = step.parts_s[step.waits_for], step.samples_per_s, step.parts_s, step.waits_for
-    more: Any = {"detail": step.detail, "extra_servers": step.extra_servers}
-    return Point(*place, *speed, step.hbm_lookup_share, **more)

@@ -1,14 +1,15 @@
 """What one step of `placer sweep` takes, part by part, for each placement on each platform."""
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from cost_models import CostModel, CostReport
 from cost_models.dense import DenseCost, dense_cost
 from cost_models.sweep.placements import Placement, pooled_by_host, shortage
 from cost_models.sweep.platforms import Platform, server_topology
 from cost_models.sweep.settings import Setting
-from placer.errors import PlacerError
+from placer.errors import PlacerError, PlanMismatchError
 from placer.plan.memory import Shortage, device_memory
 from placer.problem import Problem
 from placer.topology.devices import Host
@@ -39,24 +40,29 @@ def _too_small(shortage: Shortage, name: str | None = None) -> ImpossibleError:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """Seconds of each part of a step; the step takes as long as its longest part."""
+class Point:
+    """What one placement of one setting does on one platform.
 
-    samples: int
-    parts_s: dict[str, float]
-    hbm_lookup_share: float
+    The setting has the values in `varied` on axes where it is not the sweep's base. Times and
+    samples per second are None where the placement is not possible: `shortage` tells the memory
+    that is too small, if that is why, and `detail` the reason, or else what is special. With CPU
+    servers, a step is the time in which every trainer does one batch. It takes as long as the
+    longest of its parts, which it `waits_for`. `hbm_lookup_share` of lookups are served from HBM;
+    `extra_servers` are further machines that the placement needs.
+    """
+
+    platform: str
+    placement: str
+    setting: Setting
+    varied: Mapping[str, float]
+    step_time_s: float | None = None
+    samples_per_s: float | None = None
+    parts_s: Mapping[str, float] = field(default_factory=dict)
+    waits_for: str = ""
+    hbm_lookup_share: float | None = None
+    shortage: Shortage | None = None
     detail: str = ""
     extra_servers: int = 0
-
-    @property
-    def waits_for(self) -> str:
-        """The longest part, which the step waits for."""
-        return max(self.parts_s, key=lambda part: self.parts_s[part])
-
-    @property
-    def samples_per_s(self) -> float:
-        """Samples of the step over its time."""
-        return self.samples / self.parts_s[self.waits_for]
 
 
 class _ServerLoad(NamedTuple):
@@ -108,10 +114,31 @@ class Steps:
 
     platform: Platform
     setting: Setting
+    varied: Mapping[str, float]
     embeddings: Embeddings
     parameter_servers: int
 
-    def of(self, placement: Placement) -> Step:
+    def point(self, placement: Placement) -> Point:
+        """Cost a placement, or say why the platform or the cost model cannot have it."""
+        try:
+            return self._costed(placement)
+        except ImpossibleError as error:
+            return self._point(placement.name, shortage=error.shortage, detail=str(error))
+        except PlanMismatchError as error:  # A cost model that does not know the placement.
+            return self._point(placement.name, detail=str(error))
+
+    def _point(self, placement: str, **known: Any) -> Point:
+        return Point(self.platform.name, placement, self.setting, dict(self.varied), **known)
+
+    def _step(self, placement: str, samples: int, parts_s: dict[str, float], **more: Any) -> Point:
+        """Return the point of a step that takes as long as its longest part."""
+        more = {"hbm_lookup_share": 0.0, **more}
+        waits_for = max(parts_s, key=lambda part: parts_s[part])
+        step_s = parts_s[waits_for]
+        speed = {"step_time_s": step_s, "samples_per_s": samples / step_s}
+        return self._point(placement, **speed, parts_s=parts_s, waits_for=waits_for, **more)
+
+    def _costed(self, placement: Placement) -> Point:
         """Cost a placement; raises `ImpossibleError` where the platform cannot have it."""
         if placement.name == "cpu":
             return self._on_cpus()
@@ -124,7 +151,7 @@ class Steps:
             raise ImpossibleError("pooled rows that cross to other hosts are not modelled")
         return self._on_gpus(topology, placement)
 
-    def _on_gpus(self, topology: Topology, placement: Placement) -> Step:
+    def _on_gpus(self, topology: Topology, placement: Placement) -> Point:
         report = self.embeddings.report(self.platform.name, topology, self.setting, placement)
         dense = self._dense(topology)
         busy, link = 0.0, 0.0
@@ -135,9 +162,10 @@ class Steps:
             link = max(link, cost.link_s + rest.input_s + _shared(topology, gpu.id, between_s))
         host_s = max(host.dram_s for host in report.hosts)
         parts = {"gpu": busy, "host link": link, "host memory": host_s}
-        return Step(self.setting.batch * len(topology.gpus), parts, report.hbm_lookup_share)
+        samples, share = self.setting.batch * len(topology.gpus), report.hbm_lookup_share
+        return self._step(placement.name, samples, parts, hbm_lookup_share=share)
 
-    def _remote(self, topology: Topology) -> Step:
+    def _remote(self, topology: Topology) -> Point:
         """Cost tables on CPU servers, which pool for the GPUs and update."""
         setting, servers = self.setting, self.parameter_servers
         if self.platform.network_bytes_per_s is None:
@@ -161,17 +189,18 @@ class Steps:
             "servers' memory": tables * load.dram_s,
             "servers' network": sent * tables / setting.sparse / CPU_SERVER.network.bytes_per_s,
         }
-        return Step(samples, parts, 0.0, f"{servers} parameter servers", servers)
+        words = f"{servers} parameter servers"
+        return self._step("remote", samples, parts, detail=words, extra_servers=servers)
 
-    def _on_cpus(self) -> Step:
+    def _on_cpus(self) -> Point:
         """Trainers and parameter servers on CPUs; one server is both."""
         platform, tables = self.platform, self.setting.sparse
         servers = len(platform.topology.hosts) if platform.topology else platform.servers
         if servers == 1:
             load = self._load(platform.server, CPU_BATCH, tables, platform.name)
             parts = {"cpu": self._cpu_compute_s, "host memory": tables * load.dram_s}
-            return Step(CPU_BATCH, parts, 0.0, "one server")
-        steps: list[Step] = []
+            return self._step("cpu", CPU_BATCH, parts, detail="one server")
+        steps: list[Point] = []
         for trainers in range(1, servers):
             try:
                 steps.append(self._with_trainers(trainers, servers - trainers))
@@ -179,9 +208,9 @@ class Steps:
                 if not steps:  # Of the most parameter servers, which lack least.
                     raise
                 break
-        return max(steps, key=lambda step: step.samples_per_s)
+        return max(steps, key=lambda step: step.samples_per_s or 0.0)
 
-    def _with_trainers(self, trainers: int, servers: int) -> Step:
+    def _with_trainers(self, trainers: int, servers: int) -> Point:
         platform, setting = self.platform, self.setting
         assert platform.network_bytes_per_s is not None, "several servers have a network"
         tables = -(-setting.sparse // servers)
@@ -196,7 +225,7 @@ class Steps:
             "servers' network": trainers * sent * tables / setting.sparse / port,
         }
         detail = f"{trainers} trainers, {servers} parameter servers"
-        return Step(trainers * CPU_BATCH, parts, 0.0, detail)
+        return self._step("cpu", trainers * CPU_BATCH, parts, detail=detail)
 
     def _dense(self, topology: Topology) -> tuple[DenseCost, ...]:
         network, batch = self.setting.dense_network, self.setting.batch

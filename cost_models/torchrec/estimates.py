@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torchrec import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
@@ -40,8 +39,6 @@ from placer.problem import Problem
 from placer.profile.table_profile import TableProfile
 from placer.tables import DType, Table
 from placer.topology.topology import Topology
-
-Float = npt.NDArray[np.float64]
 
 Bandwidths = Literal["torchrec", "topology"]
 

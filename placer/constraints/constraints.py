@@ -170,9 +170,10 @@ class Constraints:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the constraints as YAML, atomically."""
+        from placer.config_file import write_yaml
         from placer.constraints import file
 
-        file.write(self, path)
+        write_yaml(path, file.dumps(self), "constraints", ProblemError)
 
 
 def matches(key: str, table: str) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import yaml
 from pydantic import Field, model_validator
 
-from placer.config_file import StrictModel, read_file, write_yaml
+from placer.config_file import StrictModel, read_file
 from placer.constraints.rules import Kind, TableRule
 from placer.errors import ProblemError
 from placer.plan.shard import Memory
@@ -62,11 +62,6 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
         "together": tuple(tuple(group) for group in entries.together),
         "reserve": tuple(entries.reserve.items()),
     }
-
-
-def write(constraints: "Constraints", path: str | os.PathLike[str]) -> None:
-    """Write constraints as YAML, atomically; `read` gives equal ones back."""
-    write_yaml(path, dumps(constraints), "constraints", ProblemError)
 
 
 def dumps(constraints: "Constraints") -> str:

@@ -6,10 +6,11 @@ from typing import Any
 
 from placer.data.files.stores import shown
 from placer.data.mapping import Hash, Identity, IdMapping
-from placer.data.names import ID_MAPPINGS, MappingKind, listed
+from placer.data.names import ID_MAPPINGS, MappingKind
 from placer.data.source import Progress, Source
 from placer.data.vocabulary import build_vocabularies
 from placer.errors import DataError
+from placer.units import listed
 
 # A table that the largest id seen would give more rows than this is surely not meant.
 MAX_INFERRED_ROWS = 1 << 31
@@ -70,8 +71,7 @@ def choose_mappings(
             row_counts[name] = _rows(name, most, headroom)
             sized.append(f"{name} {row_counts[name]:,} (ids up to {most:,})")
     if headroom and sized:
-        more = f" and {len(sized) - 5} more" if len(sized) > 5 else ""
-        notes.append(f"rows with {headroom:.0%} for later ids: {', '.join(sized[:5])}{more}")
+        notes.append(f"rows with {headroom:.0%} for later ids: {listed(sized, 5)}")
     keyed = {name: own for name, own in feature_tables.items() if chosen[own] == "vocabulary"}
     vocabularies = {}
     if keyed:

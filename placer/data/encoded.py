@@ -14,6 +14,7 @@ from placer.data.mapping import IdMapping, OutOfRange, Rows
 from placer.data.source import Cursor, RawBatch, Source
 from placer.data.vocabulary import UnknownKeys
 from placer.errors import DataError
+from placer.units import listed
 
 
 class EncodedLog:
@@ -71,9 +72,7 @@ class EncodedLog:
     @property
     def description(self) -> str:
         """The log's files, for people."""
-        files = self.source.files
-        first = shown(files[0])
-        return first if len(files) == 1 else f"{first} and {len(files) - 1} more"
+        return listed([shown(file) for file in self.source.files], 1)
 
     def identity(self) -> tuple[FileIdentity, ...]:
         """Return what the log's files are known by, in order."""

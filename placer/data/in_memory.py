@@ -8,6 +8,7 @@ which do not, by their own methods. Values are read in batches, and never copied
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,6 @@ from placer.data.formats.base import (
     BATCH_ROWS,
     SAMPLE_ROWS,
     UNREADABLE,
-    BatchCursor,
     Batches,
     ColumnSource,
     plain_schema,
@@ -194,6 +194,8 @@ _READERS: Mapping[str, Callable[[Any], BatchSource | None]] = {
 class ArrowSource(ColumnSource):
     """A log of record batches, of one schema; see `ColumnSource`. Its columns may be known."""
 
+    _may_be_empty = False  # A part of a log may.
+
     def __init__(
         self,
         batches: BatchSource,
@@ -220,22 +222,16 @@ class ArrowSource(ColumnSource):
             first.cast(plain_schema(first.schema)).slice(0, SAMPLE_ROWS), self.files[0], schema
         )
 
-    def open(self, *, may_be_empty: bool = False) -> BatchCursor:
-        """Return a cursor at the log's start; a part of a log may be empty.
-
-        Raises DataError if it was read already and can be read once only.
-        """
+    def _batches(self) -> Batches:
+        """Yield all batches; raises DataError if they were read and can be read once only."""
         if self._held.once and self._was_read:
             raise DataError(
                 f"the {self._held.name} can be read once, and was; give a function that returns "
                 "a new one, or choose rows= and id_mapping= such that one pass is enough"
             )
         self._was_read = True
-        names = outermost(self.columns.names, self._held.schema)
-        return BatchCursor(self, self._placed(self._held.read(names), may_be_empty))
-
-    def _placed(self, batches: Iterator[pa.RecordBatch], may_be_empty: bool) -> Batches:
         name, row = self._held.name, 0
+        batches = self._held.read(outermost(self.columns.names, self._held.schema))
         while True:
             try:
                 batch = next(batches, None)
@@ -247,7 +243,7 @@ class ArrowSource(ColumnSource):
                 break
             yield name, row, batch.cast(plain_schema(batch.schema))
             row += batch.num_rows
-        if not row and not may_be_empty:
+        if not row and not self._may_be_empty:
             raise DataError(f"the {name} is empty; a log needs at least one sample")
 
     def identity(self) -> tuple[FileIdentity, ...]:
@@ -255,12 +251,9 @@ class ArrowSource(ColumnSource):
 
         Raises DataError if it can be read once only.
         """
-        cursor = self.open(may_be_empty=True)
-        try:
-            first = cursor.next_batch()
-        finally:
-            cursor.close()
         digest = hashlib.sha256(str(plain_schema(self._held.schema)).encode())
+        with closing(self._batches()) as batches:
+            first = next((batch for *_, batch in batches if batch.num_rows), None)
         if first is not None:
             rows = pa.Table.from_batches([first.slice(0, _IDENTITY_ROWS)]).combine_chunks()
             digest.update(repr(rows.to_pydict()).encode())

@@ -1,6 +1,5 @@
 """Names that readers of logs take, in a file whose import needs no pyarrow."""
 
-from collections.abc import Sequence
 from typing import Literal, get_args
 
 Format = Literal["criteo", "csv", "tsv", "interactions", "jsonl", "arrow", "parquet", "dlrm"]
@@ -21,16 +20,3 @@ LABEL = "label"
 DENSE = tuple(f"I{number}" for number in range(1, 14))
 CATEGORIES = tuple(f"C{number}" for number in range(1, 27))
 """Columns of Criteo's logs."""
-
-
-_MOST_LISTED = 40
-
-
-def listed(names: Sequence[str]) -> str:
-    """Return names for a message, which is to be read: of very many, the first ones.
-
-    >>> listed(["a", "b"])
-    'a, b'
-    """
-    more = len(names) - _MOST_LISTED
-    return ", ".join(names[:_MOST_LISTED]) + (f" and {more:,} more" if more > 0 else "")

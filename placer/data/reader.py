@@ -16,9 +16,10 @@ from placer.data.formats.dialect import sniff
 from placer.data.in_memory import ArrowSource, InMemory, batches_of, is_in_memory
 from placer.data.layout import Layout, NamedColumns
 from placer.data.mapping import Identity
-from placer.data.names import FORMATS, LABEL, Format, Missing, listed
+from placer.data.names import FORMATS, LABEL, Format, Missing
 from placer.data.source import Progress, Source
 from placer.errors import DataError
+from placer.units import listed
 
 _SUFFIXES: dict[str, Format] = {
     **dict.fromkeys((".parquet", ".pq", ".parq"), "parquet"),

@@ -4,7 +4,6 @@ docs/data.md describes the file. It is written by `placer profile --infer`, read
 `placer profile --schema`, and from Python by `Schema.load`.
 """
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,9 +20,11 @@ from placer.data.layout import Layout, NamedColumns
 from placer.data.names import NULLS, Decimal, Format, IdType
 from placer.data.reader import open_log, open_source
 from placer.data.source import Progress, Source
+from placer.default_options import toml_value
 from placer.errors import DataError
 from placer.files import write_text
 from placer.tables import Pooling
+from placer.units import listed
 
 Role = Literal["label", "sparse", "dense", "ignore"]
 ALL = "*"
@@ -175,15 +176,15 @@ def _given(models: Mapping[str, Any], field: str) -> dict[str, Any]:
 
 def _text(source: Source, missing: str) -> str:
     files, layout, lists = source.files, source.layout, source.layout.lists or {}
-    more = f" and {len(files) - 1} more" if len(files) > 1 else ""
-    lines = [f"# How {shown(files[0])}{more} is read; docs/data.md describes the fields."]
+    named = listed([shown(file) for file in files], 1)
+    lines = [f"# How {named} is read; docs/data.md describes the fields."]
     for name in ("format", "separator", "header", "quotes", "decimal"):
         value = getattr(layout, name)
         if value is not None:
-            lines.append(f"{name} = {_toml(value)}")
+            lines.append(f"{name} = {toml_value(value)}")
     if layout.names:
-        lines.append(f"names = {_toml(list(layout.names))}  # no line of the file names them")
-    lines.append(f"null = {_toml(list(layout.nulls))}  # texts that say: a value is missing")
+        lines.append(f"names = {toml_value(list(layout.names))}  # no line of the file names them")
+    lines.append(f"null = {toml_value(list(layout.nulls))}  # texts that say: a value is missing")
     lines.append(f'missing = "{missing}"  # or "empty": a missing value is no lookup')
     lines += [
         "headroom = 0.1  # share of rows for larger ids of later logs, in tables of row numbers",
@@ -193,11 +194,11 @@ def _text(source: Source, missing: str) -> str:
     ]
     entries = []
     for one in source.decisions:
-        value = _toml(one.role)
+        value = toml_value(one.role)
         if one.role == "sparse":
-            parts = [f'as = "sparse", type = {_toml(layout.types[one.column])}']
+            parts = [f'as = "sparse", type = {toml_value(layout.types[one.column])}']
             if one.column in lists:
-                parts.append(f"separator = {_toml(lists[one.column])}")
+                parts.append(f"separator = {toml_value(lists[one.column])}")
             value = "{" + ", ".join(parts) + "}"
         entries.append((f"{_key(one.column)} = {value}", one.why))
     width = max(len(entry) for entry, _ in entries)
@@ -218,9 +219,4 @@ def _text(source: Source, missing: str) -> str:
 
 def _key(name: str) -> str:
     plain = name.isascii() and name.replace("_", "").replace("-", "").isalnum()
-    return name if plain else _toml(name)
-
-
-def _toml(value: Any) -> str:
-    """Return a value as TOML writes it; texts, lists and booleans are as in JSON."""
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return name if plain else toml_value(name)

@@ -1,7 +1,7 @@
 """What a file format has to provide: raw samples, read or skipped in order."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -85,33 +85,54 @@ class RawBatch:
         )
 
 
-class Cursor(ABC):
-    """A place in a log that only moves forward."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Span:
+    """Consecutive samples of one file, which are read when they are asked for."""
 
-    @abstractmethod
+    samples: int
+    # Returns samples ``start..stop`` or the first of them, at least one; `start` only ever rises.
+    read: Callable[[int, int], RawBatch]
+
+
+class Cursor:
+    """A place in a log that only moves forward; spans that are skipped are never read."""
+
+    def __init__(self, spans: Generator[Span]) -> None:
+        self._spans = spans
+        self._span: Span | None = None
+        self._used = 0  # Samples of the span that are behind us.
+
     def read(self, samples: int) -> RawBatch | None:
         """Return the next samples, at least one and at most `samples`; None at the end."""
+        left = self._left()
+        if self._span is None:
+            return None
+        batch = self._span.read(self._used, self._used + min(samples, left))
+        self._used += batch.samples
+        return batch
 
     def skip(self, samples: int) -> int:
         """Move on without reading; how many samples were there to skip."""
         left = samples
-        while left and (here := self._at_hand()):
+        while left and (here := self._left()):
             step = min(left, here)
-            self._move(step)
+            self._used += step
             left -= step
         return samples - left
 
-    @abstractmethod
     def close(self) -> None:
         """Let go of open files."""
+        self._spans.close()
+        self._span = None
 
-    @abstractmethod
-    def _at_hand(self) -> int:
-        """Return samples of the block with the next one, from there on; 0 at the log's end."""
-
-    @abstractmethod
-    def _move(self, samples: int) -> None:
-        """Leave samples of that block behind."""
+    def _left(self) -> int:
+        """Return samples of the span with the next one, from there on; 0 at the log's end."""
+        while self._span is None or self._used == self._span.samples:
+            self._span, self._used = None, 0  # Before the next is made: one is held at a time.
+            self._span = next(self._spans, None)
+            if self._span is None:
+                return 0
+        return self._span.samples - self._used
 
 
 class Source(ABC):
@@ -130,8 +151,12 @@ class Source(ABC):
     is_fixed: bool = False  # Whether the format says what the columns are.
 
     @abstractmethod
+    def spans(self) -> Generator[Span]:
+        """Yield all samples of the log; what a span holds is lost when the next is asked for."""
+
     def open(self) -> Cursor:
         """Return a cursor at the log's start."""
+        return Cursor(self.spans())
 
     def id_ranges(self) -> Mapping[str, tuple[int, int]] | None:
         """Return the smallest and largest id of each integer feature, 0 included, by statistics.

@@ -14,6 +14,7 @@ _Int = npt.NDArray[np.int64]
 _CHUNK_SAMPLES = 16384
 _MIN_MERGE = 1 << 20
 
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 KEPT_HASHES = 16384
 """The standard error of an estimate is 1 / √16,384 = 0.8%."""
 
@@ -141,7 +142,7 @@ class UnknownKeys:
     def add(self, keys: Keys) -> None:
         """Count keys, which may have been counted before."""
         if keys.size:
-            joined = np.concatenate((self._smallest, _hashes(np.unique(keys))))
+            joined = np.concatenate((self._smallest, mixed_bits(np.unique(keys) + _GOLDEN)))
             self._smallest = np.unique(joined)[:KEPT_HASHES]
 
     def estimate(self) -> int:
@@ -152,9 +153,8 @@ class UnknownKeys:
         return round((KEPT_HASHES - 1) / largest)
 
 
-def _hashes(keys: Keys) -> Keys:
+def mixed_bits(keys: Keys) -> Keys:
     """Return the finalizer of SplitMix64 (Steele, Lea, Flood 2014, doi:10.1145/2714064.2660195)."""
-    mixed = keys + np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return np.asarray(mixed ^ (mixed >> np.uint64(31)))
+    bits = (keys ^ (keys >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(bits ^ (bits >> np.uint64(31)))

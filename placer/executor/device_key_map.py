@@ -16,6 +16,9 @@ from placer.growing.options import Growing, Int
 LEAST_ROWS, ROWS_PER_KEY = 1024, 32
 """Rows whose reads the host asks for at a time: at least, and for each key that may need one."""
 
+_AT_ONCE = 1 << 20
+"""Rows that are copied to the device at once: 32 bytes of each are held meanwhile."""
+
 _MOST_PASSED = 17
 """Rows that the hand may take and passes for one: those of its window and, if there are none, the
 next."""
@@ -139,7 +142,8 @@ class DeviceKeyMap(KeyMap):
         self._copy.step.fill_(int(self._state[self._kernels.STEP]))
         self._copy.slots.copy_(torch.from_numpy(self._slots.view(np.int32)))
         self._log = np.zeros(1 + self._slots.size // 16, np.int64)
-        self._copy.write(*map(self._copy.index, self.changes(np.arange(self.growing.rows))))
+        for part in np.array_split(np.arange(self.growing.rows), -(-self.growing.rows // _AT_ONCE)):
+            self._copy.write(*map(self._copy.index, self.changes(part)))
         numbers = self._numbers
         self.numbers = None if numbers is None else self._copy.index(numbers.astype(np.int64))
         _synchronize(self._copy.step.device)

@@ -2,12 +2,14 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from placer.errors import PlanMismatchError
+from placer.executor.id_order import rows_from
 from placer.executor.local.hit_rates import HitRates
 from placer.executor.lookups.batch_reads import feature_reads
 from placer.executor.memory.layout import check_plan
@@ -24,7 +26,7 @@ from placer.tables import OPTIMIZERS, OptimizerName
 if TYPE_CHECKING:
     from placer.executor.distributed.collectives import Kind, Volume
     from placer.executor.growing_keys import GrowingKeys
-    from placer.executor.id_order import IdOrder
+    from placer.executor.id_order import IdOrder, TableTensor
 
 
 class Embeddings(nn.Module, ABC):
@@ -187,16 +189,23 @@ class Embeddings(nn.Module, ABC):
     def load_optimizer_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Restore what `optimizer_state_dict` gave, under this or any other plan.
 
+        Of tables that grow, the rows go as `load_state_dict` has the keys: call that first.
+
         Raises
         ------
         CheckpointError
             If a table's state is missing or of another shape; nothing is changed then.
         """
-        shapes = state_shapes(self.plan.tables, self.optimizers, counted=UPDATES in state)
+        earlier = self.keys.earlier
+        saved = {name: rows for name, (rows, _) in earlier.items() if name in self.optimizers}
+        tables = [replace(one, rows=saved.get(one.name, one.rows)) for one in self.plan.tables]
+        shapes = state_shapes(tables, self.optimizers, counted=UPDATES in state)
         check_shapes("the optimizer state does not fit", state, shapes)
         order = self.id_order()
         for tensor in order.states():
-            order.overwrite(tensor, state[f"{tensor.table.name}.{tensor.name}"])
+            self._overwrite(order, tensor, state[f"{tensor.table.name}.{tensor.name}"])
+        for name in saved:
+            del earlier[name]
         if UPDATES in shapes:
             self.set_update_count(int(state[UPDATES]))
 
@@ -222,8 +231,13 @@ class Embeddings(nn.Module, ABC):
     ) -> None:
         keys = {f"{prefix}{table.name}.weight": table.name for table in self.plan.tables}
         weights = {name: state_dict[key] for key, name in keys.items() if key in state_dict}
-        check_weights("checkpoint", weights, self.plan.tables)
         maps = {f"{prefix}{name}": name for name in self.keys.names()}
+        saved = {key: 1 + len(state_dict[key]) for key in maps if key in state_dict}
+        tables = [
+            replace(table, rows=saved.get(f"{prefix}{table.name}.keys.rows", table.rows))
+            for table in self.plan.tables
+        ]
+        check_weights("checkpoint", weights, tables)
         names = {*keys, *maps}
         missing = [key for key in (*keys, *maps) if key not in state_dict]
         missing_keys.extend(missing)
@@ -237,4 +251,13 @@ class Embeddings(nn.Module, ABC):
             self.keys.load_state({name: state_dict[key] for key, name in maps.items()})
         for weight in order.weights():
             if weight.table.name in weights:
-                order.overwrite(weight, weights[weight.table.name])
+                self._overwrite(order, weight, weights[weight.table.name])
+
+    def _overwrite(self, order: "IdOrder", tensor: "TableTensor", values: Tensor) -> None:
+        """Overwrite a tensor by its values where keys were loaded, if need be of other rows."""
+        if tensor.table.name in self.keys.earlier and len(values) != tensor.table.rows:
+            _, earlier = self.keys.earlier[tensor.table.name]
+            held = values.detach().cpu()
+            read = rows_from(tensor, lambda *rows: held[slice(*rows)], earlier, self.keys.seed)
+            values = read(0, tensor.shape[0])
+        order.overwrite(tensor, values)

@@ -1,5 +1,6 @@
 """Translate the keys of growing tables into rows, and reset rows that change keys."""
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -39,6 +40,9 @@ class GrowingKeys:
         Steps whose keys have rows, and whose forward pass has not begun.
     in_batches : bool
         Whether batches that are looked up have keys; else who looks them up has asked `rows_of`.
+    earlier : dict of table name to (int, int64 array)
+        Of tables whose loaded state had another capacity: their rows there, and which of these each
+        row was, or −1.
 
     Raises
     ------
@@ -68,6 +72,7 @@ class GrowingKeys:
         self.seed = seed
         self.open_steps = self.ahead = 0
         self.in_batches = True
+        self.earlier: dict[str, tuple[int, Int]] = {}
 
     def read_by_rows(self) -> None:
         """Let calls find the rows of keys once, however often rows are read and updated."""
@@ -166,10 +171,45 @@ class GrowingKeys:
         return [f"{table}.keys.{name}" for table in self.maps for name in KeyMap.STATE]
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Go on with what `state` gave; raise CheckpointError if it is not of these tables."""
+        """Go on with what `state` gave; raise CheckpointError if it is not of these tables.
+
+        It may be of another capacity: see `resized`.
+        """
         missing = [name for name in self.names() if name not in state]
         if missing:
             raise CheckpointError(f"the checkpoint lacks {missing[0]!r} of a table that grows")
+        state, earlier = self.resized(state)
         for table, keys in self.maps.items():
-            keys.load_state({name: state[f"{table}.keys.{name}"].numpy() for name in KeyMap.STATE})
+            self.earlier.pop(table, None)
+            keys.load_state(_of_table(state, table))
+        self.earlier |= earlier
         self.open_steps = self.ahead = 0
+
+    def resized(
+        self, state: Mapping[str, Tensor]
+    ) -> tuple[Mapping[str, Tensor], dict[str, tuple[int, Int]]]:
+        """Return a state as it is with these capacities, and what `earlier` says of it.
+
+        A larger table has all keys, and a smaller one the hottest; a warning says how many must go.
+        """
+        made, earlier = dict(state), dict[str, tuple[int, Int]]()
+        for table, keys in self.maps.items():
+            how, capacity = keys.growing, max(1, len(state[f"{table}.keys.rows"]))
+            if capacity == how.capacity:
+                continue
+            was = KeyMap(replace(how, capacity=capacity))
+            was.load_state(_of_table(state, table))
+            own, rows, dropped = was.resized(how)
+            earlier[table] = was.growing.rows, rows
+            made |= {f"{table}.keys.{name}": torch.from_numpy(v) for name, v in own.state().items()}
+            if dropped and keys.part == 0:
+                warnings.warn(
+                    f"table {table!r}: {dropped:,} of {was.counts.live:,} keys of the state are "
+                    f"evicted, those used least, as its capacity is {how.capacity:,} now",
+                    stacklevel=2,
+                )
+        return made, earlier
+
+
+def _of_table(state: Mapping[str, Tensor], table: str) -> dict[str, Int]:
+    return {name: state[f"{table}.keys.{name}"].cpu().numpy() for name in KeyMap.STATE}

@@ -3,7 +3,9 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -11,8 +13,15 @@ from torch import Tensor
 from placer.executor.memory.arena import TORCH_DTYPES
 from placer.executor.memory.initial_weights import CHUNK_ROWS, initial_weights
 from placer.executor.tensor_names import tensor_shape
+from placer.plan.order import Int
 from placer.plan.plan import Plan
 from placer.tables import OPTIMIZER_STATE, OptimizerName, Table
+
+ReadRows = Callable[[int, int], Tensor]
+"""Rows ``start..stop`` of a tensor, on the host."""
+
+_NEAR = 4
+"""A block whose rows lie among at most so many times as many is read with those between them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,3 +237,49 @@ def blocks_of(tensor: TableTensor) -> Iterator[IdRange]:
     rows = tensor.table.rows
     for start in range(0, rows, CHUNK_ROWS):
         yield IdRange(tensor, start, min(rows, start + CHUNK_ROWS))
+
+
+def rows_from(
+    tensor: TableTensor, before: ReadRows | None, earlier: Int, seed: int | None
+) -> ReadRows:
+    """Return what reads a tensor of a table whose rows are those of an earlier one, or new.
+
+    Parameters
+    ----------
+    before : callable or None
+        Reads rows ``start..stop`` of the earlier one, if there was one.
+    earlier : int64 array, shape (rows,)
+        The row that each row was, negative for new ones.
+    seed : int or None
+        New rows have the weights of a new table; None: zeros, as their optimizer's state.
+    """
+    place_of_new = np.cumsum(earlier < 0) - 1
+
+    @cache
+    def drawn() -> Tensor:
+        assert seed is not None, "nothing is drawn without a seed"
+        new = [
+            values[torch.from_numpy(earlier[ids.numpy()] < 0)]
+            for ids, values in initial_weights(tensor.table, seed)
+        ]
+        return torch.cat(new).to(tensor.dtype)
+
+    @cache
+    def whole() -> Tensor:
+        assert before is not None, "rows that were are of a tensor"
+        return before(0, int(earlier.max()) + 1)
+
+    def read(start: int, stop: int) -> Tensor:
+        own = earlier[start:stop]
+        result = torch.zeros((stop - start, *tensor.shape[1:]), dtype=tensor.dtype)
+        new, known = np.flatnonzero(own < 0), np.flatnonzero(own >= 0)
+        if new.size and tensor.name == "weight" and seed is not None:
+            result[new] = drawn()[place_of_new[start:stop][new]]
+        if known.size and before is not None:
+            low, high = int(own[known].min()), int(own[known].max()) + 1
+            is_near = high - low <= _NEAR * known.size
+            rows = before(low, high) if is_near else whole()[low:high]
+            result[known] = rows[own[known] - low].to(tensor.dtype)
+        return result
+
+    return read

@@ -144,6 +144,8 @@ class KeyMap:
     def _begin_step(self, lookups: int, open_steps: int, ttl: int) -> int:
         """Begin a step, and return the first one whose rows keep their keys."""
         open_since = int(self._state[self._kernels.STEP]) + 1 - open_steps
+        while len(self._without) > open_steps:  # Only steps that are open may come again.
+            self._without.popleft()
         maps = self._slots, self._rows, self._state, self._sketch, self._log
         forget_reads = _FORGET_READS * self._own.capacity
         self._kernels.begin_step(
@@ -221,8 +223,9 @@ class KeyMap:
     def resized(self, growing: Growing) -> Resized:
         """Return the keys of a whole table in one of another capacity: all, or the hottest of them.
 
-        Of two keys the one is hotter that eviction would take later. A key keeps its row where
-        there is such a row.
+        A larger one has all rows of this one, and goes on as this one does until that is full. Of
+        two keys the one is hotter that eviction would take later. A key keeps its row where there
+        is such a row.
 
         Examples
         --------
@@ -234,14 +237,16 @@ class KeyMap:
         (array([0, 2, 1]), array([0, 3, 2]), 1)
         """
         made, kernels = KeyMap(growing), self._kernels
-        (live,) = (self._rows["step"][: self._state[kernels.USED] + 1] >= 0).nonzero()
-        live = live[live > 0]
-        step, reads = self._rows["step"][live], self._rows["reads"][live]
-        # Steps that come again find their keys.
-        is_ahead = step > self._state[kernels.STEP] - self.known_steps
-        order = np.lexsort((step, reads * (growing.eviction == "lfu"), is_ahead))
-        kept = np.sort(live[order[max(0, live.size - growing.capacity) :]])
-        before = self._numbered(kept)
+        is_smaller = growing.capacity < self._own.capacity
+        kept = 1 + np.arange(self._state[kernels.USED])
+        live = kept[self._rows["step"][kept] >= 0]
+        if is_smaller:
+            step, reads = self._rows["step"][live], self._rows["reads"][live]
+            # Steps that come again find their keys.
+            is_ahead = step > self._state[kernels.STEP] - self.known_steps
+            order = np.lexsort((step, reads * (growing.eviction == "lfu"), is_ahead))
+            kept = np.sort(live[order[max(0, live.size - growing.capacity) :]])
+        before, dropped = self._numbered(kept), max(0, live.size - growing.capacity)
         rows, is_beyond = before.copy(), before > growing.capacity
         unused = np.setdiff1d(np.arange(1, growing.rows), before)
         rows[is_beyond], unused = np.split(unused, [np.count_nonzero(is_beyond)])
@@ -249,14 +254,17 @@ class KeyMap:
         made._rows[1 : kept.size + 1] = self._rows[kept]
         made._late = 1 + np.searchsorted(kept, self._late[np.isin(self._late, kept)])
         made._state[:], made.known_steps = self._state, self.known_steps
-        made._state[[kernels.FREE, kernels.HAND, kernels.SWEEP, kernels.SKETCH]] = 0
+        made._state[kernels.SKETCH] = 0
+        if is_smaller:
+            made._state[[kernels.FREE, kernels.HAND, kernels.SWEEP]] = 0
         made._state[kernels.USED] = kept.size
-        made._state[kernels.EVICTED] += live.size - kept.size
+        made._state[kernels.EVICTED] += dropped
         made._sketch = sketch_of(self._sketch, self.growing, 1, growing, 0, 1)
         kernels.fill_slots(made._slots, made._rows, kept.size, made._log)
-        earlier = np.full(growing.rows, -1)
-        earlier[0], earlier[rows] = 0, before
-        return Resized(made, earlier, live.size - kept.size)
+        earlier = np.arange(growing.rows)
+        earlier[1 if is_smaller else self.growing.rows :] = -1
+        earlier[rows] = before
+        return Resized(made, earlier, dropped)
 
     def assign(self, keys: Int, rows: Int) -> None:
         """Give each key its row, once `check` allows it, whoever had that before; row 0 is none."""

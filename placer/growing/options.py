@@ -15,6 +15,10 @@ MOST_ADMISSION = 255
 MOST_CAPACITY = 2**31 - 64
 """Row numbers have 32 bits."""
 
+OPEN_OVER_RANKS = 2
+"""Steps that are always taken to be open where ranks share a table: those during which a batch is
+sent ahead."""
+
 _SLOTS_PER_KEY = 1.5
 SKETCH_ROWS, SKETCH_CELLS = 4, 32
 """The shape of a block of the sketch that counts keys without a row: two lines of a cache."""
@@ -87,3 +91,8 @@ class Growing:
         """Bytes of the key map in host memory."""
         sketch = SKETCH_ROWS * SKETCH_CELLS * len(self.sketch_blocks())
         return 4 * self.slot_count + 16 * self.rows + sketch
+
+    @property
+    def copy_nbytes(self) -> int:
+        """Bytes of the copy that a GPU has which finds keys: slots, keys, and reads of rows."""
+        return 4 * self.slot_count + 13 * self.rows

@@ -13,7 +13,7 @@ from placer.growing.options import Eviction, Growing, Int
 SHARES = 0.01, 0.03, 0.1, 0.3
 """Capacities by default, as shares of a table's rows."""
 
-BETWEEN = 0.06, 0.2, 0.6
+BETWEEN = 0.017, 0.06, 0.2, 0.6
 """Further ones for ``lfu``, the usual eviction, from which capacities are planned."""
 
 

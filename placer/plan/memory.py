@@ -97,17 +97,19 @@ def row_map_bytes(table: Table) -> int:
 
 
 def key_map_bytes(topology: Topology, growing: Mapping[str, Growing]) -> dict[str, int]:
-    """Return bytes of the key maps of tables that grow, by host.
+    """Return bytes of the key maps of tables that grow, by host and by GPU.
 
     Each GPU's process has an equal part of the keys, whatever it serves. Where there are several, a
-    map has the numbers of its rows besides.
+    map has the numbers of its rows besides. One GPU that has all tables has a copy, to find keys.
     """
     ranks = max(1, len(topology.gpus))
     parts = [replace(how, capacity=-(-how.capacity // ranks)) for how in growing.values()]
     size = sum(part.nbytes + ROW_NUMBER_BYTES * part.rows * (ranks > 1) for part in parts)
-    return {
+    of_hosts = {
         host.id: size * sum(gpu.host == host.id for gpu in topology.gpus) for host in topology.hosts
     }
+    copied = sum(how.copy_nbytes for how in growing.values()) * (len(topology.serving) == 1)
+    return of_hosts | dict.fromkeys((gpu.id for gpu in topology.gpus), copied)
 
 
 def cache_bytes(table: Table, shard: Shard) -> int:
@@ -167,8 +169,8 @@ def device_memory(plan: Plan) -> dict[str, MemoryUse]:
                 used[device]["cache_bytes"] += cache_bytes(table, shard)
             if plan.order_of(shard.table).kind == "profile":
                 mapped.add((shard.table, device))
-    for host, size in key_map_bytes(topology, plan.growing).items():
-        used[host]["row_map_bytes"] += size
+    for device, size in key_map_bytes(topology, plan.growing).items():
+        used[device]["row_map_bytes"] += size
     for name, device in mapped:
         used[device]["row_map_bytes"] += row_map_bytes(plan.tables_by_name[name])
     return {name: MemoryUse(name, size, **used[name]) for name, size in sizes.items()}

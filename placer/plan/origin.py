@@ -16,6 +16,7 @@ from placer.errors import PlacerError, PlanError, PlanMismatchError, ProfileErro
 from placer.plan.plan import Plan
 from placer.profile.growing_tables import with_growing
 from placer.profile.profile import Profile
+from placer.units import listed
 from placer.workloads import named_workload
 
 if TYPE_CHECKING:
@@ -120,9 +121,8 @@ def check_ids(plan: Plan, ids_sha256: Mapping[str, str], whose: str) -> None:
     known = plan.provenance.ids_sha256
     different = [n for n, sha256 in ids_sha256.items() if known.get(n, sha256) != sha256]
     if different:
-        more = f" and {len(different) - 3} more" if len(different) > 3 else ""
         raise PlanMismatchError(
-            f"{whose} maps the ids of {', '.join(different[:3])}{more} to other rows than the "
+            f"{whose} maps the ids of {listed(different, 3)} to other rows than the "
             "profile that the plan was made from, though their number is the same: give that "
             "profile, plan anew, or say that other data is meant (--other-data)"
         )
@@ -151,10 +151,9 @@ def with_tables_as_in(
     if has_all and lost:
         differences = lost
     if differences:
-        more = f" and {len(differences) - 5} more" if len(differences) > 5 else ""
         meant = "" if has_all and lost else ", or say that other data is meant (--other-data)"
         raise PlanMismatchError(
-            f"the profile has other tables than the plan: {', '.join(differences[:5])}{more}; "
+            f"the profile has other tables than the plan: {listed(differences, 5)}; "
             f"give the profile that the plan was made from{meant}"
         )
     if not other_data:

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -130,10 +129,6 @@ class Plan(Summarized):
             hot_ids={name: self.hot_ids[name] for name in names if name in self.hot_ids},
             growing={name: self.growing[name] for name in names if name in self.growing},
         )
-
-    def with_solver(self, **changes: Any) -> "Plan":
-        """Return the same placement with other fields in the solver's record."""
-        return replace(self, solver=replace(self.solver, **changes))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Plan":

@@ -9,7 +9,6 @@ import numpy.typing as npt
 
 from placer.data.encoded import EncodedLog
 from placer.data.log import Bags, Chunk, Log
-from placer.data.names import listed
 from placer.data.source import Progress
 from placer.errors import DataError
 from placer.profile.counts import RowCounts
@@ -17,6 +16,7 @@ from placer.profile.locality import LocalityCounter
 from placer.profile.profile import Profile
 from placer.profile.table_profile import FeatureCounts, TableProfile, UnknownIds
 from placer.tables import DType, Feature, OptimizerName, Pooling, Table
+from placer.units import listed
 
 # A chunk of 200 lookups a sample takes 26 MB, several times over while it is read.
 CHUNK_SAMPLES = 16384

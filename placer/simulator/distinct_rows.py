@@ -10,7 +10,6 @@ import numpy.typing as npt
 
 from placer.errors import PlanMismatchError
 
-Int = npt.NDArray[np.int64]
 Selector = slice | npt.NDArray[np.intp]
 
 _DENSE = 4

@@ -16,7 +16,9 @@ import numpy as np
 from placer.data.log import Bags, Chunk
 from placer.errors import PlacerError, PlanMismatchError
 from placer.executor.names import Policy
-from placer.growing import KeyMap
+from placer.growing import KeyCounts, KeyMap
+from placer.growing.key_map import parts_of
+from placer.growing.options import OPEN_OVER_RANKS
 from placer.plan.plan import Plan
 from placer.simulator.counts import Int, PartCounts, Served, StepCounts, nothing_sent
 from placer.simulator.parts import arrange
@@ -51,14 +53,18 @@ class Simulator:
     """A plan that batches are replayed through.
 
     It remembers which rows have copies in HBM, so that one log may follow another; `keys` has the
-    key maps of tables that grow. Raises PlanMismatchError if the plan is unsound, memory aside:
-    that a plan fits is `placer.plan.verify`'s to say.
+    key maps of tables that grow, of each process that trains. Raises PlanMismatchError if the plan
+    is unsound, memory aside: that a plan fits is `placer.plan.verify`'s to say.
     """
 
     def __init__(self, plan: Plan, options: ReplayOptions | None = None) -> None:
         self.options = (options or ReplayOptions()).of_plan(plan)
         self.arrangement = arrangement = arrange(plan, self.options.processes)
-        self.keys = {name: KeyMap(how) for name, how in plan.growing.items()}
+        parts = arrangement.trainers
+        self.keys = {
+            name: [KeyMap(how, part, parts) for part in range(parts)]
+            for name, how in plan.growing.items()
+        }
         self._readers = [TableReader(arrangement, number) for number in range(len(plan.tables))]
         self._exchanges = [TableExchange(arrangement, reader) for reader in self._readers]
         self._replicas = ReplicaExchange(arrangement)
@@ -86,6 +92,13 @@ class Simulator:
             [row_cache.entries for row_cache in self._row_caches.values()], dtype=np.int64
         )
 
+    def key_counts(self) -> dict[str, KeyCounts]:
+        """Return the counters of the keys of each table that grows, over all processes."""
+        return {
+            name: KeyCounts(*np.sum([own.counts for own in maps], 0).tolist())
+            for name, maps in self.keys.items()
+        }
+
     def run(self, batches: Iterable[Chunk]) -> Iterator[StepCounts]:
         """Yield the counts of each batch, in order; at most two batches are held at a time.
 
@@ -108,8 +121,9 @@ class Simulator:
     def _begin(self, chunk: Chunk, threads: ThreadPoolExecutor) -> "_Step":
         """Count a batch's lookups, and copy its rows to HBM."""
         plan = self.arrangement.plan
+        ends = self.arrangement.ends(chunk.samples)
         bags = [
-            self._rows_of(table.name, _bags_of(chunk, [f.name for f in table.features]))
+            self._rows_of(table.name, _bags_of(chunk, [f.name for f in table.features]), ends)
             for table in plan.tables
         ]
 
@@ -154,12 +168,23 @@ class Simulator:
         step = StepCounts(chunk.samples, counts, held, needed, served, sent)
         return _Step(step, tickets, by_name)
 
-    def _rows_of(self, table: str, bags: list[Bags]) -> list[Bags]:
-        """Return bags of rows; keys of a table that grows get theirs as in training."""
-        keys = self.keys.get(table)
-        if keys is None or not bags:
+    def _rows_of(self, table: str, bags: list[Bags], samples: Sequence[int]) -> list[Bags]:
+        """Return bags of rows; keys of a table that grows get theirs as in training.
+
+        Of the process whose key it is, which reads those of one process's samples after the other.
+        """
+        maps = self.keys.get(table)
+        if maps is None or not bags:
             return bags
-        rows = keys.read(np.concatenate([one.ids for one in bags])).rows
+        keys = np.concatenate([one.ids for one in bags])
+        places = (samples if one.offsets is None else one.offsets[samples] for one in bags)
+        sources = [np.arange(len(samples) - 1).repeat(np.diff(own)) for own in places]
+        order = np.concatenate(sources).argsort(kind="stable")
+        owners, rows = parts_of(keys[order], len(maps)), np.empty_like(keys)
+        open_steps = OPEN_OVER_RANKS if self.arrangement.processes > 1 else 1
+        for part, own in enumerate(maps):
+            here = order[owners == part]
+            rows[here] = own.read(keys[here], open_steps).rows
         ends = np.cumsum([one.ids.size for one in bags])
         parts = np.split(rows, ends[:-1])
         return [replace(one, ids=part) for one, part in zip(bags, parts, strict=True)]

@@ -2,18 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from placer.data.encoding import Encoding
 from placer.data.mapping import Hash, Vocabulary
 from placer.errors import PlanMismatchError
-from placer.executor.id_order import TableTensor, tensors_of
-from placer.executor.memory.initial_weights import initial_weights
+from placer.executor.id_order import TableTensor, rows_from, tensors_of
 from placer.executor.tensor_names import UPDATES
 from placer.growing.key_map import KeyMap, Resized
 from placer.plan.order import Int
@@ -32,8 +29,6 @@ from placer.tables import Table
 
 Rows = Int | Resized
 _NEW = -1
-_NEAR = 4
-"""A block whose rows lie among at most so many times as many is read with those between them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,33 +201,5 @@ def _earlier(own: Rows) -> Int:
 
 def _rows(tensor: TableTensor, before: TensorRows | None, earlier: Int, seed: int) -> TensorRows:
     """Return a tensor of a table whose rows are those of an earlier one, or new."""
-    table = tensor.table
-    place_of_new = np.cumsum(earlier < 0) - 1
-
-    @cache
-    def drawn() -> Tensor:
-        new = [
-            values[torch.from_numpy(earlier[ids.numpy()] < 0)]
-            for ids, values in initial_weights(table, seed)
-        ]
-        return torch.cat(new).to(tensor.dtype)
-
-    @cache
-    def whole() -> Tensor:
-        assert before is not None, "rows that were are of a tensor"
-        return before.whole()
-
-    def read(start: int, stop: int) -> Tensor:
-        own = earlier[start:stop]
-        result = torch.zeros((stop - start, *tensor.shape[1:]), dtype=tensor.dtype)
-        new, known = np.flatnonzero(own < 0), np.flatnonzero(own >= 0)
-        if new.size and tensor.name == "weight":
-            result[new] = drawn()[place_of_new[start:stop][new]]
-        if known.size and before is not None:
-            low, high = int(own[known].min()), int(own[known].max()) + 1
-            is_near = high - low <= _NEAR * known.size
-            rows = before.read(low, high) if is_near else whole()[low:high]
-            result[known] = rows[own[known] - low].to(tensor.dtype)
-        return result
-
+    read = rows_from(tensor, None if before is None else before.read, earlier, seed)
     return TensorRows(tensor.shape, tensor.dtype, read)

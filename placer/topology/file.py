@@ -6,14 +6,14 @@ docs/topology.md describes the schema.
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import yaml
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, PlainSerializer
 
-from placer.config_file import StrictModel, read_file, write_yaml
+from placer.config_file import StrictModel, read_file
 from placer.errors import PlacerError, TopologyError
 from placer.topology.devices import Drive, Gpu, Host, Link, LinkKind, TopologyFields
 from placer.units import parse_bytes
@@ -52,8 +52,23 @@ def _rate(value: object) -> object:
     return parse_rate(value) if isinstance(value, str) else value
 
 
-Size = Annotated[int, BeforeValidator(_size), Field(ge=0, lt=1 << 63)]
-Bandwidth = Annotated[float, BeforeValidator(_rate), Field(gt=0, allow_inf_nan=False)]
+def _format_size(size_bytes: int) -> str | int:
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20)):
+        if size_bytes and size_bytes % scale == 0:
+            return f"{size_bytes // scale}{unit}"
+    return size_bytes
+
+
+def _format_rate(bytes_per_s: float) -> str | float:
+    text = f"{bytes_per_s / 1e9:.12g}GB/s"
+    return text if "e" not in text and parse_rate(text) == bytes_per_s else bytes_per_s
+
+
+Size = Annotated[
+    int, BeforeValidator(_size), Field(ge=0, lt=1 << 63), PlainSerializer(_format_size)
+]
+PerSecond = Annotated[float, BeforeValidator(_rate), Field(gt=0, allow_inf_nan=False)]
+Bandwidth = Annotated[PerSecond, PlainSerializer(_format_rate)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -62,8 +77,8 @@ class GpuEntry(StrictModel):
 
     id: str
     host: str
-    memory: Size
-    hbm_bandwidth: Bandwidth
+    memory_bytes: Size = Field(alias="memory")
+    hbm_bytes_per_s: Bandwidth = Field(alias="hbm_bandwidth")
     launch_s: Seconds = 5e-6
     chip: str = ""
 
@@ -71,17 +86,17 @@ class GpuEntry(StrictModel):
 class DriveEntry(StrictModel):
     """A host's SSD, or several as one; blocks of 4 KiB a second."""
 
-    memory: Size
-    reads_per_s: Bandwidth = Drive(0).reads_per_s
-    writes_per_s: Bandwidth = Drive(0).writes_per_s
+    memory_bytes: Size = Field(alias="memory")
+    reads_per_s: PerSecond = Drive(0).reads_per_s
+    writes_per_s: PerSecond = Drive(0).writes_per_s
 
 
 class HostEntry(StrictModel):
     """One host, or equal ones with an id such as ``host:[0-3]``."""
 
     id: str
-    memory: Size
-    dram_bandwidth: Bandwidth
+    memory_bytes: Size = Field(alias="memory")
+    dram_bytes_per_s: Bandwidth = Field(alias="dram_bandwidth")
     drive: DriveEntry | None = None
 
 
@@ -91,7 +106,7 @@ class LinkEntry(StrictModel):
     a: str
     b: str
     kind: LinkKind
-    bandwidth: Bandwidth
+    bytes_per_s: Bandwidth = Field(alias="bandwidth")
     latency_s: Seconds = 0.0
 
 
@@ -119,52 +134,34 @@ def read(path: str | os.PathLike[str]) -> TopologyFields:
         raise TopologyError(f"{path}: {error}") from error
 
 
-def write(topology: TopologyFields, path: str | os.PathLike[str]) -> None:
-    """Write a topology as YAML, atomically; `read` gives an equal one back.
-
-    Devices and links that differ only in a number share an entry.
-    """
-    write_yaml(path, dumps(topology), "topology", TopologyError)
-
-
 def dumps(topology: TopologyFields) -> str:
-    """Return a topology as YAML text."""
+    """Return a topology as YAML text; devices and links alike but for a number share an entry."""
     document: dict[str, Any] = {"name": topology.name}
     if topology.emulated:
         document["emulated"] = True
+    hosts, gpus, links = (
+        _grouped(topology.hosts, "id"),
+        _grouped(topology.gpus, "id"),
+        _grouped(topology.links, "a"),
+    )
+    drives = [h.drive and DriveEntry.model_construct(**asdict(h.drive)) for _, h in hosts]
     document["hosts"] = [
-        {
-            "id": id_,
-            "memory": _format_size(host.memory_bytes),
-            "dram_bandwidth": _format_rate(host.dram_bytes_per_s),
-            **({} if host.drive is None else {"drive": _drive_document(host.drive)}),
-        }
-        for id_, host in _grouped(topology.hosts, "id")
+        _document(HostEntry, host, id=id_, drive=drive)
+        for (id_, host), drive in zip(hosts, drives, strict=True)
     ]
-    document["gpus"] = [
-        {
-            "id": id_,
-            "host": gpu.host,
-            "memory": _format_size(gpu.memory_bytes),
-            "hbm_bandwidth": _format_rate(gpu.hbm_bytes_per_s),
-            "launch_s": gpu.launch_s,
-            **({"chip": gpu.chip} if gpu.chip else {}),
-        }
-        for id_, gpu in _grouped(topology.gpus, "id")
-    ]
-    document["links"] = [
-        {
-            "a": id_,
-            "b": link.b,
-            "kind": link.kind,
-            "bandwidth": _format_rate(link.bytes_per_s),
-            **({"latency_s": link.latency_s} if link.latency_s else {}),
-        }
-        for id_, link in _grouped(topology.links, "a")
-    ]
+    document["gpus"] = [_document(GpuEntry, gpu, id=id_) for id_, gpu in gpus]
+    document["links"] = [_document(LinkEntry, link, a=id_) for id_, link in links]
     if topology.sources:
         document["sources"] = dict(topology.sources)
     return yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=100)
+
+
+def _document(entry: type[StrictModel], value: object, **changed: Any) -> dict[str, Any]:
+    """Return a value as a file has it, which leaves out what is empty by default."""
+    known = entry.model_fields
+    values = {name: getattr(value, name) for name in known} | changed
+    kept = {name: one for name, one in values.items() if one or known[name].default != one}
+    return entry.model_construct(**kept).model_dump(by_alias=True, exclude_unset=True)
 
 
 def _check_number(entries: TopologyFile) -> None:
@@ -181,17 +178,15 @@ def _topology(entries: TopologyFile, default_name: str) -> TopologyFields:
     return TopologyFields(
         name=entries.name or default_name,
         gpus=tuple(
-            Gpu(id_, gpu.host, gpu.memory, gpu.hbm_bandwidth, gpu.launch_s, gpu.chip)
-            for gpu in entries.gpus
-            for id_ in _expand(gpu.id)
+            Gpu(**dict(gpu) | {"id": id_}) for gpu in entries.gpus for id_ in _expand(gpu.id)
         ),
         hosts=tuple(
-            Host(id_, host.memory, host.dram_bandwidth, _drive(host.drive))
+            Host(**dict(host) | {"id": id_, "drive": host.drive and Drive(**dict(host.drive))})
             for host in entries.hosts
             for id_ in _expand(host.id)
         ),
         links=tuple(
-            Link(a, b, link.kind, link.bandwidth, link.latency_s)
+            Link(**dict(link) | {"a": a, "b": b})
             for link in entries.links
             for a in _expand(link.a)
             for b in _expand(link.b)
@@ -199,15 +194,6 @@ def _topology(entries: TopologyFile, default_name: str) -> TopologyFields:
         emulated=entries.emulated,
         sources=entries.sources,
     )
-
-
-def _drive(entry: DriveEntry | None) -> Drive | None:
-    return None if entry is None else Drive(entry.memory, entry.reads_per_s, entry.writes_per_s)
-
-
-def _drive_document(drive: Drive) -> dict[str, Any]:
-    rates = {"reads_per_s": drive.reads_per_s, "writes_per_s": drive.writes_per_s}
-    return {"memory": _format_size(drive.memory_bytes), **rates}
 
 
 _RANGE = re.compile(
@@ -260,15 +246,3 @@ def _grouped(items: Iterable[_T], name: str) -> list[tuple[str, _T]]:
         (getattr(item, name) if first == last else f"{prefix}[{first}-{last}]", item)
         for prefix, first, last, item in runs
     ]
-
-
-def _format_size(size_bytes: int) -> str | int:
-    for unit, scale in (("GiB", 2**30), ("MiB", 2**20)):
-        if size_bytes and size_bytes % scale == 0:
-            return f"{size_bytes // scale}{unit}"
-    return size_bytes
-
-
-def _format_rate(bytes_per_s: float) -> str | float:
-    text = f"{bytes_per_s / 1e9:.12g}GB/s"
-    return text if "e" not in text and parse_rate(text) == bytes_per_s else bytes_per_s

@@ -385,6 +385,7 @@ class Topology(TopologyFields):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the topology as YAML, atomically; `load` gives an equal one back."""
-        from placer.topology.file import write
+        from placer.config_file import write_yaml
+        from placer.topology.file import dumps
 
-        write(self, path)
+        write_yaml(path, dumps(self), "topology", TopologyError)

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
+from placer.data.vocabulary import mixed_bits
 from placer.errors import DataError
 from placer.files import replacing
 from placer.profile.zipf import ZipfMandelbrot
@@ -274,16 +275,10 @@ _HEX_DIGITS = np.frombuffer(b"0123456789abcdef", dtype=np.uint8)
 
 
 def _row_effects(ranks: npt.NDArray[np.int64], position: int, seed: int) -> npt.NDArray[np.float64]:
-    """Return the planted effect of each row: mean 0, variance 1, a hash of seed, column and rank.
-
-    The hash is SplitMix64's finalizer (Steele et al. 2014, doi:10.1145/2660193.2660195).
-    """
+    """Return the effect planted on each row: mean 0, variance 1, by seed, column and rank."""
     salt = np.random.SeedSequence([seed, position]).generate_state(1, np.uint64)[0]
     bits = (ranks.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) ^ salt
-    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    bits ^= bits >> np.uint64(31)
-    uniform = (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    uniform = (mixed_bits(bits) >> np.uint64(11)).astype(np.float64) * 2.0**-53
     return np.asarray((uniform - 0.5) * np.sqrt(12.0))
 
 

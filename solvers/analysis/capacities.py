@@ -141,7 +141,7 @@ def steps_of(problem: Problem, names: Sequence[str]) -> list[Step]:
                 f"read an id for the first time; give a number of keys, as {name}=100000"
             )
         capacities, gains = _envelope(grid.tolist(), hits)
-        row_bytes = _row_bytes(profile, how)
+        row_bytes = _row_bytes(profile, how, len(problem.topology.serving) == 1)
         before = 0, 0.0
         for capacity, gain in zip(capacities, gains, strict=True):
             nbytes = (capacity - before[0]) * row_bytes
@@ -190,7 +190,8 @@ def _slope(one: tuple[int, float], other: tuple[int, float]) -> float:
     return (other[1] - one[1]) / (other[0] - one[0])
 
 
-def _row_bytes(profile: TableProfile, how: Growing) -> float:
-    """Return bytes of a row and of its part of the key map."""
-    many = 2**20
-    return profile.table.bytes_per_row() + replace(how, capacity=many).nbytes / many
+def _row_bytes(profile: TableProfile, how: Growing, is_copied: bool) -> float:
+    """Return bytes of a row and of its part of the key map, and of the copy on a GPU."""
+    many = replace(how, capacity=2**20)
+    keys = many.nbytes + many.copy_nbytes * is_copied
+    return profile.table.bytes_per_row() + keys / many.capacity

@@ -39,7 +39,8 @@ def impossible(instance: Instance) -> Termination | None:
             Shortage("all GPUs", "hbm", short, "buffers of staged rows and exchanges"),
             f"even with every table in DRAM, the buffers of a step of "
             f"{instance.problem.batch_size} samples per GPU take {format_bytes(least_hbm)} of HBM; "
-            f"the GPUs have {format_bytes(hbm)} together. Lower --batch-size or raise --hbm",
+            f"the GPUs have {format_bytes(max(hbm, 0))} together. Lower --batch-size or raise "
+            "--hbm",
         )
     least = math.fsum(need for _, need in needs)
     if least > hbm + dram:

@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -122,7 +123,9 @@ class Instance:
         self.tables = len(problem.profile)
         self.kind_of_gpu = list(topology.kind_of_gpu)
         self.kinds = [self.kind_of_gpu.index(kind) for kind in range(max(self.kind_of_gpu) + 1)]
-        self.hbm_bytes = np.array([gpu.memory_bytes for gpu in topology.serving], dtype=np.float64)
+        keys = key_map_bytes(topology, problem.growing)
+        hbm = [gpu.memory_bytes - keys[gpu.id] for gpu in topology.serving]
+        self.hbm_bytes = np.array(hbm, dtype=np.float64)
         self.all_hbm_bytes = float(self.hbm_bytes[: self.gpus - self.servers].sum())
         of_kind = [cost_model.launches(problem, gpu) for gpu in self.kinds]
         costs = [cost_model.arena_costs(problem, gpu) for gpu in self.kinds]
@@ -133,7 +136,6 @@ class Instance:
         self.arena_times = ArenaTimes(problem, [costs[kind] for kind in self.kind_of_gpu])
         hosts = {host.id: number for number, host in enumerate(topology.hosts)}
         self.host_of_gpu = [hosts[home_of(topology, gpu.id, "dram")] for gpu in topology.serving]
-        keys = key_map_bytes(topology, problem.growing)
         of_gpus = self.host_of_gpu[: self.gpus - self.servers]
         left = [(h.memory_bytes - keys[h.id]) * (hosts[h.id] in of_gpus) for h in topology.hosts]
         self.all_dram_bytes: Float = np.maximum(np.array(left, dtype=np.float64), 0.0)
@@ -153,17 +155,18 @@ class Instance:
         self._option_costs: dict[tuple[int, ShardingOption, int], Float] = {}
         self._replicas: OrderedDict[int, Replicas] = OrderedDict()
 
+    def recounted(self, chain_weights: Float | None = None, **counted: Any) -> "Instance":
+        """Return an instance of the same problem that counts otherwise, by this class's parameters.
+
+        Its curves are not asked for again, and it has replicas if this one has.
+        """
+        how = {"like": self, "with_replicas": self.with_replicas, **counted}
+        return Instance(self.problem, self.cost_model, chain_weights, **how)
+
     lacks_dram = cached_property(takes_drives)
     needs_servers = cached_property(takes_servers)
     objective_of_servers = cached_property(objective_of_servers)
-
-    @cached_property
-    def prices(self) -> Float:
-        """Prices of a byte of HBM, in seconds, from infinity down to 0.
-
-        Dense around the price at which all tables, whole, would fill all HBM together.
-        """
-        return prices_of(self)
+    prices = cached_property(prices_of)
 
     def is_gpu(self, gpu: int) -> bool:
         """Return whether this is a GPU, and not a server."""

@@ -72,7 +72,10 @@ def prices_for(whole: Sequence[Float], hbm_bytes: float) -> Float:
 
 
 def prices_of(instance: "Instance") -> Float:
-    """Return the prices of an instance; see `Instance.prices`."""
+    """Return prices of a byte of HBM, in seconds, from infinity down to 0.
+
+    Dense around the price at which all tables, whole, would fill all HBM together.
+    """
     sample = range(0, instance.tables, 1 + instance.tables // _PRICED_TABLES)
     gpu, hbm_bytes = (
         instance.kinds[0],

@@ -5,13 +5,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from cost_models import IN_DRAM, Cold, ShardingOption, TableShard, shards_of
-from placer.errors import PlanMismatchError
 from placer.plan.plan import Plan
 from placer.plan.shard import Shard
 from placer.tables import Table
 from placer.topology.topology import Topology
-from solvers.model.assignment import Assignment
-from solvers.model.drive_rows import at_drive_share, opened
+from solvers.model.drive_rows import at_drive_share
 from solvers.model.instance import Instance, Placement
 
 _COLDS: tuple[Cold, ...] = ("staged", "uva", "host", "cached")
@@ -54,35 +52,6 @@ def placements_of(instance: Instance, plan: Plan, table: str) -> TablePlacement 
         instance.problem.topology,
         instance.options_of(number),
     )
-
-
-def assignment_of(instance: Instance, plan: Plan) -> Assignment | None:
-    """Return a plan's shards on their GPUs with HBM filled again; None if they do not fit."""
-    pairs: list[tuple[TableShard, int]] = []
-    replicas: list[TableShard] = []
-    for number, profile in enumerate(instance.problem.profile):
-        if profile.name not in plan.tables_by_name:
-            raise PlanMismatchError(f"the plan has no table {profile.name!r} of the problem")
-        of_table = placements_of(instance, plan, profile.name)
-        if of_table is None or not is_one_of(of_table.option, instance.options_of(number)):
-            raise PlanMismatchError(
-                f"table {profile.name!r} is placed in a way that solvers do not search here: "
-                f"{'no option that they know' if of_table is None else of_table.option}"
-            )
-        for placed in of_table.placements:
-            if not instance.may_serve(placed.shard, placed.gpu):
-                device = instance.problem.topology.serving[placed.gpu].id
-                raise PlanMismatchError(
-                    f"table {profile.name!r} is on {device}, where constraints forbid it"
-                )
-            pairs.append((opened(placed.shard), placed.gpu))
-        replicas += of_table.replicas
-    gpu_of = dict(pairs)
-    for block in instance.blocks(gpu_of):
-        if len({gpu_of[shard] for shard in block}) > 1:
-            names = [instance.problem.profile.tables[shard.table].name for shard in block]
-            raise PlanMismatchError(f"tables {', '.join(names)} have to share a GPU and do not")
-    return Assignment.of(instance, pairs, replicas)
 
 
 def is_one_of(option: ShardingOption, options: Iterable[ShardingOption]) -> bool:
@@ -262,4 +231,4 @@ def _hot_rows(
     return cached if cached < len(rows) or hot else None
 
 
-__all__ = ["TablePlacement", "assignment_of", "is_one_of", "placements_of", "read_shards"]
+__all__ = ["TablePlacement", "is_one_of", "placements_of", "read_shards"]

@@ -9,6 +9,7 @@ from typing import Any
 
 from cost_models import CostReport, Roofline
 from cost_models.cost_report import GpuCost, HostCost
+from placer.constraints.unmet import kinds_of
 from placer.dense import DenseLayers
 from placer.plan.drift import even_words
 from placer.plan.memory import MemoryUse, device_memory, record_bytes
@@ -95,17 +96,11 @@ def placement_kind(plan: Plan, table: str) -> str:
     else:
         (tier,) = map(str.upper, tiers)
     widths = sorted({shard.dtype for shard in shards if shard.dtype})
-    shapes = []
-    servers: dict[tuple[str, tuple[int, int]], set[str]] = defaultdict(set)
-    single = [shard for shard in shards if len(shard.devices) == 1]
-    for shard in single:
-        servers[shard.memory, shard.cols].update(shard.devices)
-    if len(single) < len(shards):
-        shapes.append("hot rows replicated" if single else "replicated")
-    if any(len(devices) > 1 for devices in servers.values()):
-        shapes.append("row-wise")
-    if len({shard.cols for shard in single}) > 1:
-        shapes.append("column-wise")
+    kinds = kinds_of(shards)
+    shapes: list[str] = [kind for kind in ("row-wise", "column-wise") if kind in kinds]
+    if "replicated" in kinds:
+        everywhere = all(len(shard.devices) > 1 for shard in shards)
+        shapes.insert(0, "replicated" if everywhere else "hot rows replicated")
     return ", ".join([tier, *widths, *shapes])
 
 

@@ -50,8 +50,7 @@ class Strategy(ABC):
         if failure:
             return SolveResult(None, failure)
         if instance.lacks_dram:
-            weights = weights_of_drives(instance)
-            instance = Instance(problem, cost_model, weights, like=instance)
+            instance = instance.recounted(weights_of_drives(instance))
         search = Search.start(instance, clock)
         enough_s = _FINISH_S_PER_TABLE * instance.tables
         clock.reserve(min(_FINISH_BOUNDS * search.bounded_in_s, enough_s))

@@ -76,16 +76,12 @@ class Search:
         before_s = clock.left_s
         lagrangian = lagrangian_bound(instance, known)
         if lagrangian.dram_price:
-            instance = Instance(
-                instance.problem,
-                instance.cost_model,
+            instance = instance.recounted(
                 instance.chain_weights,
-                instance.delay,
-                instance,
-                instance.host_share,
-                instance.with_replicas,
-                lagrangian.dram_price,
-                lagrangian.server_share,
+                delay=instance.delay,
+                host_share=instance.host_share,
+                dram_price=lagrangian.dram_price,
+                server_share=lagrangian.server_share,
             )
         bound_s = lagrangian.step_time_s + instance.fixed_s
         return cls(instance, clock, lagrangian, bound_s, bounded_in_s=before_s - clock.left_s)
@@ -155,7 +151,7 @@ class Search:
         # A proof has to be about all plans, and not only those that are searched.
         instance = self.instance
         if not instance.with_replicas:
-            instance = Instance(instance.problem, instance.cost_model, like=instance)
+            instance = instance.recounted(with_replicas=True)
         options = usable_options(instance)
         proof = options if isinstance(options, Termination) else None
         if not isinstance(options, Termination):

@@ -223,14 +223,7 @@ def _count_delays(search: Search) -> None:
     if waits(instance, delay.lane.before, delay.lane.begin_s):
         # Searches do better with the phases themselves.
         weights = np.eye(1 + len(instance.objective.schedule.chains))[-1]
-        other = Instance(
-            instance.problem,
-            instance.cost_model,
-            weights,
-            delay,
-            instance,
-            with_replicas=instance.with_replicas,
-        )
+        other = instance.recounted(weights, delay=delay)
         # Of the hosts' memory it is known beside what every step takes, which is not the same.
         known = search.lagrangian
         dram_s = max(0.0, known.dram_s + instance.fixed_s - other.fixed_s)

@@ -71,17 +71,7 @@ def weighed(search: Search) -> Search:
         if not waits_for_host:
             weights[0], weights[longest] = 1 - share, share
         host_share = share if waits_for_host else 0.0
-        other = Search.start(
-            Instance(
-                instance.problem,
-                instance.cost_model,
-                weights,
-                like=instance,
-                host_share=host_share,
-                with_replicas=instance.with_replicas,
-            ),
-            search.clock,
-        )
+        other = Search.start(instance.recounted(weights, host_share=host_share), search.clock)
         if waits_for_host:
             # A single shard may take its host's memory for all of its time, but not once for each
             # GPU: bounds are still those of the chains.
@@ -105,12 +95,7 @@ def unreplicated(search: Search) -> Search:
     instance, first = search.instance, search.first
     if not instance.replicas_s or first is None or not first.replicas:
         return search
-    other = weighed(
-        Search.start(
-            Instance(instance.problem, instance.cost_model, like=instance, with_replicas=False),
-            search.clock,
-        )
-    )
+    other = weighed(Search.start(instance.recounted(with_replicas=False), search.clock))
     if other.first is None or other.first.step_time_s >= first.step_time_s:
         return search
     # A plan has replicas, and takes what all of them take once, or it has none.

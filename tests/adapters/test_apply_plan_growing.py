@@ -2,6 +2,7 @@
 
 import copy
 import io
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -35,12 +36,12 @@ PADDING = 0
 class Model(nn.Module):
     """Items are looked up twice in a step; pages have padding, words have weights."""
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, more: int = 0) -> None:
         super().__init__()
         torch.manual_seed(seed)
-        self.item = nn.Embedding(61, 8)
-        self.pages = nn.EmbeddingBag(41, 8, mode="mean", padding_idx=PADDING)
-        self.words = nn.EmbeddingBag(51, 4, mode="sum")
+        self.item = nn.Embedding(61 + more, 8)
+        self.pages = nn.EmbeddingBag(41 + more, 8, mode="mean", padding_idx=PADDING)
+        self.words = nn.EmbeddingBag(51 + more, 4, mode="sum")
         self.scale, self.out = nn.Linear(1, 1), nn.Linear(28, 1)
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
@@ -90,11 +91,16 @@ def train(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
 
 
 def grown(
-    placement: str = "staged", optimizer: str = "adagrad", seed: int = 0, **how: object
+    placement: str = "staged",
+    optimizer: str = "adagrad",
+    seed: int = 0,
+    more: int = 0,
+    **how: object,
 ) -> tuple[Model, AppliedPlan]:
-    growing = {name: replace(one, **how) for name, one in HOW.items()}
-    plan = plan_for(placement, TABLES, optimizer)
-    model = Model(seed)
+    growing = {name: replace(one, capacity=one.capacity + more, **how) for name, one in HOW.items()}
+    tables = tuple(replace(one, rows=one.rows + more) for one in TABLES)
+    plan = plan_for(placement, tables, optimizer)
+    model = Model(seed, more)
     return model, apply_plan(model, plan, lr=0.1, growing=growing)
 
 
@@ -244,6 +250,47 @@ def test_a_run_goes_on_to_the_same_bits(way: str, tmp_path: Path) -> None:
     _assert_same_run(first, second, (applied, other))
 
 
+@pytest.mark.parametrize("way", ["dicts", "tables", "model"])
+@pytest.mark.parametrize("more", [30, -20])
+def test_a_model_with_other_capacities_loads_a_state(way: str, more: int, tmp_path: Path) -> None:
+    first, applied = grown(optimizer="adam")
+    for step in range(6):
+        train(first, as_keys(ids_of(step, 0.9)))
+    second, other = grown("columns", "adam", seed=5, more=more)
+    states = first.state_dict(), applied.state_dict()
+    save_tables(tmp_path / "tables", applied)
+    save_model(tmp_path / "model", first)
+    with warnings.catch_warnings(record=True) as said:
+        if way == "model":
+            load_model(tmp_path / "model", second)
+        else:
+            second.load_state_dict(states[0])
+        if way == "tables":
+            load_tables(tmp_path / "tables", other)
+        if way == "dicts":
+            other.load_state_dict(states[1])
+    evicted = {one for one in HOW for each in said if f"table {one!r}: " in str(each.message)}
+    assert evicted == (set(HOW) if more < 0 else set())
+    for name, how in HOW.items():
+        live = applied.live_keys(name)
+        keys, rows = other.live_keys(name)
+        assert keys.numel() == min(live[0].numel(), how.capacity + more)
+        known = dict(zip(*(values.tolist() for values in live), strict=True))
+        before = [known[key] for key in keys.tolist()]
+        for what in ("weight", "exp_avg", "exp_avg_sq"):
+            one, two = (
+                model.state_dict()[f"{name}.weight"]
+                if what == "weight"
+                else tables.optimizer_state_dict()[f"{name}.{what}"]
+                for model, tables in ((first, applied), (second, other))
+            )
+            assert torch.equal(two[rows], one[before]), (name, what)
+    if more > 0:
+        for step in range(6, 9):
+            batch = as_keys(ids_of(step, 0.9))
+            assert torch.equal(train(first, batch), train(second, batch))
+
+
 def test_the_folder_of_a_model_has_the_names_of_its_state_dict(tmp_path: Path) -> None:
     first, _ = _trained(3)
     save_model(tmp_path / "model", first)
@@ -310,11 +357,11 @@ def _by_key(applied: AppliedPlan) -> dict[str, dict[int, Tensor]]:
     return found
 
 
-def _start(**how: object) -> tuple[Model, AppliedPlan, Plan]:
-    plan = plan_for("columns", TABLES, "adagrad")
-    model = Model()
+def _start(more: int = 0, **how: object) -> tuple[Model, AppliedPlan, Plan]:
+    plan = plan_for("columns", [replace(one, rows=one.rows + more) for one in TABLES], "adagrad")
+    model = Model(more=more)
     _alike(model)
-    growing = {name: replace(one, **how) for name, one in HOW.items()}
+    growing = {name: replace(one, capacity=one.capacity + more, **how) for name, one in HOW.items()}
     return model, apply_plan(model, plan, lr=0.1, growing=growing, backend="torch"), plan
 
 
@@ -339,9 +386,20 @@ def _work(rank: int, folder: str) -> None:
         if step % 3 == 2:
             optimizer.step()
     handle.remove()
-    state = first.state_dict()
+    state, trained = first.state_dict(), one.state_dict()
     second.load_state_dict(state)
-    other.load_state_dict(one.state_dict())
+    other.load_state_dict(trained)
+    third, larger, _ = _start(30, eviction="lru")
+    third.load_state_dict(state)
+    larger.load_state_dict(trained)
+    sums = larger.optimizer_state_dict()
+    for name, rows in _by_key(other).items():
+        theirs = _by_key(larger)[name]
+        assert theirs.keys() == rows.keys()
+        assert all(torch.equal(theirs[key], row) for key, row in rows.items())
+        live = larger.live_keys(name)[1]
+        assert torch.equal(sums[f"{name}.sum"][live], trained[f"{name}.sum"][live])
+    _rank_step(third, as_keys(ids_of(rank, 4.0)))
     for step in range(12, 18):
         batch = as_keys(ids_of(step * WORLD + rank, 4.0))
         assert torch.equal(_rank_step(first, batch), _rank_step(second, batch))

@@ -1,11 +1,13 @@
 """Machines, plans, batches and an independent float64 model for the executor's tests."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from placer.executor import BagBatch, PlacedEmbeddings
 from placer.executor.lookups.steps import PreparedBatch
@@ -305,3 +307,31 @@ def two_features(optimizer: str = "rowwise_adagrad", rows: int = 61, dim: int = 
     return Table(
         "t", rows, dim, "float32", optimizer, (Feature("t.sum"), Feature("t.mean", pooling="mean"))
     )
+
+
+class _HostReads(TorchDispatchMode):
+    """Counts operations that a GPU's host would have to wait for."""
+
+    WAITING = ("_local_scalar_dense", "nonzero", "unique", "masked_select", "is_nonzero",
+               "bincount", "equal")  # fmt: skip
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        name = func.name().split("::")[1]
+        by_mask = name.startswith("index") and any(
+            isinstance(index, Tensor) and index.dtype == torch.bool
+            for index in (args[1] if len(args) > 1 and isinstance(args[1], list) else [])
+        )
+        on_device = any(isinstance(each, Tensor) and each.device.type == DEVICE for each in args)
+        if on_device and (by_mask or name.startswith(self.WAITING)):
+            self.found.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def counted_host_reads() -> Iterator[list[str]]:
+    with _HostReads() as mode:
+        yield mode.found

@@ -190,6 +190,9 @@ def test_memory_in_use_counts_records() -> None:
     part = replace(shard(table, memory="dram", lookup="staged"), dtype="int8")
     model = placed(plan_of([table], [part]), backend="tiered")
     assert model.memory_use()["host:0", "dram"] == 100 * (8 + 8 + 4 * 8)
+    store = model._runtime.arenas[0].store
+    assert store is not None
+    assert isinstance(store._parts[0].medium, HostRecords)
 
 
 def test_rows_that_cannot_be_records_are_refused() -> None:

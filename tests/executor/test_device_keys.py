@@ -60,6 +60,9 @@ class _Maps:
         assert isinstance(backend, TritonBackend)
         arguments = dict(zip(self.tables, growing, strict=True)), self.tables, None
         self.both = _BothKeys(*arguments, torch.device("cpu"), backend.run), _HostKeys(*arguments)
+        copy = self.both[0]._copy
+        held = copy.slots, copy.keys, copy.last, copy.reads
+        assert sum(one.nbytes for one in held) == sum(how.copy_nbytes for how in growing)
 
     def step(self, keys: list[np.ndarray], training: bool = True) -> list[int]:
         """Look up the keys of each feature, and compare all that comes of it."""

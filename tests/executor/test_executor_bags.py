@@ -19,12 +19,21 @@ def test_features_are_joined_feature_major_in_the_order_asked_for() -> None:
         "unused": (ints(9), None, None),
         "b": (ints(7, 8, 9), None, torch.tensor([0.5, 1.5, 2.5])),
     }
-    batch = BagBatch.from_features(features, ["b", "a"])
-    assert batch.batch_size == 3
-    assert batch.ids.tolist() == [7, 8, 9, 1, 2, 3]
-    assert batch.offsets.tolist() == [0, 1, 2, 3, 5, 5, 6]
-    assert batch.weights is not None
-    assert batch.weights.tolist() == [0.5, 1.5, 2.5, 1, 1, 1]
+    bags = {
+        "a": Bags(np.array([1, 2, 3]), np.array([0, 2, 2, 3])),
+        "b": Bags(np.array([7, 8, 9]), weights=np.array([0.5, 1.5, 2.5], "f4")),
+    }
+    chunk = Chunk(3, bags, np.zeros((3, 0), "f4"))
+    for batch in (
+        BagBatch.from_features(features, ["b", "a"]),
+        BagBatch.from_chunk(chunk, ["b", "a"]),
+    ):
+        assert batch.batch_size == 3
+        assert batch.ids.tolist() == [7, 8, 9, 1, 2, 3]
+        assert batch.offsets.tolist() == [0, 1, 2, 3, 5, 5, 6]
+        assert batch.weights is not None
+        assert batch.weights.tolist() == [0.5, 1.5, 2.5, 1, 1, 1]
+    assert BagBatch.from_chunk(chunk, ["a"]).weights is None
 
 
 def test_the_last_offset_may_be_left_out() -> None:
@@ -59,30 +68,6 @@ def test_id_types_are_kept_or_widened() -> None:
 def test_no_features_make_an_empty_batch() -> None:
     batch = BagBatch.from_features({}, [])
     assert (batch.batch_size, batch.ids.numel(), batch.offsets.tolist()) == (0, 0, [0])
-
-
-def test_a_chunk_of_a_log_gives_the_same_batch() -> None:
-    features = {
-        "a": Bags(np.array([1, 2, 3]), np.array([0, 2, 2, 3])),
-        "b": Bags(np.array([7, 8, 9]), weights=np.array([0.5, 1.5, 2.5], "f4")),
-    }
-    chunk = Chunk(3, features, np.zeros((3, 0), "f4"))
-    batch = BagBatch.from_chunk(chunk, ["b", "a"])
-    expected = BagBatch.from_features(
-        {
-            "a": (ints(1, 2, 3), ints(0, 2, 2, 3), None),
-            "b": (ints(7, 8, 9), None, torch.tensor([0.5, 1.5, 2.5])),
-        },
-        ["b", "a"],
-    )
-    assert torch.equal(batch.ids, expected.ids)
-    assert torch.equal(batch.offsets, expected.offsets)
-    assert batch.weights is not None
-    assert expected.weights is not None
-    assert torch.equal(batch.weights, expected.weights)
-    assert batch.batch_size == expected.batch_size
-    without = BagBatch.from_chunk(chunk, ["a"])
-    assert without.weights is None
 
 
 def test_missing_features_are_named() -> None:
@@ -128,12 +113,6 @@ def test_each_lookup_needs_a_weight() -> None:
         BagBatch(ints(1, 2), ints(0, 2), 1, torch.ones(1))
     with pytest.raises(DataError, match="float64 weights"):
         BagBatch(ints(1, 2), ints(0, 2), 1, torch.ones(2, dtype=torch.float64))
-
-
-def test_a_batch_moves_to_a_device() -> None:
-    batch = BagBatch(ints(1, 2), ints(0, 2), 1, torch.ones(2)).to("meta")
-    assert batch.ids.device.type == batch.offsets.device.type == "meta"
-    assert BagBatch(ints(1), ints(0, 1), 1).to("cpu").weights is None
 
 
 # What the host knows of a batch on a device. "meta" stands for one: its values cannot be read.

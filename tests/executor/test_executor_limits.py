@@ -6,9 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from executor_cases import plan_of
 
+from placer import Feature, Table
 from placer.errors import BackendError, DataError, PlanMismatchError
-from placer.executor import BagBatch
+from placer.executor import BagBatch, PlacedEmbeddings
 from placer.executor.backends import numba_kernels as kernels
 from placer.executor.backends.backend import Backend
 from placer.executor.backends.numba_backend import NumbaBackend
@@ -18,7 +20,7 @@ from placer.executor.lookups.batch_reads import ArenaReads
 from placer.executor.lookups.steps import ArenaStep, Window
 from placer.executor.memory.arena import Arena, TieredRows
 from placer.executor.memory.arena_order import ArenaKey
-from placer.executor.memory.layout import ArenaSpec
+from placer.executor.memory.layout import ArenaSpec, lay_out
 from placer.executor.memory.row_cache import RowCache
 from placer.executor.memory.slot_range import SlotRange
 from placer.executor.optimizers.rule import Rule
@@ -106,10 +108,18 @@ def test_entries_lie_behind_the_rows_in_hbm_above_31_bits() -> None:
 
     class Cache:
         def find(self, slots: torch.Tensor) -> torch.Tensor:
-            return torch.full_like(slots, 6, dtype=torch.int32)
+            return torch.tensor([6, -1], dtype=torch.int32)
 
     rows = Found(hbm, torch.empty((0, 1)), home, Cache())  # type: ignore[arg-type]
-    assert rows.read(torch.tensor([home + 3])).tolist() == [home + 6]
+    slots = torch.tensor([home + 3, home + 2], dtype=torch.int32)
+    assert rows.read(slots).tolist() == [home + 6, home + 2 + 8]
+
+
+def test_slots_are_wide_where_an_arena_has_more_rows_than_31_bits() -> None:
+    tables = [Table("large", 2**31, 1), Table("small", 3, 1)]
+    plan = plan_of(tables, hot_ids={"small": [2, 0]})
+    layout = lay_out(plan, dict.fromkeys(("large", "small"), "sgd"), torch.device("cpu"))
+    assert layout.arenas[0].slot_map.tolist() == [2**31 + 1, 2**31 + 2, 2**31]
 
 
 def test_rows_move_to_entries_above_31_bits() -> None:
@@ -152,11 +162,6 @@ def test_more_than_can_be_numbered_is_refused(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_step_of_too_many_lookups_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from executor_cases import plan_of
-
-    from placer import Feature, Table
-    from placer.executor import PlacedEmbeddings
-
     monkeypatch.setattr(batch_reads, "MOST_LOOKUPS", 3)
     table = Table("t", 9, 2, features=(Feature("t"),))
     model = PlacedEmbeddings(plan_of([table]), backend="torch")

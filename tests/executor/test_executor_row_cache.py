@@ -1,19 +1,18 @@
 """The pool against a directory of dicts, and against what a cache is for."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import astuple, dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from executor_cases import DEVICE, counted_host_reads
 from fast_and_full import examples
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from placer.executor.memory.directory import RowCacheStats
 from placer.executor.memory.row_cache import (
@@ -182,6 +181,12 @@ def padded(step: dict[int, int]) -> tuple[Tensor, Tensor]:
     return ints([*order, SENTINEL, SENTINEL]), ints([*(step[slot] for slot in order), 7, 0])
 
 
+ONE, TWO = [SlotRange(0, 4, 1, 0)], [SlotRange(0, 9, 0, 2), SlotRange(9, 30, 0, 6)]
+
+
+# A row that was written back comes and goes unchanged; shares of caches count, not ranks alone.
+@example(Trial(ONE, 0, "lfu", 1, [{2: 1}, {3: 1}, {2: 1}, {1: 1}], [True, False, False, False]))
+@example(Trial(TWO, 0, "rank", 3, [{20: 1}, {21: 1}, {22: 1}], [False] * 3))
 @given(trials())
 @examples(300)
 def test_entries_moves_and_counts_are_those_of_a_directory_of_dicts(trial: Trial) -> None:
@@ -281,58 +286,6 @@ def test_every_step_reads_what_the_last_one_wrote(trial: Trial) -> None:
         assert (hbm[entry] if entry >= 0 else dram[slot]) == truth[slot]
 
 
-def test_a_dirty_row_is_written_back_once() -> None:
-    pool = RowCache([SlotRange(0, 4, 1, 0)], 0, CPU)
-    ones = torch.ones(1, dtype=torch.int64)
-    first = pool.resolve(ints([2]), ones, 0, 0)
-    pool.mark_dirty(first.entries)
-    outgoing = [
-        pool.resolve(ints([slot]), ones, ticket, ticket).moves.outgoing.tolist()
-        for ticket, slot in enumerate([2, 3, 2, 1], start=1)
-    ]
-    # It stays; it goes; then it comes and goes unchanged.
-    assert outgoing == [[], [2], [-1], [-1]]
-
-
-def test_staged_rows_make_room_before_cached_ones_and_the_oldest_before_others() -> None:
-    pool = RowCache([SlotRange(0, 9, 3, 0), SlotRange(9, 20, 0, 2)], 0, CPU)
-    for ticket, slot in enumerate([4, 6, 5, 4]):
-        pool.resolve(ints([slot]), ints([1]), ticket, ticket)
-    order = [
-        pool.find(ints([4, 5, 6, 9, 10])).lt(0).tolist()
-        for ticket, slot in enumerate([15, 0, 1, 2, 3], start=4)
-        if pool.resolve(ints([slot]), ints([10]), ticket, 4).entries.numel()
-    ]
-    # 6, 5, 4 go, then 10 and 9 of the cache; what came since is open.
-    assert order == [
-        [False, False, True, False, False],
-        [False, True, True, False, False],
-        [True, True, True, False, False],
-        [True, True, True, False, True],
-        [True, True, True, True, True],
-    ]
-    assert pool.resolve(ints([7]), ints([1]), 9, 4).entries.tolist() == [-1]
-
-
-def test_ranks_count_relative_to_what_their_shard_can_hold() -> None:
-    pool = RowCache([SlotRange(0, 9, 0, 2), SlotRange(9, 30, 0, 6)], 0, CPU, "rank")
-    gone = []
-    for ticket in range(3):
-        before = pool.find(torch.arange(30))
-        pool.resolve(ints([20 + ticket]), ints([1]), ticket, 0)
-        gone += torch.nonzero((before >= 0) & (pool.find(torch.arange(30)) < 0)).flatten().tolist()
-    # Rank 5 of 6, rank 4 of 6, then rank 1 of 2 and rank 3 of 6 are alike: the first entry.
-    assert gone == [14, 13, 1]
-
-
-def test_caches_start_with_the_first_rows_of_their_shards() -> None:
-    pool = RowCache(
-        [SlotRange(5, 8, 1, 0), SlotRange(8, 12, 0, 2), SlotRange(12, 13, 0, 4)], 5, CPU
-    )
-    assert pool.entries == 7
-    assert torch.nonzero(pool.find(torch.arange(14)) >= 0).flatten().tolist() == [8, 9, 12]
-
-
 def test_what_is_not_pooled_or_not_there_has_no_entry() -> None:
     pool = RowCache([SlotRange(4, 8, 0, 4)], 4, CPU)
     asked = ints([SENTINEL, -1, 0, 3, 8, 5])
@@ -357,50 +310,18 @@ def test_rates_of_a_pool_that_nobody_asked_are_unknown() -> None:
     assert pool.stats() == RowCacheStats()
 
 
-class NoWaiting(TorchDispatchMode):
-    """Refuses operations whose result's size, or a value on the host, depends on data."""
-
-    WAITING = ("_local_scalar_dense", "nonzero", "unique", "masked_select", "bincount", "equal")
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        name = func.name().removeprefix("aten::").split(".")[0]
-        flat = [item for arg in args for item in (arg if isinstance(arg, list | tuple) else [arg])]
-        by_mask = name.startswith("index") and any(
-            isinstance(item, Tensor) and item.dtype == torch.bool for item in flat[1:]
-        )
-        if by_mask or (name != "count_nonzero" and any(word in name for word in self.WAITING)):
-            raise AssertionError(f"{func.name()} waits for the device")
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize(
-    "waits",
-    [
-        lambda x: x.nonzero(),
-        lambda x: x.sum().item(),
-        lambda x: x[x > 0],
-        lambda x: x.unique(),
-        lambda x: x.masked_select(x > 0),
-    ],
-)
-def test_waiting_is_noticed(waits: Callable[[Tensor], object]) -> None:
-    values = ints([1, 2])
-    with pytest.raises(AssertionError, match="waits"), NoWaiting():
-        waits(values)
-
-
 @pytest.mark.parametrize("policy", ["lfu", "rank"])
 def test_what_the_triton_backend_calls_waits_for_no_device(policy: Policy) -> None:
-    pool = RowCache([SlotRange(2, 9, 2, 0), SlotRange(9, 20, 1, 3)], 2, CPU, policy)
-    slots, counts = ints([1, 4, 9, 12, 13, 14, SENTINEL]), ints([1, 2, 3, 4, 5, 6, 0])
+    pool = RowCache([SlotRange(2, 9, 2, 0), SlotRange(9, 20, 1, 3)], 2, DEVICE, policy)
+    slots = ints([1, 4, 9, 12, 13, 14, SENTINEL]).to(DEVICE)
+    counts = ints([1, 2, 3, 4, 5, 6, 0]).to(DEVICE)
     found = pool.resolve(slots, counts, 0, 0)
-    with NoWaiting():
+    with counted_host_reads() as waits:
         pool.fade()
         pool.first_priority(slots, counts)
         entries = pool.find(slots)
         pool.reset_stats()
+    assert waits == []
     assert torch.equal(entries, found.entries)
 
 

@@ -1,7 +1,6 @@
 """Where rows are changes nothing: staging, caches, look-ahead and reading in place, to the bit."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -9,6 +8,7 @@ import torch
 from executor_cases import (
     DEVICE,
     backward,
+    counted_host_reads,
     placed,
     plan_of,
     random_batch,
@@ -20,7 +20,6 @@ from fast_and_full import combinations, examples
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from placer.executor import BagBatch, PlacedEmbeddings, look_ahead
 from placer.plan.plan import Plan
@@ -250,33 +249,6 @@ def _same(
     for name, output in first.items():
         assert torch.equal(output, second[name]), name
         torch.testing.assert_close(output, by_triton[name])
-
-
-class _HostReads(TorchDispatchMode):
-    """Counts operations that a GPU's host would have to wait for."""
-
-    WAITING = ("_local_scalar_dense", "nonzero", "unique", "masked_select", "is_nonzero")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[str] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        name = func.name().split("::")[1]
-        by_mask = name.startswith("index") and any(
-            isinstance(index, Tensor) and index.dtype == torch.bool
-            for index in (args[1] if len(args) > 1 and isinstance(args[1], list) else [])
-        )
-        on_device = any(isinstance(each, Tensor) and each.device.type == DEVICE for each in args)
-        if on_device and (by_mask or name.startswith(self.WAITING)):
-            self.found.append(name)
-        return func(*args, **(kwargs or {}))
-
-
-@contextmanager
-def counted_host_reads() -> Iterator[list[str]]:
-    with _HostReads() as mode:
-        yield mode.found
 
 
 @pytest.mark.parametrize("lookup", ["device", "staged", "cached", "uva"])

@@ -1,6 +1,7 @@
 """Tables that grow beside fixed ones: the same bits, whatever the placement."""
 
 import itertools
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -242,7 +243,78 @@ def test_a_run_goes_on_from_a_checkpoint_under_another_plan(optimizer: str) -> N
     assert first.key_counts()["t"].evicted > 20
 
 
-def test_a_checkpoint_without_keys_or_of_another_capacity_is_refused() -> None:
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("saves", ["whole", "ahead"])
+def test_a_larger_table_loads_a_state_and_goes_on_to_the_same_bits(
+    optimizer: str, saves: str
+) -> None:
+    small, large = (
+        placed(placements(_table(optimizer, capacity + 1))[where], growing={"t": Growing(capacity)})
+        for capacity, where in (
+            (CAPACITY, "cold rows staged"),
+            (2 * CAPACITY, "hot, then row-wise"),
+        )
+    )
+    batches = _key_batches(24, CAPACITY)
+    coming = look_ahead(batches, small) if saves == "ahead" else batches
+    for number, batch in enumerate(coming):
+        _step(small, batch, number)
+        if number == 3:
+            state, trained = small.state_dict(), small.optimizer_state_dict()
+    assert CAPACITY - 10 < small.key_counts()["t"].admitted <= CAPACITY
+    for number, batch in enumerate(batches[:3]):  # It has other keys, and they go.
+        _step(large, _with_ids(batch, batch.ids + 1), number)
+    with warnings.catch_warnings(action="error"):
+        large.load_state_dict(state)
+    large.load_optimizer_state_dict(trained)
+    assert large.key_counts()["t"].live < small.key_counts()["t"].live
+    for number, batch in enumerate(batches[4:], 4):
+        _step(large, batch, number)
+    assert large.key_counts() == small.key_counts()
+    for mine, theirs in (
+        (large.state_dict(), small.state_dict()),
+        (large.optimizer_state_dict(), small.optimizer_state_dict()),
+    ):
+        for name in theirs:
+            if ".keys." not in name:
+                own = mine[name][: CAPACITY + 1] if mine[name].dim() else mine[name]
+                assert torch.equal(own, theirs[name]), name
+    fresh = placed(large.plan, growing={"t": Growing(2 * CAPACITY)}).state_dict()["t.weight"]
+    assert torch.equal(large.state_dict()["t.weight"][CAPACITY + 1 :], fresh[CAPACITY + 1 :])
+    large.load_optimizer_state_dict(large.optimizer_state_dict())  # Of its own rows again.
+
+
+def test_a_smaller_table_loads_the_hottest_rows_and_says_how_many_are_evicted() -> None:
+    large, small = (
+        placed(placements(_table("adam", rows + 1))["hbm"], growing={"t": Growing(rows)})
+        for rows in (CAPACITY, 25)
+    )
+    for number, batch in enumerate(_key_batches(20, 4 * CAPACITY)):
+        _step(large, batch, number)
+    state = large.state_dict() | {"t.keys.rows": large.state_dict()["t.keys.rows"][:50]}
+    with pytest.raises(PlanMismatchError, match=r"shape \(61, 8\), the plan says \(51, 8\)"):
+        small.load_state_dict(state)
+    with pytest.raises(CheckpointError, match=r"t.exp_avg has shape \(61, 8\), not \(26, 8\)"):
+        small.load_optimizer_state_dict(large.optimizer_state_dict())
+    live = large.key_counts()["t"].live
+    with pytest.warns(match=f"'t': {live - 25} of {live} keys .* evicted.* its capacity is 25"):
+        small.load_state_dict(large.state_dict())
+    small.load_optimizer_state_dict(large.optimizer_state_dict())
+    keys, rows = small.live_keys("t")
+    assert keys.numel() == 25
+    theirs = _rows_of(large, keys)
+    assert min(theirs) > 0
+    for one, other in (
+        (small.state_dict(), large.state_dict()),
+        (small.optimizer_state_dict(), large.optimizer_state_dict()),
+    ):
+        for name in ("weight", "exp_avg", "exp_avg_sq"):
+            if f"t.{name}" in one:
+                assert torch.equal(one[f"t.{name}"][rows], other[f"t.{name}"][theirs])
+                assert torch.equal(one[f"t.{name}"][0], other[f"t.{name}"][0])
+
+
+def test_a_checkpoint_without_keys_or_of_another_admission_is_refused() -> None:
     plan = placements(_table())["hbm"]
     growing, fixed = placed(plan, growing={"t": Growing(CAPACITY)}), placed(plan)
     before = growing.state_dict()

@@ -15,6 +15,7 @@ from golden_problems import counted, machine, mixed, model_of, problem, zipf
 
 from cost_models import CostModel, CostReport
 from cost_models.dense import CPU_FLOPS, GPU_FLOPS, dense_cost
+from cost_models.step_equation.phases import HOST
 from cost_models.step_equation.work import work_of_group
 from placer import (
     Feature,
@@ -253,8 +254,9 @@ def batched_costs(problem_name: str, model_name: str) -> list[list[float]]:
         for shard in shards:
             table, alone = names.index(shard.table), replace(shard, devices=(gpus[last],))
             costs = model.unit_costs(asked, table, last)  # type: ignore[attr-defined]
+            shares = model.lookup_shares  # type: ignore[attr-defined]
             works = work_of_group(asked, table, [alone], column_slices=len(columns[shard.table]))
-            seconds.append(sum(sum(w.read_s(costs)[:2]) + w.extras.gpu_s(costs) for w in works))
+            seconds.append(sum(float(w.seconds(costs, shares)[:HOST].sum()) for w in works))
         found.append(seconds)
     return found
 

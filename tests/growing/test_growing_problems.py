@@ -126,6 +126,20 @@ def test_tables_that_grow_go_to_hosts_without_a_gpu_where_others_are_full(solver
     assert device_memory(plan)["host:0"].row_map_bytes == how.nbytes
 
 
+def test_a_gpu_has_room_for_the_copy_of_the_key_map() -> None:
+    profile, how = named_workload("random-2@1"), Growing(100_000)
+    growing = {profile.table_names[0]: how}
+    for hbm_bytes, fits in ((how.copy_nbytes + 2**20, True), (how.copy_nbytes // 2, False)):
+        topology = machine(1, hbm_bytes=hbm_bytes, dram_bytes=2**40)
+        result = solve(Problem(profile, topology, 64, growing=growing), "greedy-cost")
+        assert (result.plan is not None) == fits
+        if result.plan is None:
+            assert "the GPUs have 0 B together" in result.termination.detail
+        else:
+            verify(result.plan)
+            assert device_memory(result.plan)["gpu:0"].row_map_bytes >= how.copy_nbytes
+
+
 def test_without_dram_for_the_key_map_there_is_no_plan() -> None:
     profile, how = named_workload("random-2@1"), Growing(1000)
     total = sum(one.table.total_bytes for one in profile)

@@ -16,6 +16,7 @@ import torch
 from cli_cases import invoke
 from fast_and_full import combinations
 from growing_cases import CONFIG, HOW, click_samples, growing_log, growing_plan
+from plan_cases import machine
 from safetensors.torch import load_file
 
 from cost_models import Roofline, log_stream, simulate
@@ -139,6 +140,9 @@ def test_keys_are_read_step_by_step_and_not_in_the_evaluation() -> None:
 def test_the_simulator_counts_what_training_does(placement: str) -> None:
     log = growing_log()
     plan = growing_plan(log, placement, replace(HOW, ttl=0))
+    # One process trains, and what is simulated has a process for each GPU.
+    shards = tuple(replace(shard, devices=("gpu:0",)) for shard in plan.shards)
+    plan = replace(plan, topology=machine(1), shards=shards)
     config = replace(CONFIG, epochs=1, holdout_every=0)
     trained = train(plan, log, config)
     found = simulate(plan, [log_stream(plan, log, config.batch_size)], Roofline())

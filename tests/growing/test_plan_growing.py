@@ -1,6 +1,8 @@
 """Plans whose tables grow: the file, what is checked, and the executor that reads them."""
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -84,6 +86,7 @@ def test_key_maps_are_charged_to_hosts_by_their_gpus() -> None:
     fixed = device_memory(replace(plan, growing={}))
     one = device_memory(replace(plan, topology=machine(gpus=1), shards=plan.shards[:1]))
     assert one["host:0"].row_map_bytes == HOW.nbytes
+    assert one["gpu:0"].row_map_bytes == fixed["gpu:0"].row_map_bytes + HOW.copy_nbytes
     # Of 9 keys each of two GPUs has 5, and the numbers of 6 rows.
     part = replace(HOW, capacity=5).nbytes + 4 * 6
     grown = device_memory(plan)
@@ -95,6 +98,40 @@ def test_key_maps_are_charged_to_hosts_by_their_gpus() -> None:
     full = replace(plan, topology=machine(dram_bytes=fixed["host:0"].total_bytes))
     with pytest.raises(CapacityError, match=f"host:0 .* {2 * part} bytes too many"):
         verify(full)
+
+
+_MEMORY = """
+import numpy as np, torch
+from placer import Feature, Plan, Shard, Table, Topology
+from placer.executor import BagBatch, make_embeddings
+from placer.growing import Growing
+from placer.plan.memory import device_memory
+def held():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096
+def trained(how):
+    table = Table("t", how.rows, 8, features=(Feature("t"),), optimizer="rowwise_adagrad")
+    shard = Shard("t", (0, how.rows, 1), (0, 8), ("gpu:0",), "dram", "uva")
+    plan = Plan((table,), Topology.parse("1xh100"), (shard,), growing={"t": how})
+    embeddings = make_embeddings(plan, backend="numba")
+    for first in range(0, 5_000_000, 65_536):
+        keys = torch.from_numpy(np.arange(first, first + 65_536) * 1_000_003**2)
+        batch = BagBatch.from_features({"t": (keys, None, None)}, ["t"])
+        embeddings(batch)["t"].sum().backward()
+    return embeddings, device_memory(plan)["host:0"].total_bytes
+trained(Growing(9))  # What compiling takes is none of it.
+before = held()
+embeddings, planned = trained(Growing(5_000_000))
+print((held() - before) / planned)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="Linux tells what a process has")
+def test_a_process_takes_the_host_memory_of_its_plan() -> None:
+    command = [sys.executable, "-c", _MEMORY]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert float(done.stdout) == pytest.approx(1, abs=0.05)
 
 
 def test_the_executor_gives_rows_as_the_plan_says() -> None:

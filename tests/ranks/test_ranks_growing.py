@@ -326,6 +326,21 @@ def with_capacity(state: dict[str, Tensor], how: Growing, other: Growing) -> dic
     return found
 
 
+def loaded_as_it_was(
+    rank: int, world: int, how: Growing, state: dict[str, Tensor], resized: dict[str, Tensor]
+) -> None:
+    """A module makes of a state of another capacity what `placer reshard --grow` does."""
+    plan = some_placements("adam", ("sum",), how.capacity)
+    one, other = (sharded(plan, growing=growing_of(plan, how), seed=0) for _ in range(2))
+    for model, source in ((one, state), (other, resized)):
+        model.load_state_dict({name: source[name] for name in model.state_dict()})
+        names = model.optimizer_state_dict()
+        model.load_optimizer_state_dict({name: source[name] for name in names})
+    assert_equal(states(one), states(other))
+    assert one.key_counts() == other.key_counts()
+    one.close(), other.close()
+
+
 def evaluates(rank: int, world: int) -> None:
     """Without gradients keys are found, unknown ones read row 0, and nothing changes."""
     plan = plan_of([table_with("adagrad", ("sum",))])
@@ -498,11 +513,14 @@ def test_keys_go_on_with_another_capacity(source: int, target: int, capacity: in
     for name, how in MANY.items():
         other = replace(how, capacity=capacity)
         state, counts = before.of(name)[0]
-        state = with_capacity(state, how, other)
+        resized = with_capacity(state, how, other)
         evicted = [
             one._replace(evicted=one.evicted + max(0, one.live - capacity)) for one in counts
         ]
-        jobs.append((name, loaded, (other, state, evicted)))
+        jobs += [
+            (name, loaded, (other, resized, evicted)),
+            (f"{name} by itself", loaded_as_it_was, (other, state, resized)),
+        ]
     after = run(target, jobs)
-    for name in MANY:
+    for name, _, _ in jobs:
         after.of(name)

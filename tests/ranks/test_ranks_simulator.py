@@ -1,9 +1,11 @@
 """The simulator counts what two ranks send each other, and what each of them finds in HBM."""
 
 import importlib
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -19,9 +21,10 @@ from placer.data.log import Chunk
 from placer.executor import BagBatch, look_ahead
 from placer.executor.distributed import ShardedEmbeddings, serve_tables
 from placer.executor.local.hit_rates import HitRates
+from placer.growing import Growing, KeyCounts
 from placer.plan.plan import Plan
 from placer.simulator.counts import EXCHANGE_KINDS
-from placer.simulator.replay import ReplayOptions
+from placer.simulator.replay import ReplayOptions, Simulator
 from placer.tables import OPTIMIZERS
 from placer.topology.topology import Topology
 from placer.training.batches import slice_chunk
@@ -87,15 +90,20 @@ def counted_with_servers(rank: int, world: int, trainers: int, plan: Plan, *more
     return Kept.counts
 
 
+def results_of(outcomes: Outcomes) -> dict[str, list[Any]]:
+    """What each job gave on each rank."""
+    return {name: outcomes.of(name) for name in outcomes}
+
+
 def agree(
-    outcomes: Outcomes,
+    outcomes: Mapping[str, Sequence[Counted]],
     cases: Mapping[str, tuple[Plan, list[Chunk], str, bool]],
     processes: int | None,
 ) -> None:
     """Check what each rank sends, to itself too, and how many lookups it finds in HBM."""
     for name, (plan, batches, backend, ahead) in cases.items():
         found, totals = replay(plan, batches, ReplayOptions(processes, look_ahead=ahead))
-        for rank, (sent, rates) in enumerate(outcomes.of(name)):
+        for rank, (sent, rates) in enumerate(outcomes[name]):
             for kind in EXCHANGE_KINDS:
                 if backend == "tiered" and kind == "rows":
                     continue  # It sends a number for each lookup.
@@ -120,7 +128,7 @@ def test_servers_send_and_pool_what_the_simulator_counts(trainers: int, servers:
             ahead = (number + (backend == "torch")) % 2 == 0
             cases[f"{optimizer} {backend}"] = plan, batches, backend, ahead
     jobs = [(name, counted_with_servers, (trainers, *case)) for name, case in cases.items()]
-    agree(run(trainers + servers, jobs), cases, None)
+    agree(results_of(run(trainers + servers, jobs)), cases, None)
 
 
 def test_two_ranks_send_and_find_what_the_simulator_counts() -> None:
@@ -134,4 +142,66 @@ def test_two_ranks_send_and_find_what_the_simulator_counts() -> None:
             ahead = (number + (backend == "torch")) % 2 == 0
             cases[f"{optimizer} {backend}"] = plan, batches, backend, ahead
     jobs = [(name, counted, case) for name, case in cases.items()]
-    agree(run(2, jobs), cases, 2)
+    agree(results_of(run(2, jobs)), cases, 2)
+
+
+def keyed(chunk: Chunk, rng: np.random.Generator, distinct: int) -> Chunk:
+    """The same bags with keys of any int64, some of which come often."""
+    features = {
+        name: replace(bags, ids=_scattered((distinct * rng.random(bags.ids.size) ** 2).astype(int)))
+        for name, bags in chunk.features.items()
+    }
+    return replace(chunk, features=features)
+
+
+def _scattered(numbers: np.ndarray) -> np.ndarray:
+    known = np.random.default_rng(4).integers(-(2**63), 2**63 - 1, 1000)
+    known[:3] = -(2**63), 2**63 - 1, 0
+    return known[numbers]
+
+
+def counted_with_keys(
+    rank: int, world: int, plan: Plan, batches: list[Chunk], backend: str, ahead: bool
+) -> tuple[Counted, dict[str, KeyCounts]]:
+    """The same of tables that grow, and what their keys did."""
+    found: dict[str, KeyCounts] = {}
+
+    class Kept(ShardedEmbeddings):
+        def close(self) -> None:
+            found.update(self.key_counts())
+            super().close()
+
+    with mock.patch.object(sys.modules[__name__], "ShardedEmbeddings", Kept):
+        return counted(rank, world, plan, batches, backend, ahead), found
+
+
+def test_two_ranks_give_rows_to_keys_as_the_simulator_does() -> None:
+    rng = np.random.default_rng(7)
+    hows = [
+        Growing(60),
+        Growing(60, eviction="lru"),
+        Growing(60, ttl=2),
+        Growing(60, admission=2),
+        Growing(60, 3, "lru", 4),
+    ]
+    cases = {}
+    for number, optimizer in enumerate(OPTIMIZERS[: fewer(len(OPTIMIZERS), 2)]):
+        plan = two_gpus(every_placement(optimizer))
+        growing = {
+            table.name: hows[(number + place) % len(hows)]
+            for place, table in enumerate(plan.tables)
+        }
+        plan = replace(plan, growing=growing)
+        batches = [keyed(random_chunk(plan, rng, most_samples=9), rng, 400) for _ in range(24)]
+        ahead = number % 2 == 0
+        cases[optimizer] = plan, batches, "torch", ahead
+    outcomes = run(2, [(name, counted_with_keys, case) for name, case in cases.items()])
+    for name, (plan, batches, _, ahead) in cases.items():
+        simulator = Simulator(plan, ReplayOptions(2, look_ahead=ahead))
+        for _ in simulator.run(batches):
+            pass
+        expected = simulator.key_counts()
+        assert min(one.evicted + one.expired for one in expected.values()) > 20
+        for _, counts in outcomes.of(name):
+            assert counts == expected
+    agree({name: [own for own, _ in outcomes.of(name)] for name in cases}, cases, 2)

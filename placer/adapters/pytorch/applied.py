@@ -13,6 +13,7 @@ from placer.errors import CheckpointError, PlacerError
 from placer.executor import HitRates
 from placer.growing import KeyCounts
 from placer.summary import Summarized
+from placer.units import listed
 
 LR, EPS = "lr", "eps"
 """Keys of a table's constants in a state dict."""
@@ -49,8 +50,7 @@ class AppliedPlan(Summarized):
     def summary(self) -> dict[str, str]:
         """See `Summarized`."""
         names = list(self.tables)
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        return {"tables": str(len(names)), "named": f"{', '.join(names[:3])}{more}"}
+        return {"tables": str(len(names)), "named": listed(names, 3)}
 
     def set_lr(self, lr: float) -> None:
         """Change the learning rate of all tables from the next update on.

@@ -3,7 +3,6 @@
 from collections import defaultdict
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 import torch
 from torch import nn
@@ -11,6 +10,7 @@ from torch import nn
 from placer.errors import PlanMismatchError
 from placer.executor.memory.arena import TORCH_DTYPES
 from placer.tables import Pooling, Table
+from placer.units import listed
 
 EmbeddingModule = nn.Embedding | nn.EmbeddingBag
 _SHOWN = 20
@@ -148,9 +148,8 @@ def _find(
     if ends:
         several = " and ".join(repr(table.path) for table in ends.values())
         return f"table {name!r} may be {several}; say which with names={{{name!r}: ...}}"
-    shown = ", ".join(map(repr, islice(by_path, _SHOWN))) or "no embedding modules"
-    more = f" and {len(by_path) - _SHOWN} more" if len(by_path) > _SHOWN else ""
-    return f"table {name!r} has no module; there are {shown}{more}"
+    shown = listed(list(map(repr, by_path)), _SHOWN) or "no embedding modules"
+    return f"table {name!r} has no module; there are {shown}"
 
 
 def _twice(matched: Mapping[str, ModelTable]) -> list[str]:

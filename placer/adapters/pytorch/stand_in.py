@@ -115,7 +115,11 @@ class StandIn(nn.Module):
             if self.table.in_state_dict:
                 missing_keys.extend(missing)
             return
-        weight, shape = state_dict[key], (self.num_embeddings, self.embedding_dim)
+        # A state of another capacity has other rows.
+        rows = (
+            1 + len(state_dict[f"{prefix}keys.rows"]) if self.table.grows else self.num_embeddings
+        )
+        weight, shape = state_dict[key], (rows, self.embedding_dim)
         if tuple(weight.shape) != shape:
             error_msgs.append(
                 f"size mismatch for {key}: {tuple(weight.shape)} in the checkpoint, {shape} in the "

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from placer.units import listed
+
 if TYPE_CHECKING:
     from placer.adapters.pytorch.table import PlacedTable
 
@@ -74,16 +76,15 @@ def _warn(watches: set[SaveWatch], when: str) -> None:
     """Say what is lost, once for all tables: those of a model were saved by one call."""
     lost = max((each._lost for each in watches), key=len)
     tables = sorted({each._table for each in watches})
-    names = ", ".join(tables[:3])
-    more = f" and {len(tables) - 3} more" if len(tables) > 3 else ""
     saves = "save_tables(folder, applied) of placer.storage.checkpoint"
     if "the rows" not in lost:
         saves = "torch.save(applied.state_dict(), file)"
     _lacking.difference_update(watches)
     warnings.warn(
-        f"{when}, and the last state dict of the model is without {lost} of placed tables: {names}"
-        f"{more}. Who goes on from it starts with new ones. Save them beside it (`applied` is "
-        f"what apply_plan returned): {saves}; docs/pytorch.md has the lines for each trainer",
+        f"{when}, and the last state dict of the model is without {lost} of placed tables: "
+        f"{listed(tables, 3)}. Who goes on from it starts with new ones. Save them beside it "
+        f"(`applied` is what apply_plan returned): {saves}; docs/pytorch.md has the lines for each "
+        "trainer",
         stacklevel=4,
     )
 

@@ -16,34 +16,8 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, Keyed
 
 from placer.adapters.torchrec.parts import Part
 from placer.errors import PlanMismatchError
+from placer.executor.distributed.placement.row_routing import RankOrder
 from placer.plan.order import Ranks
-
-
-class IdToRank(nn.Module):
-    """A table's ids as ranks in a row order; only the ids that the order lists are kept."""
-
-    ascending: Tensor
-    rank_of_ascending: Tensor
-
-    def __init__(self, ranks: Ranks) -> None:
-        super().__init__()
-        # Of the plan and not of the model: they are in no checkpoint.
-        self.register_buffer("ascending", torch.from_numpy(ranks.ascending.copy()), False)
-        self.register_buffer(
-            "rank_of_ascending", torch.from_numpy(ranks.rank_of_ascending.copy()), False
-        )
-
-    def forward(self, ids: Tensor) -> Tensor:
-        """Return ranks of `ids`, int64, of any shape."""
-        count = self.ascending.numel()
-        if not count:
-            return ids.long()
-        if self.ascending.device != ids.device:
-            self.to(ids.device)
-        below = torch.searchsorted(self.ascending, ids.long())
-        at = below.clamp(max=count - 1)
-        listed = self.ascending[at] == ids
-        return torch.where(listed, self.rank_of_ascending[at], ids + (count - below))
 
 
 class _Reading(NamedTuple):
@@ -108,7 +82,7 @@ class SplitCollection(nn.Module):
             )
         self.parts = {name: tuple(own) for name, own in parts.items()}
         self.ranks = dict(ranks)
-        self.to_rank = nn.ModuleDict({name: IdToRank(own) for name, own in ranks.items()})
+        self._orders: dict[tuple[str, torch.device], RankOrder] = {}
         self._names = [n for own in get_embedding_names_by_table(configs) for n in own]
         self._widths = [c.embedding_dim for c in configs for _ in c.feature_names]
         split: list[Any] = []
@@ -157,7 +131,7 @@ class SplitCollection(nn.Module):
             if not reading.parts:
                 columns[reading.feature] = ids, lengths, weights
                 continue
-            ranks = self.to_rank[reading.table](ids)
+            ranks = self._ranks_of(reading.table, ids)
             bag = torch.repeat_interleave(
                 torch.arange(lengths.numel(), device=lengths.device), lengths
             )
@@ -183,6 +157,15 @@ class SplitCollection(nn.Module):
             ),
             chosen,
         )
+
+    def _ranks_of(self, table: str, ids: Tensor) -> Tensor:
+        listed, key = self.ranks[table].listed, (table, ids.device)
+        if not listed.size:
+            return ids.long()
+        if key not in self._orders:
+            rows = max(part.stop for part in self.parts[table])
+            self._orders[key] = RankOrder.of(listed, rows, ids.device)
+        return self._orders[key].ranks_of(ids)
 
     def _pooled(
         self, outputs: Mapping[str, Tensor], chosen: Mapping[tuple[str, str], _Chosen]

@@ -11,13 +11,11 @@ from placer.data.files.opening import open_file
 from placer.data.files.stores import local_path, scheme_of, shown
 from placer.data.formats.base import (
     SAMPLE_ROWS,
-    BatchCursor,
     Batches,
     ColumnSource,
     plain_schema,
     reading,
 )
-from placer.data.formats.columns import check_schema
 from placer.data.formats.nested import flat, outermost
 from placer.errors import DataError
 
@@ -34,14 +32,7 @@ class IpcSource(ColumnSource):
     """
 
     def _prepare(self) -> None:
-        schemas = [flat(self._partitions.added_to(_schema(file))) for file in self.files]
-        self._infer(schemas[0], None if self._named.recorded else self._sample(schemas[0]))
-        for file, own in zip(self.files, schemas, strict=True):
-            check_schema(file, own, self.columns)
-
-    def open(self) -> BatchCursor:
-        """Return a cursor at the log's start."""
-        return BatchCursor(self, self._batches())
+        self._infer_from([_schema(file) for file in self.files])
 
     def _batches(self) -> Batches:
         for file in self.files:

@@ -1,8 +1,9 @@
-"""What the formats that Arrow reads share: a source of columns and a cursor over its batches."""
+"""What the formats that Arrow reads share: a source of columns, in record batches."""
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -12,16 +13,17 @@ from placer.data.files.stores import first_line, shown
 from placer.data.formats.columns import (
     Columns,
     check_columns,
+    check_schema,
     infer_columns,
     once,
     written_as_text,
 )
 from placer.data.formats.inference import PARTITION
-from placer.data.formats.nested import unfolded, with_fields
+from placer.data.formats.nested import flat, unfolded, with_fields
 from placer.data.formats.values import raw_batch
 from placer.data.layout import Layout, NamedColumns
 from placer.data.names import IdType
-from placer.data.source import Cursor, Place, RawBatch, Source
+from placer.data.source import Place, RawBatch, Source, Span
 from placer.errors import DataError
 
 BATCH_ROWS = 16384
@@ -107,11 +109,42 @@ class ColumnSource(Source):
     def _prepare(self) -> None:
         """Find what the files hold, and choose the columns."""
 
+    def _batches(self) -> Batches:
+        """Yield the log's record batches, where the format has such."""
+        raise NotImplementedError
+
+    def spans(self) -> Generator[Span]:
+        """Yield all samples of the log."""
+        return self._spans_of(self._batches())
+
+    def _spans_of(self, batches: Batches) -> Generator[Span]:
+        """Yield record batches as samples."""
+
+        def read(file: str, row: int, batch: pa.RecordBatch, start: int, stop: int) -> RawBatch:
+            part = batch.slice(start, min(stop - start, BATCH_ROWS))
+            return self.raw(part, Place(file, row + start))
+
+        with closing(batches):
+            for file, row, batch in batches:
+                yield Span(batch.num_rows, partial(read, file, row, batch))
+
     def raw(self, batch: pa.RecordBatch | pa.Table, place: Place) -> RawBatch:
         """Return the samples of a batch, with what objects hold and the file's folders say."""
         batch = unfolded(batch, self.columns.names)
         batch = self._partitions.filled(batch, place.file, self.columns.names)
         return raw_batch(batch, place, self.columns, self._named.missing)
+
+    def _infer_from(self, schemas: Sequence[pa.Schema]) -> list[pa.Schema]:
+        """Choose the columns by the first file, which all have to have; return flat schemas."""
+        whole = [flat(self._partitions.added_to(schema)) for schema in schemas]
+        self._infer(whole[0], None if self._named.recorded else self._sample(whole[0]))
+        for file, own in zip(self.files, whole, strict=True):
+            check_schema(file, own, self.columns)
+        return whole
+
+    def _sample(self, schema: pa.Schema) -> pa.Table | None:
+        """Return the first samples, where files have a schema."""
+        raise NotImplementedError
 
     def _infer(self, schema: pa.Schema, sample: pa.Table | None, *, as_text: bool = False) -> None:
         """Choose the columns of a schema, of which `sample` has some samples."""
@@ -147,51 +180,6 @@ class ColumnSource(Source):
         table = pa.Table.from_batches([batch]) if isinstance(batch, pa.RecordBatch) else batch
         table = unfolded(table, once(schema.names))
         return self._partitions.filled(table, file, schema.names).select(once(schema.names))
-
-
-class BatchCursor(Cursor):
-    """Reads record batches, one after another."""
-
-    def __init__(self, source: ColumnSource, batches: Batches) -> None:
-        self._source, self._batches = source, batches
-        self._file, self._first = "", 0
-        self._batch: pa.RecordBatch | None = None
-        # Rows of the batch, and samples of the log, that are behind us.
-        self._used = 0
-        self._done = 0
-
-    def read(self, samples: int) -> RawBatch | None:
-        """Return the next samples, at least one and at most `samples`; None at the end."""
-        batch = self.next_batch()
-        if batch is None:
-            return None
-        part = batch.slice(self._used, min(samples, BATCH_ROWS))
-        raw = self._source.raw(part, Place(self._file, self._first + self._used))
-        self._move(part.num_rows)
-        return raw
-
-    def close(self) -> None:
-        """Let go of the file that is open."""
-        self._batches.close()
-        self._batch, self._used = None, 0
-
-    def next_batch(self) -> pa.RecordBatch | None:
-        """Return the batch that holds the next row; None at the log's end."""
-        while self._batch is None or self._used == self._batch.num_rows:
-            found = next(self._batches, None)
-            self._batch, self._used = None, 0
-            if found is None:
-                return None
-            self._file, self._first, self._batch = found
-        return self._batch
-
-    def _at_hand(self) -> int:
-        batch = self.next_batch()
-        return 0 if batch is None else batch.num_rows - self._used
-
-    def _move(self, samples: int) -> None:
-        self._used += samples
-        self._done += samples
 
 
 @contextmanager

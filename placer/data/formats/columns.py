@@ -11,8 +11,9 @@ from placer.data.files.stores import shown
 from placer.data.formats.inference import Decision, decide
 from placer.data.keys import can_be_ids, is_list, is_text
 from placer.data.layout import Layout, NamedColumns
-from placer.data.names import NULLS, Decimal, IdType, listed
+from placer.data.names import NULLS, Decimal, IdType
 from placer.errors import DataError
+from placer.units import listed
 
 ARROW_TYPES: Mapping[IdType, pa.DataType] = {
     "integer": pa.int64(),

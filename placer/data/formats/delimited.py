@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 
 import pyarrow as pa
@@ -15,13 +15,14 @@ from placer.data.formats.columns import ARROW_TYPES, Columns
 from placer.data.formats.dialect import header_names, infer_dialect
 from placer.data.formats.plain import PlainText
 from placer.data.formats.prose import GROUPED
-from placer.data.formats.text import Block, TextCursor, head_lines, lone_return, record_ends
+from placer.data.formats.text import Block, TextReader, head_lines, lone_return, record_ends
 from placer.data.formats.values import wrong_id
 from placer.data.keys import is_text
 from placer.data.layout import Layout
-from placer.data.names import CATEGORIES, DENSE, LABEL, IdType, listed
-from placer.data.source import Place, RawBatch
+from placer.data.names import CATEGORIES, DENSE, LABEL, IdType
+from placer.data.source import Place, RawBatch, Span
 from placer.errors import DataError
+from placer.units import listed
 
 _TRUE = ["1", "true", "True", "TRUE", "t", "T", "yes", "Yes", "YES", "y", "Y"]
 _FALSE = ["0", "false", "False", "FALSE", "f", "F", "no", "No", "NO", "n", "N"]
@@ -72,12 +73,13 @@ class DelimitedSource(ColumnSource):
         # What columns are read as from the block on that had an id 7.0, or a number 1,484.20.
         self._read_as: dict[str, pa.DataType] = {}
 
-    def open(self) -> TextCursor:
-        """Return a cursor at the log's start."""
+    def spans(self) -> Generator[Span]:
+        """Yield all samples of the log."""
         layout = self.layout
-        return TextCursor(
+        reader = TextReader(
             self.files, self._parse, header=bool(layout.header), quotes=bool(layout.quotes)
         )
+        return reader.spans()
 
     def _first_with_samples(self) -> tuple[str, bytes]:
         """Return the first file of more than one line (one may be a header), and how it begins."""

@@ -7,8 +7,9 @@
 """
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,7 +19,7 @@ import numpy.typing as npt
 from placer.data.files.opening import open_unpacked, suffixes
 from placer.data.files.stores import local_path, scheme_of, shown
 from placer.data.keys import offsets_of
-from placer.data.source import Cursor, Place, RawBags, RawBatch, Source
+from placer.data.source import Place, RawBags, RawBatch, Source, Span
 from placer.errors import DataError
 from placer.torch_files.tensors import OtherContentError, TensorFileError, read_tensors
 
@@ -49,62 +50,27 @@ class DlrmSource(Source):
         self.text_features = {f"t{t}": False for t in range(first.tables)}
         self.samples = first.samples if len(self.files) == 1 else None
 
-    def open(self) -> "DlrmCursor":
-        """Return a cursor at the log's start."""
-        return DlrmCursor(self.files, len(self.text_features))
-
-
-class DlrmCursor(Cursor):
-    """Reads one file into memory at a time, which is how they are made to be used."""
-
-    def __init__(self, files: Sequence[str], tables: int) -> None:
-        self._files = list(files)
-        self._tables = tables
-        self._file = ""
-        self._tensors: _Tensors | None = None
-        self._sample = 0
-
-    def read(self, samples: int) -> RawBatch | None:
-        """Return the next samples, at least one and at most `samples`; None at the end."""
-        tensors = self._current()
-        if tensors is None:
-            return None
-        start, stop = self._sample, min(self._sample + samples, tensors.samples)
-        features = {}
-        for table in range(tensors.tables):
-            first = table * tensors.samples
-            offsets = tensors.offsets[first + start : first + stop + 1]
-            indices = tensors.indices[offsets[0] : offsets[-1]].astype(np.int64, copy=False)
-            features[f"t{table}"] = RawBags(indices.view(np.uint64), offsets - offsets[0])
-        self._sample = stop
-        dense = np.empty((stop - start, 0), dtype=np.float32)
-        return RawBatch(Place(self._file, start, "sample"), stop - start, features, dense, None)
-
-    def close(self) -> None:
-        """Let go of the tensors in memory."""
-        self._tensors, self._files = None, []
-
-    def _at_hand(self) -> int:
-        tensors = self._current()
-        return 0 if tensors is None else tensors.samples - self._sample
-
-    def _move(self, samples: int) -> None:
-        self._sample += samples
-
-    def _current(self) -> _Tensors | None:
-        while self._tensors is None or self._sample == self._tensors.samples:
-            if not self._files:
-                return None
-            self._tensors = None  # before the next is loaded, so that one is held at a time
-            self._file = self._files.pop(0)
-            self._tensors = _load(self._file)
-            self._sample = 0
-            if self._tensors.tables != self._tables:
+    def spans(self) -> Generator[Span]:
+        """Yield one file after another, as they are made to be used: in memory."""
+        for file in self.files:
+            tensors, tables = _load(file), len(self.text_features)
+            if tensors.tables != tables:
                 raise DataError(
-                    f"{self._file} has {self._tensors.tables} tables, "
-                    f"but the log's first file has {self._tables}"
+                    f"{file} has {tensors.tables} tables, but the log's first file has {tables}"
                 )
-        return self._tensors
+            yield Span(tensors.samples, partial(_read, file, tensors))
+            del tensors  # Before the next is loaded, so that one is held at a time.
+
+
+def _read(file: str, tensors: _Tensors, start: int, stop: int) -> RawBatch:
+    features = {}
+    for table in range(tensors.tables):
+        first = table * tensors.samples
+        offsets = tensors.offsets[first + start : first + stop + 1]
+        indices = tensors.indices[offsets[0] : offsets[-1]].astype(np.int64, copy=False)
+        features[f"t{table}"] = RawBags(indices.view(np.uint64), offsets - offsets[0])
+    dense = np.empty((stop - start, 0), dtype=np.float32)
+    return RawBatch(Place(file, start, "sample"), stop - start, features, dense, None)
 
 
 def _load(file: str) -> _Tensors:

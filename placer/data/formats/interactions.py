@@ -3,6 +3,7 @@
 ``user item item item …``, as recommenders of graphs and sessions (LightGCN, SR-GNN) have them.
 """
 
+from collections.abc import Generator
 from dataclasses import replace
 
 import numpy as np
@@ -13,9 +14,9 @@ from placer.data.files.stores import shown
 from placer.data.formats.base import ColumnSource
 from placer.data.formats.columns import Columns, check_columns, single
 from placer.data.formats.lists import are_whole, split_lists
-from placer.data.formats.text import Block, TextCursor, head_lines, record_ends
+from placer.data.formats.text import Block, TextReader, head_lines, record_ends
 from placer.data.names import IdType
-from placer.data.source import Place, RawBatch
+from placer.data.source import Place, RawBatch, Span
 from placer.errors import DataError
 
 _NAMES = ("user", "items")
@@ -54,9 +55,9 @@ class InteractionsSource(ColumnSource):
         self._choose(columns)
         self.layout = replace(self._known, types=columns.types, lists=columns.lists)
 
-    def open(self) -> TextCursor:
-        """Return a cursor at the log's start."""
-        return TextCursor(self.files, self._parse)
+    def spans(self) -> Generator[Span]:
+        """Yield all samples of the log."""
+        return TextReader(self.files, self._parse).spans()
 
     def _types(self, table: pa.Table) -> dict[str, IdType]:
         """Return the types of the columns: integers, unless somebody says so or some id is none."""

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,11 +13,11 @@ from placer.data.files.stores import first_line, shown
 from placer.data.formats.base import ColumnSource
 from placer.data.formats.columns import ARROW_TYPES
 from placer.data.formats.nested import flat, pruned
-from placer.data.formats.text import Block, TextCursor, head_lines, record_ends
+from placer.data.formats.text import Block, TextReader, head_lines, record_ends
 from placer.data.formats.values import wrong_id
 from placer.data.keys import is_list, is_text
 from placer.data.names import IdType
-from placer.data.source import Place, RawBatch
+from placer.data.source import Place, RawBatch, Span
 from placer.errors import DataError
 
 MOST_DEPTH = 1000
@@ -37,9 +37,9 @@ class JsonLinesSource(ColumnSource):
         types = {name: self._type(name, schema.field(name).type) for name in names}
         self._schema = pruned(table.schema, types)
 
-    def open(self) -> TextCursor:
-        """Return a cursor at the log's start."""
-        return TextCursor(self.files, self._parse)
+    def spans(self) -> Generator[Span]:
+        """Yield all samples of the log."""
+        return TextReader(self.files, self._parse).spans()
 
     def _first(self, numbers: Sequence[str]) -> pa.Table:
         """Return the first samples of the log, of the types that Arrow infers."""

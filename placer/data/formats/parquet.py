@@ -1,8 +1,10 @@
 """Parquet logs: one column a feature; a list column is a bag of several ids."""
 
-from bisect import bisect_right
-from collections.abc import Sequence
-from itertools import accumulate, groupby, islice
+import sys
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack
+from functools import cache, partial
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -13,17 +15,15 @@ from placer.data.files.stores import beside, local_path, scheme_of, shown
 from placer.data.formats.base import (
     BATCH_ROWS,
     SAMPLE_ROWS,
-    BatchCursor,
     Batches,
     ColumnSource,
     reading,
 )
-from placer.data.formats.columns import check_schema
 from placer.data.formats.nested import flat, outermost
 from placer.data.formats.values import numbers_among
 from placer.data.keys import is_list
 from placer.data.layout import Layout, NamedColumns
-from placer.data.source import Source
+from placer.data.source import Cursor, RawBatch, Source, Span
 from placer.errors import DataError
 
 _JOINED = b"PAR1PAR1"
@@ -31,12 +31,26 @@ _JOINED = b"PAR1PAR1"
 
 
 class _RowGroup(NamedTuple):
-    """A row group; `file` is its file's place in the log, `first` the row at which it begins."""
+    """A row group; `first` is the row of its file at which it begins."""
 
-    file: int
+    file: str
+    opened: Callable[[], pq.ParquetFile]
     number: int
     first: int
     rows: int
+
+    def batches(self, names: Sequence[str]) -> Batches:
+        """Yield its record batches of some columns."""
+        row = self.first
+        with reading(self.file, "Parquet"):
+            for batch in self.opened().iter_batches(BATCH_ROWS, [self.number], names):
+                yield self.file, row, batch
+                row += batch.num_rows
+            if row - self.first != self.rows:
+                raise ValueError(
+                    f"row group {self.number} holds {row - self.first} rows and says that it has "
+                    f"{self.rows}"
+                )
 
 
 class ParquetSource(ColumnSource):
@@ -54,15 +68,11 @@ class ParquetSource(ColumnSource):
     def _prepare(self) -> None:
         kept = self.files
         self._schemas = [_schema(file, one) for file, one in zip(kept, self.footers, strict=True)]
-        full = [flat(self._partitions.added_to(schema)) for schema in self._schemas]
-        self._infer(full[0], None if self._named.recorded else self._sample(full[0]))
-        for file, own in zip(kept, full, strict=True):
-            check_schema(file, own, self.columns)
+        full = self._infer_from(self._schemas)
         # The newest file alone: columns come with a day, and stay.
         further = self._further_columns(kept[-1], full[-1].names, full[0].names)
         self.notes = (*self.notes, *further)
         self.samples = sum(footer.num_rows for footer in self.footers)
-        self.row_groups = _row_groups(self.footers)
 
     def _sample(self, schema: pa.Schema) -> pa.Table:
         """Return the first samples of the log."""
@@ -100,60 +110,34 @@ class ParquetSource(ColumnSource):
                     ranges[name] = min(least, int(statistics.min)), max(most, int(statistics.max))
         return ranges
 
-    def open(self) -> "ParquetCursor":
-        """Return a cursor at the log's start."""
-        return ParquetCursor(self)
+    def spans(self) -> Generator[Span]:
+        """Yield the row groups; those that are skipped altogether are never read."""
+        for file, footer, schema in zip(self.files, self.footers, self._schemas, strict=True):
+            names = outermost(self._partitions.of_file(self.columns.names, schema.names), schema)
+            first = 0
+            with ExitStack() as stack:
+                # Nothing of a file is opened whose row groups are all skipped.
+                opened = cache(partial(_opened, stack, file, footer))
+                for number in range(footer.num_row_groups):
+                    rows = footer.row_group(number).num_rows
+                    yield self._row_group(_RowGroup(file, opened, number, first, rows), names)
+                    first += rows
 
-    def batches_from(self, first: int = 0) -> Batches:
-        """Return the record batches from a row group on."""
-        for place, groups in groupby(islice(self.row_groups, first, None), lambda one: one.file):
-            file = self.files[place]
-            names = self._partitions.of_file(self.columns.names, self._schemas[place].names)
-            names = outermost(names, self._schemas[place])
-            with reading(file, "Parquet"), _parquet_file(file, self.footers[place]) as opened:
-                for group in groups:
-                    row = group.first
-                    for batch in opened.iter_batches(BATCH_ROWS, [group.number], names):
-                        yield file, row, batch
-                        row += batch.num_rows
-                    if row - group.first != group.rows:
-                        raise ValueError(
-                            f"row group {group.number} holds {row - group.first} rows and says "
-                            f"that it has {group.rows}"
-                        )
+    def _row_group(self, group: "_RowGroup", names: Sequence[str]) -> Span:
+        cursor = Cursor(self._spans_of(group.batches(names)))
+        behind = 0
 
+        def read(start: int, stop: int) -> RawBatch:
+            nonlocal behind
+            cursor.skip(start - behind)
+            batch = cursor.read(stop - start)
+            assert batch is not None, "a group with fewer rows is refused"
+            behind = start + batch.samples
+            if behind == group.rows:
+                cursor.skip(sys.maxsize)  # Which refuses a group with more rows than it says.
+            return batch
 
-class ParquetCursor(BatchCursor):
-    """Reads record batches; row groups that are skipped altogether are never read."""
-
-    def __init__(self, source: ParquetSource) -> None:
-        super().__init__(source, source.batches_from())
-        self._batches_from = source.batches_from
-        # Samples of the log before each row group, and all.
-        self._starts = [0, *accumulate(group.rows for group in source.row_groups)]
-
-    def skip(self, samples: int) -> int:
-        """Move on; row groups that end before the place to go to are not read."""
-        before = self._done
-        target = min(before + samples, self._starts[-1])
-        group = bisect_right(self._starts, target) - 1
-        if self._starts[group] > before:
-            self.close()
-            self._batches = self._batches_from(group)
-            self._done = self._starts[group]
-        super().skip(target - self._done)
-        return self._done - before
-
-
-def _row_groups(footers: Sequence[pq.FileMetaData]) -> list[_RowGroup]:
-    groups = []
-    for file, footer in enumerate(footers):
-        first = 0
-        for number in range(footer.num_row_groups):
-            rows = footer.row_group(number).num_rows
-            groups.append(_RowGroup(file, number, first, rows))
-            first += rows
-    return groups
+        return Span(group.rows, read)
 
 
 def check_parts(metadata: Sequence[str], source: Source) -> None:
@@ -207,6 +191,10 @@ def _parquet_file(file: str, footer: pq.FileMetaData) -> pq.ParquetFile:
         pre_buffer=False,
         page_checksum_verification=True,
     )
+
+
+def _opened(stack: ExitStack, file: str, footer: pq.FileMetaData) -> pq.ParquetFile:
+    return stack.enter_context(_parquet_file(file, footer))
 
 
 def _footers(

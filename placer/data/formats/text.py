@@ -1,7 +1,7 @@
 """Text formats: blocks of whole records, each a line or, between quotes, several."""
 
 import codecs
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO
 
@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from placer.data.files.opening import guarded, head, open_unpacked
 from placer.data.files.stores import shown
-from placer.data.source import Cursor, Place, RawBatch
+from placer.data.source import Place, RawBatch, Span
 from placer.errors import DataError
 
 MOST_LINE_BYTES = 16 << 20
@@ -35,8 +35,8 @@ class Block:
 Parse = Callable[[Block], RawBatch]
 
 
-class TextCursor(Cursor):
-    """Reads blocks of whole records; a block that is skipped is never parsed.
+class TextReader:
+    """Reads text files in blocks of whole records.
 
     With a `header` the first record of each file is no sample; with `quotes` a newline between
     double quotes ends no record.
@@ -45,106 +45,38 @@ class TextCursor(Cursor):
     def __init__(
         self, files: Sequence[str], parse: Parse, *, header: bool = False, quotes: bool = False
     ) -> None:
-        self._files = list(files)
-        self._is_only = len(self._files) == 1
-        self._parse, self._has_header, self._quotes = parse, header, quotes
-        self._file: str = ""
-        self._stream: IO[bytes] | None = None
-        self._header: bytes | None = None
+        self._files, self._parse = files, parse
+        self._has_header, self._quotes = header, quotes
         # What was read: the block's records, then what follows them. The next block is read into
         # the same memory: pages that a process is given again cost as much as reading them.
         self._buffer = bytearray()
-        self._end = self._size = 0
-        self._may_be_blank = False
-        # The block's records, their ends, newline included, where these are known already, and
-        # how many records are behind us.
-        self._records = 0
-        self._known_ends: npt.NDArray[np.int64] | None = None
-        self._record = 0
-        # Newlines within the block, where a record has several lines.
-        self._newlines: npt.NDArray[np.int64] | None = None
-        # Lines of the file before this block.
-        self._lines_before = 0
-        self._parsed: RawBatch | None = None
-        self._found_any = False
+        self._size = 0
 
-    def read(self, samples: int) -> RawBatch | None:
-        """Return the next samples, at least one and at most `samples`; None at the end."""
-        if not self._at_hand():
-            return None
-        if self._parsed is None:
-            self._parsed = self._parse(self._unread())
-        # The batch was parsed from the record that we stood at then, to the block's end.
-        start = self._parsed.samples - (self._records - self._record)
-        batch = self._parsed.slice(start, start + samples)
-        self._record += batch.samples
-        return batch
+    def spans(self) -> Generator[Span]:
+        """Yield the blocks of all files; one that is skipped is never parsed."""
+        found_any = False
+        for file in self._files:
+            header, end, line, self._size = None, 0, 1, 0
+            with open_unpacked(file) as stream:
+                while True:
+                    records = self._next_records(stream, file, line, end)
+                    if not records.ends.size:
+                        break
+                    first = 0
+                    if self._has_header and header is None:
+                        header, first = bytes(records.data[: int(records.ends[0])]), 1
+                    found_any = found_any or first < records.ends.size
+                    yield records.span(first, header, self._parse)
+                    end, line = int(records.ends[-1]), records.line + records.lines
+            if len(self._files) == 1 and not found_any:
+                raise DataError(f"{shown(file)} is empty; a log needs at least one sample")
 
-    def close(self) -> None:
-        """Close the file that is open."""
-        if self._stream is not None:
-            self._stream.close()
-            self._stream = None
-
-    def _unread(self) -> Block:
-        """Return what of the block is not behind us."""
-        lines, first = None, self._lines_before + self._record + 1
-        block, count = self._block, self._records - self._record
-        if not self._record and self._newlines is None and not self._may_be_blank:
-            return Block(Place(self._file, first, "line"), self._header, block, count)
-        start = int(self._ends[self._record - 1]) if self._record else 0
-        ends = self._ends[self._record :]
-        if self._newlines is not None:
-            starts = np.concatenate([[start], ends[:-1]])
-            lines = self._lines_before + 1 + np.searchsorted(self._newlines, starts)
-            first = int(lines[0])
-        # Arrow would take a blank line for a sample of which every field is missing, or for none.
-        lengths = np.diff(ends, prepend=start)
-        text = np.frombuffer(block, dtype=np.uint8)
-        blank = (lengths == 1) | ((lengths == 2) & (text[ends - lengths] == _RETURN))
-        if blank.any():
-            record = int(np.argmax(blank))
-            line = first + record if lines is None else int(lines[record])
-            raise DataError(f"{shown(self._file)}, line {line} is blank; remove it")
-        place = Place(self._file, first, "line", lines)
-        return Block(place, self._header, block[start:], count)
-
-    @property
-    def _block(self) -> memoryview:
-        """The block's records."""
-        return memoryview(self._buffer)[: self._end]
-
-    @property
-    def _ends(self) -> npt.NDArray[np.int64]:
-        """Where the block's records end."""
-        if self._known_ends is None:
-            self._known_ends = record_ends(self._block, quotes=False)[0]
-        return self._known_ends
-
-    def _at_hand(self) -> int:
-        while self._record == self._records:
-            if self._stream is None:
-                if not self._files:
-                    return 0
-                self._file = self._files.pop(0)
-                self._stream = open_unpacked(self._file)
-                self._lines_before, self._header = 0, None
-                self._end = self._size = self._records = self._record = 0
-                self._known_ends = self._newlines = None
-            self._read_block(self._stream)
-        return self._records - self._record
-
-    def _move(self, samples: int) -> None:
-        self._record += samples
-
-    def _read_block(self, stream: IO[bytes]) -> None:
-        before = self._records if self._newlines is None else self._newlines.size
-        self._lines_before += before
-        rest = self._size - self._end
-        self._buffer[:rest] = self._buffer[self._end : self._size]
-        self._size, at_end = rest, False
+    def _next_records(self, stream: IO[bytes], file: str, line: int, behind: int) -> "_Records":
+        """Read the records after the first `behind` bytes, which are done with; none at the end."""
+        self._size -= behind
+        self._buffer[: self._size] = self._buffer[behind : behind + self._size]
         while True:
-            read = self._read_more(stream)
+            read = self._read_more(stream, file)
             at_end = not read
             if at_end and not self._buffer[: self._size].strip(b"\r\n"):
                 self._size = 0  # Blank lines that end a file are no samples.
@@ -152,36 +84,23 @@ class TextCursor(Cursor):
                 # The last line of a file may lack its newline.
                 self._buffer[self._size], read = _NEWLINE, 1
             self._size += read
-            block, size = self._buffer, self._size
-            if at_end or block.find(b"\n", size - read, size) >= 0:
-                end, records = self._find_newlines()
-                ends, newlines = None, None
-                if self._quotes and block.find(b'"', 0, size) >= 0:
-                    ends, newlines = record_ends(memoryview(block)[:size], quotes=True)
-                    end, records = int(ends[-1]) if ends.size else 0, ends.size
-                kept = _before_blank(block, end)
-                if kept < end:
-                    records -= block.count(b"\n", kept, end)
-                    end, ends = kept, None if ends is None else ends[:records]
-                if records or at_end:
-                    break
-            if size > MOST_LINE_BYTES:
-                raise self._too_long(0)
-        if at_end and end < size:
-            raise self._too_long(end)
-        self._end, self._record, self._parsed = end, 0, None
-        self._records, self._known_ends = records, ends
-        self._newlines = None if newlines is None else newlines[newlines < end]
-        if self._has_header and self._header is None and records:
-            self._header, self._record = bytes(self._block[: int(self._ends[0])]), 1
-        if self._record < records:
-            self._found_any = True
-        if not records:
-            self.close()
-            if self._is_only and not self._found_any:
-                raise DataError(f"{shown(self._file)} is empty; a log needs at least one sample")
+            ends, newlines = np.zeros(0, np.int64), None
+            if at_end or self._buffer.find(b"\n", self._size - read, self._size) >= 0:
+                text = memoryview(self._buffer)[: self._size]
+                ends, newlines = record_ends(text, self._quotes)
+                kept = _before_blank(self._buffer, int(ends[-1]) if ends.size else 0)
+                ends = ends[: np.searchsorted(ends, kept, side="right")]
+            if ends.size or at_end:
+                break
+            if self._size > MOST_LINE_BYTES:
+                raise self._too_long(file, line, 0)
+        end = int(ends[-1]) if ends.size else 0
+        if at_end and end < self._size:
+            raise self._too_long(file, line, end)
+        lines = ends if newlines is None else newlines[newlines < end]
+        return _Records(file, line, lines.size, memoryview(self._buffer)[:end], ends, newlines)
 
-    def _read_more(self, stream: IO[bytes]) -> int:
+    def _read_more(self, stream: IO[bytes], file: str) -> int:
         """Read behind what there is; how many bytes, 0 at the file's end."""
         start = self._size
         if len(self._buffer) <= start + BLOCK_BYTES:  # More for a newline, and to whole words.
@@ -189,34 +108,63 @@ class TextCursor(Cursor):
             room[:start] = memoryview(self._buffer)[:start]
             self._buffer = room
         free = memoryview(self._buffer)[start : start + BLOCK_BYTES]
-        return guarded(lambda: int(stream.readinto(free)), self._file)  # type: ignore[attr-defined]
+        return guarded(lambda: int(stream.readinto(free)), file)  # type: ignore[attr-defined]
 
-    def _find_newlines(self) -> tuple[int, int]:
-        """Return where the last line ends, how many lines there are, and if one may be blank."""
-        text = np.frombuffer(self._buffer, dtype=np.uint8, count=self._size)
-        has_returns = self._buffer.find(b"\r", 0, self._size) >= 0
-        lines, last = 0, np.ones(2, dtype=np.bool_)  # As if newlines were before.
-        self._may_be_blank = False
-        for _, piece in pieces(text):
-            found = np.concatenate((last, piece == _NEWLINE))
-            lines += int(np.count_nonzero(found[2:]))
-            self._may_be_blank |= bool((found[2:] & found[1:-1]).any())
-            self._may_be_blank |= has_returns and bool((found[2:] & found[:-2]).any())
-            last = found[-2:]
-        return self._buffer.rfind(b"\n", 0, self._size) + 1, lines
-
-    def _too_long(self, start: int) -> DataError:
+    def _too_long(self, file: str, line: int, start: int) -> DataError:
         """Return what to say of a line that does not end, which begins at a place in the buffer."""
-        line = self._lines_before + self._buffer.count(b"\n", 0, start) + 1
+        line += self._buffer.count(b"\n", 0, start)
         if self._quotes and self._buffer.find(b'"', start, self._size) >= 0:
             return DataError(
-                f"{shown(self._file)}, line {line} opens a quote that nothing closes; close it, "
+                f"{shown(file)}, line {line} opens a quote that nothing closes; close it, "
                 "or say that quotes are plain characters (--no-quotes)"
             )
         return DataError(
-            f"{shown(self._file)}, line {line} has more than {MOST_LINE_BYTES} bytes, "
+            f"{shown(file)}, line {line} has more than {MOST_LINE_BYTES} bytes, "
             "which no sample has; is it a log?"
         )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Records:
+    """Records of a file that are in memory."""
+
+    file: str
+    line: int  # At which they begin.
+    lines: int  # How many they take.
+    data: memoryview
+    ends: npt.NDArray[np.int64]  # Of each record, its newline included.
+    newlines: npt.NDArray[np.int64] | None  # Where some record has several lines.
+
+    def span(self, first: int, header: bytes | None, parse: Parse) -> Span:
+        """Return the records from one on, which are parsed when one of them is read."""
+        parsed: RawBatch | None = None
+
+        def read(start: int, stop: int) -> RawBatch:
+            nonlocal parsed
+            if parsed is None:
+                parsed = parse(self._block(first + start, header))
+            # It was parsed from the record on that was read first.
+            before = self.ends.size - first - parsed.samples
+            return parsed.slice(start - before, stop - before)
+
+        return Span(self.ends.size - first, read)
+
+    def _block(self, first: int, header: bytes | None) -> Block:
+        start = int(self.ends[first - 1]) if first else 0
+        ends, line, lines = self.ends[first:], self.line + first, None
+        if self.newlines is not None:
+            starts = np.concatenate([[start], ends[:-1]])
+            lines = self.line + np.searchsorted(self.newlines, starts)
+            line = int(lines[0])
+        # Arrow would take a blank line for a sample of which every field is missing, or for none.
+        lengths = np.diff(ends, prepend=start)
+        text = np.frombuffer(self.data, dtype=np.uint8)
+        blank = (lengths == 1) | ((lengths == 2) & (text[ends - lengths] == _RETURN))
+        if blank.any():
+            record = int(np.argmax(blank))
+            line = line + record if lines is None else int(lines[record])
+            raise DataError(f"{shown(self.file)}, line {line} is blank; remove it")
+        return Block(Place(self.file, line, "line", lines), header, self.data[start:], ends.size)
 
 
 def _before_blank(buffer: bytearray, end: int) -> int:
@@ -244,7 +192,8 @@ def record_ends(
     (array([4]), None)
     """
     text = np.frombuffer(block, dtype=np.uint8)
-    newlines = np.flatnonzero(text == _NEWLINE)
+    found = [np.flatnonzero(piece == _NEWLINE) + first for first, piece in pieces(text)]
+    newlines = np.concatenate([np.zeros(0, np.int64), *found])
     if not quotes or not (text == _QUOTE).any():
         return newlines + 1, None
     # A newline ends a record unless a quote is open: a quote within quotes is written twice.

@@ -18,11 +18,8 @@ from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.lookups.batch_reads import FeatureRead, feature_bounds
 from placer.growing import Growing, KeyCounts
 from placer.growing.key_map import StepRows, parts_of
-from placer.growing.options import Int
+from placer.growing.options import OPEN_OVER_RANKS, Int
 from placer.tables import Table
-
-_AHEAD = 2
-"""Steps that are always taken to be open: those during which a batch is sent ahead."""
 
 
 class ShardedKeys(GrowingKeys):
@@ -116,7 +113,9 @@ class ShardedKeys(GrowingKeys):
         received = came.reshape(world, tables).sum(1).tolist()
         keys = comm.exchange("keys", ids[here], sizes, received).cpu().numpy()
         read = np.tile(np.arange(tables), world).repeat(came)
-        rows, begun = self._mapped(keys, read, max(_AHEAD, open_steps) if training else None)
+        rows, begun = self._mapped(
+            keys, read, max(OPEN_OVER_RANKS, open_steps) if training else None
+        )
         ids[here] = comm.exchange("keys", torch.from_numpy(rows), received, sizes).cpu().long()
         if training:
             self._send_changes(begun, routes, batch.ids.device, comm)

@@ -114,8 +114,9 @@ def _behind(
 def on_every_rank(error: Exception) -> bool:
     """Return whether an error of the exchange of a batch has come on every rank, which all go on.
 
-    >>> on_every_rank(DataError("an id is negative")), on_every_rank(ValueError())
-    (True, False)
+    >>> errors = DataError("an id is negative"), BackendError("rank 1 is lost"), ValueError()
+    >>> [on_every_rank(error) for error in errors]
+    [True, False, False]
     """
     return isinstance(error, PlacerError) and not isinstance(error, BackendError)
 

@@ -136,7 +136,7 @@ class ArenaSlice:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:
-    """All arenas of a plan and the column slices of each table, from left to right."""
+    """All arenas of a plan and the column slices of each table, arena by arena."""
 
     arenas: tuple[ArenaSpec, ...]
     column_slices: dict[str, tuple[ArenaSlice, ...]]
@@ -200,11 +200,7 @@ def lay_out(
             column_slices[table.name].append(
                 ArenaSlice(table.name, columns.cols, index, table.rows, follows, start, view)
             )
-    ordered = {
-        name: tuple(sorted(parts, key=lambda columns: columns.cols))
-        for name, parts in column_slices.items()
-    }
-    return Layout(tuple(arenas), ordered)
+    return Layout(tuple(arenas), {name: tuple(parts) for name, parts in column_slices.items()})
 
 
 _Starts = list[list[tuple[Shard, int]]]

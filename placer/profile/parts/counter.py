@@ -12,7 +12,6 @@ from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from placer.data.choosing import MAX_INFERRED_ROWS, feature_tables_of, mapping_kinds
@@ -34,8 +33,6 @@ from placer.profile.parts.counts import Counts, CountSums, batches, sums_of, win
 from placer.profile.parts.reading import PartitionTables, PartReader
 from placer.profile.profile import Profile
 from placer.profile.table_profile import FeatureCounts, TableProfile, UnknownIds
-
-_Int = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)

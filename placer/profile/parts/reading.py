@@ -31,6 +31,8 @@ _SORTING = 4
 class PartReader(ArrowSource):
     """The samples of a partition with their positions in the log."""
 
+    _may_be_empty = True
+
     def __init__(
         self, source: BatchSource, columns: Columns, missing: Missing, position: str | None
     ) -> None:
@@ -45,7 +47,7 @@ class PartReader(ArrowSource):
     def positioned(self, partition: int) -> Iterator[tuple[RawBatch, _Int]]:
         """Yield samples in order, and the position of each."""
         first = partition * _PARTITION_SAMPLES
-        with closing(self.open(may_be_empty=True)) as cursor:
+        with closing(self.open()) as cursor:
             while (batch := cursor.read(_READ_SAMPLES)) is not None:
                 if self._position is None:
                     self._positions = np.arange(first, first + batch.samples)

@@ -91,11 +91,12 @@ def load_tables(folder: str | os.PathLike[str], applied: AppliedPlan) -> None:
     }
     numbers = [f"{GROUP}.{name}" for name in applied.constants()]
     what = f"{folder} does not fit the tables"
+    named = _named(applied)
     states = [
-        (keys, key_states(what, stored, keys, f"{GROUP}."))
-        for keys in (table.embeddings.keys for table in applied.tables.values())
+        (table.embeddings.keys, key_states(what, stored, table.embeddings.keys, own, f"{GROUP}."))
+        for table, own in zip(applied.tables.values(), named, strict=True)
     ]
-    load_stored(what, _named(applied), stored, counts=counts, numbers=numbers)
+    load_stored(what, named, stored, counts=counts, numbers=numbers)
     for keys, state in states:
         keys.load_state(state)
     for name, table in applied.tables.items():

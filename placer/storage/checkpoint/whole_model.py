@@ -86,7 +86,7 @@ def save_model(
         kept[(key,)] = tensor
     for prefix, tables in parts.counted.items():
         kept[STATE, f"{prefix}{UPDATES}"] = torch.tensor(tables.update_count())
-    for prefix, (keys, cut) in parts.keys.items():
+    for prefix, (keys, _, cut) in parts.keys.items():
         for name, values in keys.state().items():
             kept[MODEL, f"{prefix}{name.removeprefix(cut)}"] = values
 
@@ -136,8 +136,8 @@ def load_model(
     known = {key: rows for key, rows in stored.items() if key.split(".")[0] in groups}
     what = f"{folder} does not fit the model"
     states = [
-        (keys, key_states(what, known, keys, f"{MODEL}.{prefix}", cut))
-        for prefix, (keys, cut) in parts.keys.items()
+        (keys, key_states(what, known, keys, tables, f"{MODEL}.{prefix}", cut))
+        for prefix, (keys, tables, cut) in parts.keys.items()
     ]
     load_stored(what, named, known, counts=counts, tensors=dense)
     for keys, state in states:
@@ -159,9 +159,9 @@ class _Parts:
 
     named: list[NamedTables]
     counted: Mapping[str, IdOrder]  # Where it matters how many updates there have been.
-    # Of modules with tables that grow; and with what a name of its state begins that the model's
-    # state dict leaves out.
-    keys: Mapping[str, tuple[GrowingKeys, str]]
+    # Of modules with tables that grow; their tables; and with what a name of its state begins that
+    # the model's state dict leaves out.
+    keys: Mapping[str, tuple[GrowingKeys, NamedTables, str]]
     # Parameters and buffers themselves, by their key in the state dict.
     dense: Mapping[str, Tensor]
 
@@ -169,7 +169,7 @@ class _Parts:
 def _parts_of(model: nn.Module) -> _Parts:
     named: list[NamedTables] = []
     counted: dict[str, IdOrder] = {}
-    keys: dict[str, tuple[GrowingKeys, str]] = {}
+    keys: dict[str, tuple[GrowingKeys, NamedTables, str]] = {}
     dense: dict[str, Tensor] = {}
     seen: set[int] = set()
     for path, module in model.named_modules(remove_duplicate=False):
@@ -192,7 +192,7 @@ def _parts_of(model: nn.Module) -> _Parts:
             counted[prefix] = order
         if embeddings.keys.maps:
             cut = f"{module.table.name}." if isinstance(module, StandIn) else ""
-            keys[prefix] = embeddings.keys, cut
+            keys[prefix] = embeddings.keys, named[-1], cut
         seen.add(id(embeddings))
     if not named:
         raise CheckpointError(
