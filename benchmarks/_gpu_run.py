@@ -38,8 +38,9 @@ WITH_TARGET = HBM_SHARES[:3]
 
 BAGS_IN_HBM = "nn.EmbeddingBag + Adagrad"
 
-CACHE_WARM_UP_STEPS = 20
-"""More than others': which entry holds which row takes many steps to be as it stays."""
+LONG_WARM_UP_STEPS = 20
+"""More than others': which entry holds which row takes many steps to be as it stays. So does the
+host's pace with small batches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +71,13 @@ class Sizes:
     @property
     def batches(self) -> int:
         """Distinct batches: as many as steps follow one another."""
-        return 4 if self.tiny else WARM_UP_STEPS + CACHE_WARM_UP_STEPS + TIMED_STEPS + 1
+        return 4 if self.tiny else WARM_UP_STEPS + LONG_WARM_UP_STEPS + TIMED_STEPS + 1
 
     def warm_up(self, lookup: Lookup) -> int:
         """Steps before the clock."""
         if self.tiny:
             return 0  # Nothing is compiled in the interpreter.
-        return WARM_UP_STEPS + (CACHE_WARM_UP_STEPS if lookup in ("staged", "cached") else 0)
+        return WARM_UP_STEPS + (0 if lookup in ("uva", "host") else LONG_WARM_UP_STEPS)
 
 
 @dataclass(slots=True)
