@@ -11,6 +11,7 @@ from _gpu_training import on_host
 from torch import Tensor
 
 from placer.executor import PlacedEmbeddings, UnplacedEmbeddings
+from placer.pipeline import Pipeline
 from placer.plan.shard import Lookup
 
 _STEPS = 4
@@ -28,6 +29,11 @@ class Kind:
     def name(self) -> str:
         """As the table shows it."""
         return f"{self.lookup} + look-ahead" if self.ahead else self.lookup
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """Whether steps overlap, which memory is planned for."""
+        return "look-ahead" if self.ahead else "serial"
 
 
 KINDS: tuple[Kind, ...] = (

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from placer.executor import BagBatch
+from placer.pipeline import Pipeline
 from placer.plan.buffers import with_buffers
 from placer.plan.plan import Plan
 from placer.plan.shard import Lookup, Memory, Shard
@@ -195,7 +196,9 @@ def gradients(model: Model, batch_size: int, device: torch.device) -> list[Tenso
     ]
 
 
-def make_plan(model: Model, lookup: Lookup, share: float, batch_size: int) -> Plan:
+def make_plan(
+    model: Model, lookup: Lookup, share: float, batch_size: int, pipeline: Pipeline = "look-ahead"
+) -> Plan:
     """The hottest `share` of the rows in HBM, and how the others are read.
 
     ``cached`` keeps no row in HBM for good, tables that fit as a whole aside: the same number of
@@ -214,13 +217,19 @@ def make_plan(model: Model, lookup: Lookup, share: float, batch_size: int) -> Pl
             kind = "staged" if lookup == "cached" and not cached else lookup
             parts.append(_shard(table, kind, (split, table.rows), hot if cached else 0))
         shards += [
-            with_buffers(profile, part, samples=batch_size, returns_bags=index == 0)
+            with_buffers(
+                profile,
+                part,
+                samples=batch_size,
+                returns_bags=index == 0,
+                ahead=pipeline == "look-ahead",
+            )
             for index, part in enumerate(parts)
         ]
     gpu = Gpu("gpu:0", "host:0", 2**40, 4e12)
     host = Host("host:0", 2**42, 4e11)
     topology = Topology("1", (gpu,), (host,), (Link("gpu:0", "host:0", "pcie", 5e10),), True)
-    return Plan(model.tables, topology, tuple(shards), batch_size=batch_size)
+    return Plan(model.tables, topology, tuple(shards), batch_size=batch_size, pipeline=pipeline)
 
 
 def _shard(table: Table, lookup: Lookup, rows: tuple[int, int], cache_rows: int = 0) -> Shard:

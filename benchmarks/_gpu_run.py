@@ -317,7 +317,8 @@ class _Group:
             self._timed(record, timing)
             if bench.device.type == "cuda":
                 record.hbm_peak_bytes = torch.cuda.max_memory_allocated() - before
-            record.hbm_plan_bytes = device_memory(plan)["gpu:0"].total_bytes
+            planned = make_plan(self._model, lookup, share, self._size, kind.pipeline)
+            record.hbm_plan_bytes = device_memory(planned)["gpu:0"].total_bytes
             record.staging_rows = sum(shard.staging_rows for shard in plan.shards)
             record.distinct_rows = drawn.distinct_rows()
             if share < 1:

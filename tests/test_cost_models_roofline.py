@@ -75,7 +75,7 @@ IN_FLIGHT = 4 * (1 - (3 / 4) ** 32)
 LAUNCHED = (1 + UPDATE_KERNELS) * 1e-6
 """Kernels of an arena: all rows of a GPU are in one here."""
 
-INDEX = index_buffer_bytes(LOOKED_UP, 16)
+INDEX = index_buffer_bytes(zipf_table("t", 4, 16, lookups=2.0).table, LOOKED_UP, 16)
 ENTRY = ROW + ROW_CACHE_ENTRY_BYTES
 """A row in HBM with what says which row it is."""
 
@@ -147,6 +147,26 @@ def test_shares_of_the_host_link_by_hand() -> None:
 
     assert link_s("staged") == pytest.approx(2 * UNIQUE * ROW / 1e10)
     assert link_s("uva") == pytest.approx((4 * LOOKED_UP * W + 8 * UNIQUE * ROW) / 1e10)
+
+
+@pytest.mark.parametrize(("lookup", "serial_s", "ahead_s"), [
+    ("device", 1.0, 1.0),
+    ("uva", 1.0, 1.0),
+    # Copies reach 1e2 bytes a second. Beside a step, half of their time counts.
+    ("staged", 1.0 + 8.0 + UNIQUE * ROW / 1e2, 1.0 + 8.0 + UNIQUE * ROW / 2e2),
+    # Two of four rows are in the cache.
+    ("cached", 1.0 + 8.0 + UNIQUE * ROW / 2e2, 1.0 + 8.0 + UNIQUE * ROW / 4e2),
+])  # fmt: skip
+def test_what_an_executor_takes_besides_by_hand(
+    lookup: Lookup, serial_s: float, ahead_s: float
+) -> None:
+    """Seconds beside which other bytes take none: of an arena, its staging, and its copies."""
+    added = {"arena_s": 1.0, "staging_s": 8.0, "beside_copies_share": 0.5, "copy_share": 1e-8}
+    model = Roofline(replace(PLAIN.constants, **added))
+    for pipeline, expected in (("serial", serial_s), ("look-ahead", ahead_s)):
+        problem = replace(uniform(), pipeline=pipeline)  # type: ignore[arg-type]
+        plan = plan_for(problem, whole(problem, lookup))
+        assert model.evaluate(problem, plan).step_time_s == pytest.approx(expected, rel=1e-4)
 
 
 def test_a_cache_is_probed_for_every_lookup() -> None:
@@ -303,7 +323,7 @@ def test_hosts_pool_as_slowly_as_an_h100_waited_for() -> None:
     few = [r for r in measured["records"] if r["contender"] == "host" and r["skew"] != "criteo"]
     ratios = [
         predicted_s / record["step_s"]
-        for record, predicted_s in predictions({**measured, "records": few}, "1xh100")
+        for record, predicted_s, _ in predictions({**measured, "records": few}, "1xh100")
     ]
     assert len(ratios) == 8
     assert 0.85 < np.exp(np.mean(np.log(ratios))) < 1.15
@@ -511,7 +531,8 @@ def test_buffers_hold_the_rows_that_are_staged(
     expected = min(rows - cold, float(staged_rows(cdf.unique(in_flight, cold))))
     assert expected - 1 - 1e-6 <= found.staging_rows <= expected + 1e-6
     entries = found.staging_rows * (table.bytes_per_row(16) + ROW_CACHE_ENTRY_BYTES)
-    index = index_buffer_bytes(in_flight / STEPS_IN_FLIGHT, 16) * (1 - float(cdf.share(start)))
+    index = index_buffer_bytes(table, in_flight / STEPS_IN_FLIGHT, 16)
+    index *= 1 - float(cdf.share(start))
     assert found.buffer_bytes >= entries + index - 1e-6
     plan = plan_for(problem_of(profile), found)
     assert [v for v in violations(plan) if v.rule != "coverage"] == []

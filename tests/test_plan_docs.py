@@ -7,12 +7,18 @@ from pathlib import Path
 import jsonschema
 import numpy as np
 from conftest import REPOSITORY
+from problem_cases import zipf_table
 from safetensors.numpy import save_file
 
 from placer import Plan
 from placer.files import sha256_file
 from placer.plan.buffers import STEPS_IN_FLIGHT, index_buffer_bytes
-from placer.plan.memory import ROW_CACHE_ENTRY_BYTES, device_memory
+from placer.plan.memory import (
+    ENTRY_BYTES_PASSING,
+    ROW_CACHE_ENTRY_BYTES,
+    SORT_BYTES_PER_LOOKUP,
+    device_memory,
+)
 from placer.plan.schema import json_schema
 from placer.plan.verify import verify
 
@@ -42,8 +48,12 @@ def test_the_example_is_a_sound_plan(tmp_path: Path) -> None:
 
 def test_its_figures_are_those_that_plans_are_made_with() -> None:
     assert STEPS_IN_FLIGHT == 2
-    assert f"{index_buffer_bytes(1, 64):.0f} bytes for each lookup of a step" in TEXT
-    assert f"{index_buffer_bytes(1, 128):.0f} for rows of 128 columns" in TEXT
+    table = zipf_table("t", 1).table
+    assert f"{index_buffer_bytes(table, 1, 64):.0f} bytes for each lookup of a step" in TEXT
+    assert f"{index_buffer_bytes(table, 1, 128):.0f} for rows of 128 columns" in TEXT
+    assert f"; {index_buffer_bytes(table, 1, 64, ahead=False):.0f} with `pipeline: serial`" in TEXT
+    assert f"{SORT_BYTES_PER_LOOKUP} bytes a lookup more than updates" in TEXT
+    assert f"{ENTRY_BYTES_PASSING} bytes an entry" in TEXT
     assert f"(weights + state of a row + {ROW_CACHE_ENTRY_BYTES})" in TEXT
     assert f"with their state and {ROW_CACHE_ENTRY_BYTES} bytes of bookkeeping each" in TEXT
     costs = (REPOSITORY / "docs" / "cost-model.md").read_text(encoding="utf-8")

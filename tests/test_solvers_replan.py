@@ -38,7 +38,7 @@ from solvers.search.old_placement import OldTable
 MODEL = Roofline()
 LIMITS = Limits(time_limit_s=60)
 
-INDEX_BYTES = int(index_buffer_bytes(1, 1))
+INDEX_BYTES = int(index_buffer_bytes(zipf_table("t", 1).table, 1, 1))
 HBM = (50 << 10) + 160 * INDEX_BYTES
 """Of each of four GPUs that share 640 lookups."""
 

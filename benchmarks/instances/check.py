@@ -37,7 +37,7 @@ SAME = 1e-9
 MOST_BYTES = 1 << 30
 MOST = 1 << 53
 """Numbers of a plan are smaller: no table has so many rows, and no device so many bytes."""
-ENTRY_BYTES, ROW_MAP_BYTES = 52, 4
+ENTRY_BYTES, ROW_MAP_BYTES, SORT_BYTES = 39, 4, 8
 LOOKUPS = {"device": "hbm", "staged": "dram", "uva": "dram", "cached": "dram", "host": "dram"}
 NEEDED = {"table", "rows", "cols", "devices", "memory", "lookup"}
 PARTS = {"tables": list, "topology": dict, "row_order": dict, "solver": dict}
@@ -334,7 +334,10 @@ def _buffers(work: StepTime, shard: Shard, first: bool) -> tuple[float, int]:
     looked_up = samples * table.lookups
     lookups = table.loads((start, stop, step), looked_up)[0]
     vectors = (samples * table.bags if first else 0) + lookups * table.unpooled_share
-    size = 2 * vectors * width * 4 + lookups * (32 + 24 + max(4.0, width / 16))
+    # Lookups are sorted in the room of outputs and their gradients, 8 bytes each more than updates.
+    each = table.bags / table.lookups + table.unpooled_share if table.lookups else 1.0
+    passing = 8 + max(4.0, width / 16) + max(0.0, SORT_BYTES - 8 * each * width)
+    size = 2 * vectors * width * 4 + lookups * ((16 if work.serial else 32) + passing)
     if shard["lookup"] not in ("staged", "cached"):
         return size, 0
     start = min(stop, start + shard.get("cache_rows", 0) * step)

@@ -130,7 +130,7 @@ def point_curve(
         seconds = work.seconds(costs, shares)
         samples = problem.global_batch_size // len(devices)
         size = exchange_buffer_bytes(spec, samples, work.lookups, width)
-        size += index_buffer_bytes(work.lookups, width)
+        size += index_buffer_bytes(spec, work.lookups, width, problem.pipeline == "look-ahead")
         size = (np.ceil(size) if server else size) + count * spec.bytes_per_row(width)
         by_rank = option.replicated_rows or (option.row_slices > 1 and not option.blocked)
         by_rank = count < spec.rows if shard.is_replica else by_rank
@@ -203,7 +203,7 @@ def _buffer_bytes(problem: Problem, shard: TableShard, load: Load, on_drive: Flo
     first, last = shard.columns(spec.dim)
     hot, (all_lookups, _) = load.hot_rows, load.all_counts
     fixed = exchange_buffer_bytes(spec, problem.global_batch_size, all_lookups, last - first)
-    fixed += index_buffer_bytes(all_lookups, last - first)
+    fixed += index_buffer_bytes(spec, all_lookups, last - first, problem.pipeline == "look-ahead")
     if cold not in ("staged", "cached"):
         return np.full(hot.size, fixed)
     # Rows in DRAM and on the drive are shards with buffers of their own.

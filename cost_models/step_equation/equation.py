@@ -58,15 +58,12 @@ from placer.plan.memory import device_memory
 from placer.plan.plan import Plan
 from placer.plan.shard import Shard
 from placer.problem import Problem
-from placer.profile.table_profile import TableProfile
 
 _SHARES = lookup_shares()
 
 
-@lru_cache(maxsize=32_768)
-def _with_buffers(profile: TableProfile, shard: Shard, samples: int, returns_bags: bool) -> Shard:
-    """See `with_buffers`; kept, as a plan is fitted several times, and machines have the same."""
-    return with_buffers(profile, shard, samples=samples, returns_bags=returns_bags)
+# Kept, as a plan is fitted several times, and machines have the same.
+_with_buffers = lru_cache(maxsize=32_768)(with_buffers)
 
 
 class StepEquation(CostModel, ABC):
@@ -160,7 +157,10 @@ class StepEquation(CostModel, ABC):
         """As `placer.plan.buffers` has them. See `CostModel.with_buffers`."""
         samples = problem.global_batch_size // len(shard.devices)
         anywhere = replace(shard, devices=())
-        sized = _with_buffers(problem.profile.tables[table], anywhere, samples, returns_bags)
+        profile, ahead = problem.profile.tables[table], problem.pipeline == "look-ahead"
+        sized = _with_buffers(
+            profile, anywhere, samples=samples, returns_bags=returns_bags, ahead=ahead
+        )
         return replace(shard, staging_rows=sized.staging_rows, buffer_bytes=sized.buffer_bytes)
 
     def evaluate(self, problem: Problem, plan: Plan) -> CostReport:

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from placer.plan.memory import ROW_CACHE_ENTRY_BYTES
+from placer.plan.memory import ROW_CACHE_ENTRY_BYTES, SORT_BYTES_PER_LOOKUP
 from placer.plan.shard import Shard
 from placer.profile.table_profile import TableProfile
 from placer.tables import Table
@@ -27,15 +27,11 @@ INDEX_BYTES_HELD_PER_LOOKUP = 16
 Its place, its position in the order of rows, the start of its run of equal rows and that run's
 place, all int32, on the GPU that serves it. Measured by tests/executor/test_executor_memory.py."""
 
-INDEX_BYTES_PASSING_PER_LOOKUP = 24
-"""Bytes of one lookup that come and go while its step is prepared or its rows are updated.
+INDEX_BYTES_PASSING_PER_LOOKUP = 8
+"""Bytes of one lookup that come and go while its rows are updated, beside sums of its row's parts.
 
-20 while lookups are sorted on a GPU beyond the 16 that are held then: slots, their order as int64
-twice, and the room that CUB's radix sort of pairs takes (keys and values once more:
-`sort_stable` of PyTorch's ATen/native/cuda/SortStable.cu, and cub::DeviceRadixSort). The bag of
-each lookup, 4, while rows are updated: both can meet, for preparing has a stream of its own. In
-Triton's interpreter they do not, and it is 8, and 22 where all rows are staged: measured by
-tests/executor/test_executor_memory.py."""
+Its bag in the order of rows, 4, and 4 for what PyTorch's allocator rounds up and for lists of the
+lookups that a host pools. The next step is prepared before."""
 
 SUM_BYTES_PER_LOOKUP_AND_COLUMN = 2 * 4 / 128
 """Sums of the parts of rows that are read often: two rows of float32 for 128 lookups."""
@@ -62,17 +58,25 @@ def output_vectors(table: Table, samples: float, lookups: float) -> float:
     return bags + (lookups * unpooled / total if total else 0.0)
 
 
-def index_buffer_bytes(lookups: float, width: int) -> float:
+def index_buffer_bytes(table: Table, lookups: float, width: int, ahead: bool = True) -> float:
     """Return bytes of the integers of all steps in flight, for a server of `lookups` of each.
 
-    Linear in lookups, so that cutting a table by rows neither saves any nor adds any.
+    Linear in lookups, so that cutting a table by rows neither saves any nor adds any. Without
+    looking `ahead`, one step is in flight.
 
-    >>> index_buffer_bytes(1000, width=64)
-    60000.0
+    >>> from placer import Feature
+    >>> table = Table("ads", rows=1000, dim=64, features=(Feature("ad"),))
+    >>> index_buffer_bytes(table, 1000, 64), index_buffer_bytes(table, 1000, 64, ahead=False)
+    (44000.0, 28000.0)
     """
+    steps = STEPS_IN_FLIGHT if ahead else 1
+    each = table.lookups_per_sample
+    # Lookups are sorted while there are no outputs and gradients yet, in the room of these.
+    room = exchange_buffer_bytes(table, 1, each, width) / each if each else SORT_BYTES_PER_LOOKUP
     # The bags in order of rows take the place of the sums that follow.
     passing = INDEX_BYTES_PASSING_PER_LOOKUP + max(4.0, width * SUM_BYTES_PER_LOOKUP_AND_COLUMN)
-    return lookups * (STEPS_IN_FLIGHT * INDEX_BYTES_HELD_PER_LOOKUP + passing)
+    passing += max(0.0, SORT_BYTES_PER_LOOKUP - room)
+    return lookups * (steps * INDEX_BYTES_HELD_PER_LOOKUP + passing)
 
 
 def staged_rows(unique_rows: Float | float) -> Float:
@@ -123,7 +127,9 @@ def cache_slices(shard: Shard) -> tuple[tuple[int, int, int], tuple[int, int, in
     return (start, edge, step), (edge, stop, step)
 
 
-def with_buffers(profile: TableProfile, shard: Shard, *, samples: int, returns_bags: bool) -> Shard:
+def with_buffers(
+    profile: TableProfile, shard: Shard, *, samples: int, returns_bags: bool, ahead: bool = True
+) -> Shard:
     """Return the shard with the `staging_rows` and `buffer_bytes` that reading it needs.
 
     Of what a cached shard's steps touch, the rows that its cache holds are not staged. Each serving
@@ -135,7 +141,7 @@ def with_buffers(profile: TableProfile, shard: Shard, *, samples: int, returns_b
     all_lookups = samples * table.lookups_per_sample
     lookups = all_lookups * slice_lookup_share(profile, shard.rows)
     size = exchange_buffer_bytes(table, samples if returns_bags else 0, lookups, width)
-    size += index_buffer_bytes(lookups, width)
+    size += index_buffer_bytes(table, lookups, width, ahead)
     staging_rows = 0
     if shard.lookup in ("staged", "cached"):
         _, cold = cache_slices(shard)

@@ -21,14 +21,28 @@ ROW_MAP_BYTES_PER_ROW = 4
 ROW_NUMBER_BYTES = 4
 """A key map that has some of a table's rows numbers them: one int32 a row."""
 
-ROW_CACHE_ENTRY_BYTES = 52
+ENTRY_BYTES_HELD = 21
 """Bookkeeping of one row of HBM for copies of cold rows, staged or cached (`RowCache`).
 
-21 bytes stay, 29 in arenas of 2³¹ rows and more: the slot that it holds, its last use and its
-priority (4 each), whether it was updated (1), and the directory, slot and entry once more (4
-each). 31 come and go while a step's rows get entries: the order of eviction and the directory are
-sorted again. Measured by tests/executor/test_executor_memory.py, on a CPU."""
+The slot that it holds, its last use and its priority (4 each), whether it was updated (1), and the
+directory, slot and entry once more (4 each); 29 in all in arenas of 2³¹ rows and more. Measured by
+tests/executor/test_executor_memory.py."""
 
+ENTRY_BYTES_PASSING = 48
+"""More of it while a step's rows get entries, on a GPU, where entries that rows leave are sorted.
+
+Keys (4), the order of eviction (8), slots (4), sorted ones (4) and their numbers twice (16), and
+the room of CUB's radix sort of pairs (12)."""
+
+ROW_CACHE_ENTRY_BYTES = ENTRY_BYTES_HELD + 18
+"""What plans charge for it. Before there are outputs and gradients, their room serves for the rest
+of `ENTRY_BYTES_PASSING`: of wide rows, for all but the largest caches of small batches."""
+
+SORT_BYTES_PER_LOOKUP = 8
+"""More of a lookup while a step's lookups are sorted on a GPU than while its rows are updated.
+
+20 to sort int32 slots: their order as int64 twice, and CUB's room for 4 (`sort_stable` of PyTorch's
+ATen/native/cuda/SortStable.cu). An update takes 12 and more; see `placer.plan.buffers`."""
 
 CHECKSUM_BYTES = 4
 """Of each block of a drive."""

@@ -22,7 +22,7 @@ from placer.plan.buffers import (
     output_vectors,
     slice_lookup_share,
 )
-from placer.plan.memory import ROW_CACHE_ENTRY_BYTES, device_memory
+from placer.plan.memory import ENTRY_BYTES_HELD, ENTRY_BYTES_PASSING, device_memory
 from placer.plan.plan import Plan
 from placer.profile.profile import Profile
 
@@ -44,10 +44,9 @@ FRAGMENTATION_SHARE = 0.05
 segments of 10 MiB and more to 2 MiB (c10/cuda/CUDACachingAllocator.cpp). An assumption."""
 
 _ID_BYTES, _FLOAT_BYTES, _OFFSET_BYTES = 8, 4, 8
-_ENTRY_BYTES_HELD = 21
-_ENTRY_BYTES_PASSING = ROW_CACHE_ENTRY_BYTES - _ENTRY_BYTES_HELD
+_ENTRY_BYTES_PASSING: Mapping[DeviceKind, int] = {"cpu": 31, "cuda": ENTRY_BYTES_PASSING}
 _SORT_BYTES: Mapping[DeviceKind, int] = {"cpu": 13, "cuda": 20}
-"""Of a lookup, beyond those held, while lookups are sorted; see `placer.plan.buffers`."""
+"""Of a lookup, beyond those held, while lookups are sorted; see `placer.plan.memory`."""
 
 _STAGING_BYTES = 15
 """Of a lookup that may be of a staged or cached row, besides."""
@@ -102,7 +101,7 @@ class _Arena:
     def prepare_bytes(self, kind: DeviceKind) -> float:
         """Return what comes and goes while its lookups are prepared."""
         staged = _STAGING_BYTES * min(self.lookups, self.cold_rows) if self.entries else 0.0
-        return self.lookups * _SORT_BYTES[kind] + staged + self.entries * _ENTRY_BYTES_PASSING
+        return self.lookups * _SORT_BYTES[kind] + staged + self.entries * _ENTRY_BYTES_PASSING[kind]
 
     def update_bytes(self) -> float:
         """Return what comes and goes while its rows are updated."""
@@ -171,7 +170,7 @@ def peak_memory(
             "weights": use.weight_bytes,
             "optimizer state": use.state_bytes,
             "row maps": use.row_map_bytes,
-            "row caches": load.row_cache_bytes + load.entries * _ENTRY_BYTES_HELD,
+            "row caches": load.row_cache_bytes + load.entries * ENTRY_BYTES_HELD,
         }
         phases = _phases(plan, base, load, own, device_kind)
         room = (capacity_bytes or {}).get(gpu.id, gpu.memory_bytes + reserved)

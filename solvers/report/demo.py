@@ -51,7 +51,7 @@ def demo_problem(profile: Profile) -> Problem:
     for table in (one.table for one in profile):
         lookups = samples * table.lookups_per_sample
         buffers += exchange_buffer_bytes(table, samples, lookups, DIM)
-        buffers += index_buffer_bytes(lookups, DIM)
+        buffers += index_buffer_bytes(table, lookups, DIM)
     hbm_bytes = int((profile.total_bytes * _HBM_SHARE + 1.5 * buffers) / gpus)
     return Problem(profile, Topology.parse(MACHINE, hbm=hbm_bytes), batch_size)
 
