@@ -141,7 +141,7 @@ def test_measured_steps_are_held_against_plan_and_cost_model(
         used, planned, share, found, predicted, ratio = map(float, line.split()[-6:])
         assert used == round(record["hbm_peak_bytes"] / 1e9, 3)
         assert share == pytest.approx(planned / used, abs=0.005)
-        assert 0.985 < share < 1.035
+        assert 0.985 < share < 1.055
         assert found == round(record["step_s"] * 1e3, 2)
         assert ratio == pytest.approx(predicted / found, abs=0.01)
         assert 1 - off < ratio < 1 + off

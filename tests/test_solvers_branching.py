@@ -26,7 +26,7 @@ from solvers.search.branching import (
 )
 from solvers.search.branching.drives import DrivePoints
 from solvers.search.branching.formulation import Layout
-from solvers.search.branching.program import relaxed
+from solvers.search.branching.tree import relaxed
 from solvers.search.construction import construct
 from solvers.strategies._search import Search
 from solvers.strategies._stages import construct as construct_plans

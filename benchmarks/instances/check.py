@@ -37,7 +37,7 @@ SAME = 1e-9
 MOST_BYTES = 1 << 30
 MOST = 1 << 53
 """Numbers of a plan are smaller: no table has so many rows, and no device so many bytes."""
-ENTRY_BYTES, ROW_MAP_BYTES, SORT_BYTES = 39, 4, 8
+ENTRY_BYTES, ROW_MAP_BYTES, SORT_BYTES = 52, 4, 8
 LOOKUPS = {"device": "hbm", "staged": "dram", "uva": "dram", "cached": "dram", "host": "dram"}
 NEEDED = {"table", "rows", "cols", "devices", "memory", "lookup"}
 PARTS = {"tables": list, "topology": dict, "row_order": dict, "solver": dict}

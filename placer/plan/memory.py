@@ -34,9 +34,9 @@ ENTRY_BYTES_PASSING = 48
 Keys (4), the order of eviction (8), slots (4), sorted ones (4) and their numbers twice (16), and
 the room of CUB's radix sort of pairs (12)."""
 
-ROW_CACHE_ENTRY_BYTES = ENTRY_BYTES_HELD + 18
-"""What plans charge for it. Before there are outputs and gradients, their room serves for the rest
-of `ENTRY_BYTES_PASSING`: of wide rows, for all but the largest caches of small batches."""
+ROW_CACHE_ENTRY_BYTES = ENTRY_BYTES_HELD + 31
+"""What plans charge for it: 31 of `ENTRY_BYTES_PASSING`, which is what a CPU takes. On a GPU the
+room of outputs and gradients, which do not exist yet, serves for the rest."""
 
 SORT_BYTES_PER_LOOKUP = 8
 """More of a lookup while a step's lookups are sorted on a GPU than while its rows are updated.

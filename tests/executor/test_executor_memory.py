@@ -185,7 +185,7 @@ def test_the_integers_of_a_lookup(lookup: Lookup, rows: int, passing: float) -> 
     arrays = {id(tensor): tensor.nbytes for tensor in tensors_of(prepared[1])}
     held = sum(size for size in arrays.values() if size > 1_000)
     assert held / lookups == pytest.approx(INDEX_BYTES_HELD_PER_LOOKUP, rel=0.01)
-    # An entry of the row cache takes 31 bytes in passing on a CPU; plans charge 18 to its row.
+    # An entry of the row cache takes 31 bytes in passing on a CPU, which plans charge to its row.
     most = (peak - held - 31 * row_entries) / lookups
     assert passing - 3 < most <= passing
     # A plan has room for what a GPU takes, where entries of the row cache need more.

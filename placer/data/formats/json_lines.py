@@ -56,15 +56,15 @@ class JsonLinesSource(ColumnSource):
         _check_depth(first)
         try:
             table = _with_whole_numbers(start)
+            # Here a name may turn out to be no text.
+            names = flat(table.schema).names if table.num_columns else []
         except pa.ArrowInvalid as error:
             types: dict[str, IdType | None] = {**dict.fromkeys(numbers), **self._known.types}
             raise _wrong_line(first, types) or _unreadable(first, error) from error
-        if not table.num_columns:
-            raise DataError(f"{shown(file)}: its objects have no fields")
-        try:
-            assert flat(table.schema).names, "read here, where a name may turn out to be no text"
         except UnicodeDecodeError as error:
             raise DataError(f"{shown(file)}: the name of a field is not UTF-8") from error
+        if not names:
+            raise DataError(f"{shown(file)}: its objects have no fields")
         return table
 
     def _type(self, name: str, kind: pa.DataType) -> pa.DataType:
@@ -133,13 +133,14 @@ def _with_whole_numbers(data: bytes) -> pa.Table:
         return arrow_json.read_json(pa.BufferReader(data), options, parse)
 
     table = read()
-    for place, field in enumerate(table.schema):
+    for place, found in enumerate(table.schema.types):
         values, kind = single(table.column(place)), pa.uint64()
-        if is_list(field.type):
+        if is_list(found):
             values, kind = values.flatten(), pa.list_(kind)
         if pa.types.is_floating(values.type) and (pc.max(values).as_py() or 0) >= 1 << 63:
+            field = table.schema.field(place).with_type(kind)
             with suppress(pa.ArrowInvalid):  # Raised where some are fractions or negative.
-                table = read(table.schema.set(place, field.with_type(kind)))
+                table = read(table.schema.set(place, field))
     return table
 
 

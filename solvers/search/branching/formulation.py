@@ -200,8 +200,8 @@ class Formulation:
         cheapest = [least_of_each(each, self.starts, self.sizes)[1] for each, _ in costs if points]
         self.first_points: Int = np.unique(
             [numbers[at] for at, (_, numbers) in zip(cheapest, costs, strict=False)]
-        )
-        self.option_costs = self._option_costs(price) if points else np.zeros(0)
+        ).astype(np.int64)
+        self.option_costs = self._option_costs(price) if points else np.zeros(len(tables))
         self.table_costs = np.full(instance.tables, np.inf)
         np.minimum.at(self.table_costs, self.table_of, self.option_costs)
 

@@ -8,8 +8,6 @@ doi:10.1007/s10107-003-0433-3, make a bound safe against rounding in the same wa
 at these prices joins the next program (Dantzig and Wolfe 1960, doi:10.1287/opre.8.1.101).
 """
 
-import time
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -384,26 +382,3 @@ class GroupProgram:
         starts = np.cumsum(sizes) - sizes
         numbers = np.repeat(f.starts[self.parts] - starts, sizes) + np.arange(int(sizes.sum()))
         return starts, numbers, f.points[:, numbers]
-
-
-def relaxed(
-    formulation: Formulation, node: Node, most: float, time_limit_s: float, rounds: int
-) -> Relaxed:
-    """Return a node's relaxation, after so many programs at most, each with more points."""
-    best: Relaxed | None = None
-    deadline = time.monotonic() + time_limit_s
-    for _ in range(rounds):
-        found = GroupProgram(formulation, node, most).solve(deadline - time.monotonic())
-        if not found.is_solved:
-            return best or found
-        if best is None or found.bound >= best.bound:
-            best = found
-        if found.bound >= most or found.is_exact:
-            break
-        # The next program has this one's options and points, and those that its prices ask for.
-        extra = np.full(node.options.size, np.inf)
-        extra[np.isin(node.options, found.options)] = found.extra
-        points = np.union1d(node.points, found.points)
-        node = replace(node, extra=np.minimum(extra, node.extra), points=points)
-    assert best is not None, "there is at least one round"
-    return best

@@ -3,6 +3,7 @@
 import heapq
 import math
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from solvers.model.instance import Instance
 from solvers.search.branching.branches import Branches, Examined
 from solvers.search.branching.formulation import Formulation
 from solvers.search.branching.nodes import Node, Relaxed, first_groups
-from solvers.search.branching.program import relaxed
+from solvers.search.branching.program import GroupProgram
 from solvers.search.branching.rounding import rounded
 from solvers.search.moves import improve
 
@@ -329,3 +330,26 @@ def branch_and_bound(
         return None
     search.run(gap)
     return search
+
+
+def relaxed(
+    formulation: Formulation, node: Node, most: float, time_limit_s: float, rounds: int
+) -> Relaxed:
+    """Return a node's relaxation, after so many programs at most, each with more points."""
+    best: Relaxed | None = None
+    deadline = time.monotonic() + time_limit_s
+    for _ in range(rounds):
+        found = GroupProgram(formulation, node, most).solve(deadline - time.monotonic())
+        if not found.is_solved:
+            return best or found
+        if best is None or found.bound >= best.bound:
+            best = found
+        if found.bound >= most or found.is_exact:
+            break
+        # The next program has this one's options and points, and those that its prices ask for.
+        extra = np.full(node.options.size, np.inf)
+        extra[np.isin(node.options, found.options)] = found.extra
+        points = np.union1d(node.points, found.points)
+        node = replace(node, extra=np.minimum(extra, node.extra), points=points)
+    assert best is not None, "there is at least one round"
+    return best
