@@ -39,8 +39,8 @@ WITH_TARGET = HBM_SHARES[:3]
 BAGS_IN_HBM = "nn.EmbeddingBag + Adagrad"
 
 LONG_WARM_UP_STEPS = 20
-"""More than others': which entry holds which row takes many steps to be as it stays. So does the
-host's pace with small batches."""
+"""More steps before the clock: entries of row caches take many to settle, and so does the host's
+pace with small batches."""
 
 
 @dataclass(frozen=True, slots=True)

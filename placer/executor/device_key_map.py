@@ -14,18 +14,17 @@ from placer.growing.key_map import KeyMap
 from placer.growing.options import Growing, Int
 
 LEAST_ROWS, ROWS_PER_KEY = 1024, 32
-"""Rows whose reads the host asks for at a time: at least, and for each key that may need one."""
+"""How many rows the host asks about at a time: at least, and for each key without a row."""
 
 _AT_ONCE = 1 << 20
 """Rows that are copied to the device at once: 32 bytes of each are held meanwhile."""
 
 _MOST_PASSED = 17
-"""Rows that the hand may take and passes for one: those of its window and, if there are none, the
-next."""
+"""Rows that the hand looks at for one key at most: its window and, if none is free, the next."""
 
 
 class Lookups(NamedTuple):
-    """Some lookups of a batch: their places in it, ascending, their keys, and the rows found."""
+    """Some lookups of a batch, in its order: where they stand, their keys, and the rows found."""
 
     places: Int
     keys: Int
@@ -46,16 +45,19 @@ class Lookups(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """Rows whose reads the host asks for; and those last read before a step may lose their keys."""
+    """A question to the device: the reads of these rows.
+
+    Rows that were read last before step `before` may lose their keys.
+    """
 
     rows: Int
     before: int
 
 
 class Answer(NamedTuple):
-    """Of the rows that were asked for: the last step that read them, and the steps that did.
+    """What the device knows of the rows: the last step that read each, and how many steps did.
 
-    `lookups` are those of this step that read rows which may lose their keys.
+    `lookups` are this step's reads of rows that may lose their keys.
     """
 
     last: Int
@@ -64,8 +66,10 @@ class Answer(NamedTuple):
 
 
 class Given(NamedTuple):
-    """What a step's lookups without a row got: `places` and `rows`; what `StepRows` has of them;
-    and the rows of which the device has to know again, in the map's own numbers.
+    """What a step changes.
+
+    The lookups at `places` get `rows`. The rows `reused` have other keys now, `new_keys`. The
+    device has to be sent the rows `changed`, which are in the map's own numbers.
     """
 
     places: Int
@@ -117,7 +121,7 @@ class DeviceCopy:
 
 
 Walk: TypeAlias = Generator[Asked, Answer | None, Given | None]
-"""A step of a map: asks the device for reads until it is done. It is begun with None."""
+"""A step of a map: it yields questions to the device, and returns what changes."""
 
 
 class DeviceKeyMap(KeyMap):
@@ -132,7 +136,7 @@ class DeviceKeyMap(KeyMap):
         Of this map alone.
     """
 
-    def __init__(self, growing: Growing, copy: "DeviceCopy") -> None:
+    def __init__(self, growing: Growing, copy: DeviceCopy) -> None:
         self._copy = copy
         super().__init__(growing)
         self.push()

@@ -31,7 +31,7 @@ BLOCK, WARPS = 128, 1
 """Keys of a program, and its warps: four searches of each thread are under way at once."""
 
 FIRST = 4096
-"""Lookups that the host gets together with their number; it asks again for the others."""
+"""Lookups for which a kernel has room at first. If it notes more, it runs again with more room."""
 
 _SHAPES = 16
 """So many shapes of batches are remembered."""

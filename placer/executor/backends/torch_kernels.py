@@ -17,6 +17,7 @@ from placer.executor.memory.directory import Moves
 from placer.executor.memory.layout import ArenaSpec
 from placer.executor.optimizers.rule import Rule, row_sums, runs, updated
 from placer.executor.phases import phase
+from placer.executor.streams import sent
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,10 +40,7 @@ class SegmentTable:
     @classmethod
     def of(cls, device: torch.device, rows: tuple[tuple[int, ...], ...]) -> "SegmentTable":
         """Copy the rows of a table to the device, without waiting for it."""
-        data = torch.tensor(rows)
-        if device.type == "cuda":
-            data = data.pin_memory().to(device, non_blocking=True)
-        return cls(data, max(row[2] for row in rows))
+        return cls(sent(torch.tensor(rows), device), max(row[2] for row in rows))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
