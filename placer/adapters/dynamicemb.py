@@ -6,8 +6,8 @@ NVIDIA/recsys-examples, corelib/dynamicemb (dynamicemb_config.py at commit 00797
 
 from typing import Any
 
-from placer.adapters.growing_tables import row_wise_shards
 from placer.adapters.torchrec import document
+from placer.adapters.torchrec.parts import row_wise_shards
 from placer.errors import PlanMismatchError
 from placer.plan.plan import Plan
 from placer.plan.verify import verify
