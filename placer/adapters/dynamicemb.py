@@ -21,12 +21,8 @@ def table_options(plan: Plan, **options: Any) -> dict[str, Any]:
 
     ``num_embeddings`` is the capacity over all GPUs, from which dynamicemb's planner takes that of
     each. ``global_hbm_for_values`` are the bytes of weights and optimizer state in HBM, of all
-    GPUs; where that is a cache, ``caching`` is true.
-
-    Parameters
-    ----------
-    **options
-        Of `placer.adapters.torchrec.document`.
+    GPUs; where that is a cache, ``caching`` is true. `options` are those of
+    `placer.adapters.torchrec.document`.
 
     Raises
     ------

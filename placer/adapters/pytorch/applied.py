@@ -101,22 +101,11 @@ class AppliedPlan(Summarized):
     ) -> Tensor:
         """Clip gradients of parameters and of tables together, as if all were parameters.
 
-        What `torch.nn.utils.clip_grad_norm_` does of the 2-norm. Tables must be updated with the
+        What `torch.nn.utils.clip_grad_norm_` does of the 2-norm; returns the norm before, shape ().
+        `parameters` are the dense ones: ``model.parameters()``. Tables must be updated with the
         optimizer, as their gradients are gone by then otherwise.
 
         Raises PlacerError if `update_with` was not called; if ranks share the tables.
-
-        Parameters
-        ----------
-        parameters : iterable of Tensor
-            The dense ones: ``model.parameters()``.
-        max_norm : float
-        error_if_nonfinite : bool
-
-        Returns
-        -------
-        Tensor
-            The norm before, shape ().
 
         Examples
         --------

@@ -130,22 +130,11 @@ class SplitCollection(nn.Module):
     means divided by the length of the whole bag, rows sorted back into order. Selecting the
     lookups of a part waits for the device.
 
+    `collection` is the original; `parts` and `ranks` are those of the tables that are not read as
+    they are, by name. `placed_tables`, a collection of the same kind, is what TorchRec shards.
+
     Raises PlanMismatchError if a table cannot be split: it is weighted and pooled by mean, or its
     optimizer has been applied already.
-
-    Parameters
-    ----------
-    collection : EmbeddingBagCollection or EmbeddingCollection
-        The original; its weights are copied unless they are on the meta device.
-    parts : mapping of table name to Parts
-        Of the tables that are not read as they are.
-    ranks : mapping of table name to Ranks
-        Of the same tables.
-
-    Attributes
-    ----------
-    placed_tables : EmbeddingBagCollection or EmbeddingCollection
-        What TorchRec shards.
     """
 
     def __init__(

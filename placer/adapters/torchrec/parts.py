@@ -146,15 +146,8 @@ def with_fixed_rows(plan: Plan) -> Plan:
 def row_wise_shards(plan: Plan, table: str, trainer: str, **has: Any) -> list[Shard]:
     """Return the shards of a table that grows, one a GPU, all as many rows or one less.
 
-    Raises PlanMismatchError if it has others. No row is of one id for good, so that any slices of
-    so many rows are alike.
-
-    Parameters
-    ----------
-    trainer : str
-        Who gives rows to keys, for the message.
-    **has
-        What `Growing` must say, where the trainer has one way alone.
+    Raises PlanMismatchError if it has others, or grows in another way than `has` says, which the
+    `trainer` has alone. No row is of one id for good, so that any slices of so many rows are alike.
     """
     how, gpus = plan.growing[table], [gpu.id for gpu in plan.topology.gpus]
     for name, value in has.items():

@@ -30,25 +30,12 @@ def split_tables(module: Any, plan: Plan, *, staged_as: Staged | None = None) ->
     where the rows of one table are divided in the order of a profile. Weights are copied, unless
     they are on the meta device. Optimizers are applied afterwards.
 
-    Parameters
-    ----------
-    module : nn.Module
-        Not sharded yet. Its embedding collections are replaced in place, all other modules are
-        left alone.
-    staged_as : {"uva", "cached"}, optional
-        As in `to_sharding_plan`.
+    The model is not sharded yet. Its embedding collections are replaced in place, all other modules
+    are left alone; only a model that is an embedding collection itself is not what is returned.
+    `staged_as` is as in `to_sharding_plan`.
 
-    Returns
-    -------
-    nn.Module
-        `module`, or what replaces it if it is an embedding collection itself.
-
-    Raises
-    ------
-    PlanMismatchError
-        If TorchRec has no such placement, or a table cannot be split.
-    BackendError
-        If torchrec is not installed.
+    Raises PlanMismatchError if TorchRec has no such placement, or a table cannot be split.
+    Raises BackendError if torchrec is not installed.
     """
     require_torchrec()
     from placer.adapters.torchrec.modules import SplitCollection, collections_of, tables_of
