@@ -33,7 +33,7 @@ from placer import Feature, Plan, Profile, Table
 from placer.dense import DenseLayers
 from placer.executor import BagBatch, look_ahead, make_embeddings
 from placer.executor.backends.triton.triton_backend import TritonBackend
-from placer.executor.distributed import inputs_ahead
+from placer.executor.distributed import input_exchange
 from placer.executor.memory import host_memory
 from placer.executor.memory.arena import TieredRows
 from placer.files import write_text
@@ -177,7 +177,7 @@ def most_bytes(rank: int, world: int, model: Model) -> tuple[int, list[Any]]:
     plan = model.plan(world)
     data = [model.batch(7 * step + rank) for step in range(STEPS + 2)]
     config = TrainConfig(bottom_mlp=model.bottom, top_mlp=model.top, backend="triton")
-    inputs_ahead.ThreadPoolExecutor = _AtOnce  # type: ignore[misc,assignment]
+    input_exchange.ThreadPoolExecutor = _AtOnce  # type: ignore[misc,assignment]
     host_memory.HUGE_PAGE_BYTES = 1  # So that no row of the host's is PyTorch's.
     _collect_after_kernels()
     _wait_for_gloo()

@@ -20,14 +20,13 @@ from torch import Tensor
 
 from placer.executor import BagBatch
 from placer.executor.distributed.collectives import Kind
-from placer.executor.distributed.combine import combine
 from placer.executor.distributed.input_exchange import InputExchange
+from placer.executor.distributed.placement.channels import Survey
 from placer.executor.distributed.placement.division import Target
-from placer.executor.distributed.serving import Serve, Served
+from placer.executor.distributed.row_sums import RowTotals
+from placer.executor.distributed.serving import Serve, Served, combine
 from placer.executor.distributed.sharded_batch import spans
 from placer.executor.distributed.sharded_keys import ShardedKeys
-from placer.executor.distributed.survey import Survey
-from placer.executor.distributed.whole_rows import RowTotals
 from placer.executor.lookups.batch_reads import FeatureRead, feature_reads
 from placer.plan.order import Ranks
 from placer.plan.plan import Plan

@@ -12,17 +12,18 @@ from hypothesis import strategies as st
 from ranks_cases import large_plan, table_with
 
 from placer.errors import PlanMismatchError
-from placer.executor.distributed.placement.channels import all_channels, channels_of
+from placer.executor.distributed.placement.channels import Survey, all_channels, channels_of
 from placer.executor.distributed.placement.division import (
+    RowSlice,
     Target,
     divide,
     holders_of,
+    joined,
     ranks_of_devices,
+    refined,
 )
 from placer.executor.distributed.placement.local_plans import local_plan
-from placer.executor.distributed.placement.row_slices import RowSlice, joined, refined
 from placer.executor.distributed.placement.table_routes import TableRoutes, ids_of, table_routes
-from placer.executor.distributed.survey import Survey
 from placer.executor.lookups.batch_reads import feature_reads
 from placer.plan.plan import Plan
 from placer.plan.verify import violations

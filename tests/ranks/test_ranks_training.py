@@ -30,8 +30,7 @@ from placer.executor import (
     look_ahead,
     make_embeddings,
 )
-from placer.executor.distributed.collectives import Communicator
-from placer.executor.distributed.exchange_types import exchange_as
+from placer.executor.distributed.collectives import Communicator, exchange_as
 from placer.plan.plan import Plan
 from placer.tables import OPTIMIZERS, Feature, Table
 

@@ -1,4 +1,4 @@
-"""Who sends which feature's lookups to whom: the same on every rank, from the plan alone."""
+"""What every rank knows of a shared plan: who holds what, and who sends which lookups to whom."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -6,11 +6,23 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from placer.executor.distributed.placement.division import Target
-from placer.executor.distributed.placement.table_routes import TableRoutes
+from placer.executor.distributed.placement.division import (
+    Target,
+    divide,
+    ranks_of_devices,
+    servers_of,
+)
+from placer.executor.distributed.placement.local_plans import (
+    HeldShards,
+    local_plan,
+    shards_by_holders,
+)
+from placer.executor.distributed.placement.table_routes import TableRoutes, table_routes
 from placer.executor.lookups.batch_reads import FeatureRead
-from placer.tables import Pooling
+from placer.plan.plan import Plan
+from placer.tables import Feature, OptimizerName, Pooling
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,3 +156,61 @@ def channels_of(
         sources = tuple(s for s in range(world) if held[holders][0].holder_for(s) == rank)
         units.append(Unit(holders, tuple(held[holders]), tuple(reads[holders]), sources))
     return Channels(sent, served, serves, widths, tuple(units))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Survey:
+    """What every rank knows of a plan: it is the same on all of them.
+
+    Attributes
+    ----------
+    ranks : mapping of device to rank
+    channels : tuple of Channel
+        Between any ranks.
+    shards : mapping of (table name, ranks) to sequence of (int, Shard)
+        See `shards_by_holders`.
+    """
+
+    plan: Plan
+    features: tuple[FeatureRead, ...]
+    optimizers: Mapping[str, OptimizerName]
+    ranks: Mapping[str, int]
+    targets: tuple[Target, ...]
+    routes: Mapping[str, TableRoutes]
+    channels: tuple[Channel, ...]
+    shards: HeldShards
+
+    @classmethod
+    def of(
+        cls,
+        plan: Plan,
+        features: tuple[FeatureRead, ...],
+        optimizers: Mapping[str, OptimizerName],
+        world: int,
+        device: torch.device,
+    ) -> "Survey":
+        """Divide a plan over so many ranks."""
+        ranks = ranks_of_devices(plan.topology, world, servers_of(plan))
+        division = divide(plan, ranks, optimizers)
+        routes = table_routes(plan, division, device)
+        return cls(
+            plan,
+            features,
+            optimizers,
+            ranks,
+            tuple(t for slices in division.values() for part in slices for t in part.targets),
+            routes,
+            all_channels(features, routes),
+            shards_by_holders(plan, ranks),
+        )
+
+    def plan_of(self, unit: Unit, channels: Channels, rank: int) -> Plan:
+        """Return the plan by which a rank holds one of its units."""
+        features: dict[str, list[Feature]] = defaultdict(list)
+        for channel in (channels.served[at] for at in unit.channels):
+            own = Feature(channel.name, pooling=channel.pooling)
+            features[channel.target.name].append(own)
+        gpus = [gpu for gpu in self.plan.topology.gpus if self.ranks[gpu.id] == rank]
+        return local_plan(
+            self.plan, unit.targets, features, self.shards, self.optimizers, gpus
+        ).plan

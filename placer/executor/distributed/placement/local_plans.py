@@ -4,8 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from placer.executor.distributed.placement.division import Target, holders_of
-from placer.executor.distributed.placement.row_slices import RowSlice
+from placer.executor.distributed.placement.division import RowSlice, Target, holders_of
 from placer.plan.fields import RowOrder
 from placer.plan.plan import Plan
 from placer.plan.shard import Shard
