@@ -22,9 +22,10 @@ from placer.errors import CheckpointError, PlacerError, PlanMismatchError
 from placer.plan.diff import diff
 from placer.plan.fields import RowOrder
 from placer.report.moves import reshard_report
-from placer.storage import row_blocks
-from placer.storage.safetensors_layout import StoredTensor
-from placer.storage.shards import open_shards, reshard, shard_file, write_shards
+from placer.storage import tensor_rows
+from placer.storage.shards import open_shards, reshard, write_shards
+from placer.storage.shards.shard_folder import ShardFile, ShardFolder
+from placer.storage.tensor_rows import StoredTensor
 
 TABLE = Table("t", 100, 8, optimizer="rowwise_adagrad")
 
@@ -217,12 +218,15 @@ def test_files_of_tables_that_stay_are_not_read(
 ) -> None:
     read: set[tuple[str, str]] = set()
 
-    def recorded(path: Path, tensor: StoredTensor, positions: np.ndarray) -> np.ndarray:
-        read.add((path.parent.name, tensor.name))
-        return shard_file.read_rows(path, tensor, positions)
+    def recorded(
+        folder: ShardFolder, file: ShardFile, tensor: StoredTensor, positions: np.ndarray
+    ) -> np.ndarray:
+        read.add((file.name.partition("/")[0], tensor.name))
+        return rows(folder, file, tensor, positions)
 
     write_shards(SPLIT, checkpoint_of(SPLIT), tmp_path / "old")
-    monkeypatch.setattr("placer.storage.shards.shard_folder.read_rows", recorded)
+    rows = ShardFolder.rows
+    monkeypatch.setattr(ShardFolder, "rows", recorded)
     assert reshard(tmp_path / "old", SPLIT, tmp_path / "same").kept_files == 2
     assert not read
     reshard(tmp_path / "old", WIDER, tmp_path / "new")
@@ -259,13 +263,13 @@ def test_a_killed_reshard_leaves_no_folder_and_the_next_one_works(tmp_path: Path
     killed = (
         "import os, signal, sys\n"
         "from placer import Plan\n"
-        "from placer.storage.shards import reshard, shard_file\n"
-        "write, calls = shard_file.ShardWriter.write, []\n"
-        "def last(self, *arguments):\n"
-        "    write(self, *arguments)\n"
+        "from placer.storage.shards import reshard, writing\n"
+        "write, calls = writing._write_rows, []\n"
+        "def last(*arguments):\n"
+        "    write(*arguments)\n"
         "    calls.append(1)\n"
         "    if len(calls) == 3: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "shard_file.ShardWriter.write = last\n"
+        "writing._write_rows = last\n"
         "reshard(sys.argv[1], Plan.load(sys.argv[2]), sys.argv[3])\n"
     )
     paths = [str(tmp_path / name) for name in ("old", "wider.json", "new")]
@@ -281,7 +285,7 @@ def test_a_killed_reshard_leaves_no_folder_and_the_next_one_works(tmp_path: Path
 def test_memory_is_bounded_by_chunks_not_tables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(row_blocks, "CHUNK_BYTES", 1 << 16)
+    monkeypatch.setattr(tensor_rows, "CHUNK_BYTES", 1 << 16)
     table = Table("t", 60_000, 32, optimizer="adagrad")
     hot = np.random.default_rng(0).permutation(table.rows)[:2000]
     orders = {"row_order": {"t": RowOrder("profile")}, "hot_ids": {"t": hot}}

@@ -23,7 +23,7 @@ from placer.storage.run_state import (
     growing_settings,
     table_settings,
 )
-from placer.storage.shards.writing import keys_of
+from placer.storage.shards.table_files import keys_of
 from placer.storage.tensor_rows import AnyTensor, TensorRows
 from placer.tables import Table
 

@@ -20,11 +20,10 @@ from placer.plan.verify import refuse_growing
 from placer.storage.checkpoint.applied_tables import GROUP
 from placer.storage.checkpoint.dcp_reader import read_tensors
 from placer.storage.checkpoint.table_blocks import NamedTables, load_stored
-from placer.storage.row_blocks import chunk_rows
 from placer.storage.run_state import WEIGHTS
 from placer.storage.shards.shard_folder import MANIFEST, open_shards
 from placer.storage.shards.shard_rows import checkpoint_of_shards
-from placer.storage.tensor_rows import AnyTensor, TensorRows, open_safetensors
+from placer.storage.tensor_rows import AnyTensor, TensorRows, chunk_rows, open_safetensors
 
 
 class ReadOnlyTables(nn.Module):

@@ -12,8 +12,8 @@ from ranks_cases import (
     batches_of,
     close,
     every_placement,
+    held_cells,
     joined,
-    local_shards,
     saved_cells,
     sharded,
     table_with,
@@ -328,7 +328,7 @@ def jobs(world: int) -> list[Job]:
         ("bad batches", bad_batches, (plan_of([table_with("sgd")]),)),
         ("other plans", other_plans, ([mixed, summed],)),
         *((f"checkpoints, {name}", changed_plans, (name,)) for name in WITH_STATE),
-        *((f"local shards, {name}", local_shards, (name,)) for name in WITH_STATE),
+        *((f"held cells, {name}", held_cells, (name,)) for name in WITH_STATE),
         *((f"saved cells, {name}", saved_cells, (name,)) for name in WITH_STATE),
         ("odd tables", odd_tables, ()),
         ("unread rows", unread_rows, ()),
@@ -378,11 +378,11 @@ def test_each_rank_counts_the_hits_of_its_rows(outcomes: Outcomes) -> None:
 
 
 @pytest.mark.parametrize("optimizer", WITH_STATE)
-def test_local_shards_cover_every_table(outcomes: Outcomes, optimizer: str) -> None:
+def test_held_cells_cover_every_table(outcomes: Outcomes, optimizer: str) -> None:
     plan = every_placement(optimizer)
     replicated = {shard.table for shard in plan.shards if len(shard.devices) > 1}
     found: dict[tuple[str, str], list[tuple[int, int]]] = {}
-    for held in outcomes.of(f"local shards, {optimizer}"):
+    for held in outcomes.of(f"held cells, {optimizer}"):
         for table, tensor, ids, cols in held:
             cells = found.setdefault((table, tensor), [])
             cells += [(row, column) for row in ids for column in range(*cols)]

@@ -1,22 +1,18 @@
 """Tables whose parts many processes hold, in the order of their ids."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from placer.executor.distributed.placement.channels import Survey
 from placer.executor.distributed.placement.division import Target
-from placer.executor.distributed.placement.table_routes import ids_of
 from placer.executor.distributed.table_ranks import Command, TableRanks
 from placer.executor.id_order import (
     IdOrder,
     IdRange,
-    LocalShard,
     TableTensor,
     blocks_of,
-    tensors_of,
 )
 from placer.executor.local.local_id_order import LocalIdOrder
 from placer.tables import Table
@@ -130,9 +126,9 @@ class DistributedIdOrder(IdOrder):
                 result[places, slice(*target.cols)] = values.view(-1, target.width)
         return result
 
-    def holds(self, block: IdRange) -> bool:
-        parts = self._parts(block.tensor.table, block.ids, self._is_written)
-        return any(rows.numel() for *_, rows in parts)
+    def held(self, block: IdRange) -> Iterator[tuple[Tensor, tuple[int, int]]]:
+        for target, places, _ in self._parts(block.tensor.table, block.ids, self._is_written):
+            yield places, target.cols
 
     def write(self, block: IdRange, values: Tensor) -> None:
         self._write(block.tensor.table, block.tensor.name, block.ids, values, self._is_written)
@@ -147,18 +143,6 @@ class DistributedIdOrder(IdOrder):
         shape = (count,) if tensor.is_per_row else (count, target.width)
         values = self._ranks.receive(torch.empty(shape, dtype=tensor.dtype))
         self._write_target(target, tensor.name, rows, values)
-
-    def local_shards(self) -> Iterator[LocalShard]:
-        for routes in self._routes.values():
-            targets = (target for columns in routes.column_slices for target in columns.targets)
-            for target in targets:
-                if not self._is_written(target):
-                    continue
-                write = partial(self._write_target, target)
-                ids = partial(ids_of, self.plan, target)
-                for tensor in tensors_of(routes.table, self.optimizers[routes.table.name]):
-                    cols = None if tensor.is_per_row else target.cols
-                    yield LocalShard(tensor, cols, target.rows, ids, partial(write, tensor.name))
 
     def update_count(self) -> int:
         self._ranks.tell(Command.COUNT_UPDATES)

@@ -40,8 +40,7 @@ from placer.files import FileRecord, HashedFile
 from placer.folders import HiddenFolder
 from placer.storage.checkpoint.dcp_metadata import NAME
 from placer.storage.checkpoint.table_blocks import Name, NamedTables, Round, rounds_of
-from placer.storage.row_blocks import block_rows, row_blocks
-from placer.storage.tensor_rows import AnyTensor, TensorRows
+from placer.storage.tensor_rows import AnyTensor, TensorRows, block_rows, row_blocks
 
 FORMAT_VERSION = "1.0.0"
 """What PyTorch 2.13 writes; earlier versions write none, and all of them read it."""

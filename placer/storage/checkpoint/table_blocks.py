@@ -12,8 +12,7 @@ from placer.errors import CheckpointError
 from placer.executor.growing_keys import GrowingKeys
 from placer.executor.id_order import IdOrder, IdRange, TableTensor, rows_from
 from placer.executor.tensor_names import UPDATES, check_shapes
-from placer.storage.row_blocks import block_rows, row_blocks
-from placer.storage.tensor_rows import TensorRows
+from placer.storage.tensor_rows import TensorRows, block_rows, row_blocks
 
 Name = tuple[str, ...]
 """A tensor's place in a nested state dict; joined by dots it is its name in the checkpoint."""

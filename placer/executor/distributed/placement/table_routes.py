@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from placer.errors import PlanMismatchError
-from placer.executor.distributed.placement.division import ColumnSlice, RowSlice, Target
+from placer.executor.distributed.placement.division import ColumnSlice, RowSlice
 from placer.executor.lookups.batch_reads import tensors_of
-from placer.plan.order import Ranks
 from placer.plan.plan import Plan
 from placer.tables import Table
 
@@ -197,18 +196,6 @@ def table_routes(
         name: _table_routes(plan, plan.tables_by_name[name], column_slices, device)
         for name, column_slices in division.items()
     }
-
-
-def ids_of(plan: Plan, target: Target, start: int, stop: int) -> Tensor:
-    """Return ids of the rows ``start..stop`` of a target, int64."""
-    own = torch.arange(start, stop)
-    if target.by_id:
-        return own
-    ranks = torch.empty_like(own)
-    for part, base in zip(target.parts, target.bases, strict=True):
-        here = (own >= base) & (own < base + part.count)
-        ranks[here] = part.start + (own[here] - base) * part.step
-    return torch.from_numpy(Ranks.in_plan(plan, target.table.name).ids(ranks.numpy()))
 
 
 def _table_routes(
