@@ -19,7 +19,7 @@ from placer.data.log import Chunk
 from placer.errors import PlacerError, ProblemError
 from placer.executor import BagBatch, Embeddings, PreparedBatch, UnplacedEmbeddings
 from placer.executor.distributed import ShardedBatch
-from placer.executor.distributed.lost_ranks import rank_lost
+from placer.executor.distributed.collectives import rank_lost
 from placer.plan.plan import Plan
 from placer.training.config import TrainConfig
 from placer.training.dlrm import Dlrm

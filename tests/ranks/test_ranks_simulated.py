@@ -85,7 +85,7 @@ def test_a_solvers_plan_of_mlperfs_tables_on_128_gpus() -> None:
     world, steps = executed(plan, [a_batch(plan, samples, 0)] * GPUS)
     assert any(target.cols != (0, target.table.dim) for target in world.survey.targets) or any(
         len(columns.targets) > 1
-        for known in world.survey.maps.values()
+        for known in world.survey.routes.values()
         for columns in known.column_slices
     )
     measured = sent(steps, "ids", "lengths", "outputs", "gradients")

@@ -26,18 +26,8 @@ _Part = tuple[Target, Tensor, Tensor]
 class DistributedIdOrder(IdOrder):
     """Tables that the processes of a group share; see `IdOrder`.
 
-    Parameters
-    ----------
-    survey : Survey
-    counts_updates : bool
-        See `IdOrder`.
-    held : mapping of target name to LocalIdOrder
-        What this process holds.
-    ranks : TableRanks
-        What servers hold is read and written by the trainers that they follow: `world` counts
-        these, and `group` has them.
-    device : torch.device
-        Of the routes.
+    `held` is what this process holds, by target. What servers hold is read and written by the
+    trainers that they follow: `world` counts these, and `group` has them.
     """
 
     def __init__(

@@ -276,13 +276,7 @@ class InputsAhead:
     From the first batch sent ahead on, the exchange has the thread and a process group of its
     own, so that its collectives may come between those of the training in any way: only their
     own order matters, and it is the same on all ranks as long as these ask in the same order.
-
-    Parameters
-    ----------
-    inputs : InputExchange
-        No one else may call it.
-    group : callable
-        Makes the process group; all ranks call it at the same point of their loop.
+    `group` makes the process group, at the same point of all ranks' loops.
     """
 
     def __init__(self, inputs: InputExchange, group: Callable[[], Communicator]) -> None:

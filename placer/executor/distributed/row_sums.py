@@ -27,16 +27,9 @@ def all_reduce_rows(
 ) -> list[list[RowSums]]:
     """Totals over the holders of each table's row sums; the same bits on each of them.
 
-    However many groups of ranks hold rows together, these are four collectives.
-
-    Parameters
-    ----------
-    comm : Communicator
-        All of its ranks must be here: those that hold no such rows send and get nothing.
-    holders : sequence of sequence of int
-        The ranks of each group that this rank is in, in their order.
-    sums : sequence of sequence of RowSums
-        Of this rank, by group and table.
+    However many groups of ranks hold rows together, these are four collectives, of all ranks:
+    those that hold no such rows send and get nothing. `holders` are the ranks of each group that
+    this rank is in, in their order, and `sums` are this rank's, by group and table.
     """
     dealt = [
         [_dealt(*one, len(ranks)) for one in own] for ranks, own in zip(holders, sums, strict=True)
@@ -125,22 +118,13 @@ class RowTotals:
 
     The same lookups read all column slices of a row, so peers find the same rows in the same order,
     and vectors are added elementwise: rank by rank, so that each gets the same bits.
-
-    Attributes
-    ----------
-    groups : tuple of (tuple of str, list of int)
-        The column slices of the same rows: tables here that hold some, from left to right; and
-        everyone who holds one, in order. All ranks have the same order of groups.
-    dims : mapping of table name to int
-        Columns of the whole row.
-    comm : Communicator or None
-        None where all column slices are here.
-    device : torch.device
     """
 
+    # The column slices of the same rows: tables here that hold some, from left to right; and
+    # everyone who holds one, in order. All ranks have the same order of groups.
     groups: tuple[tuple[tuple[str, ...], list[int]], ...]
-    dims: Mapping[str, int]
-    comm: Communicator | None
+    dims: Mapping[str, int]  # Columns of the whole row, by table.
+    comm: Communicator | None  # None where all column slices are here.
     device: torch.device
 
     @classmethod

@@ -31,25 +31,9 @@ from placer.plan.plan import Plan
 class Served:
     """What a rank holds, and how it serves that to all ranks.
 
-    Parameters
-    ----------
-    survey : Survey
-    comm : Communicator
-    device : torch.device
-    gradient_scale : float
-        What gradients are multiplied by: 1/world where ranks average their losses.
-    build : callable
-        Builds what holds a part of the plan, from that part and what adds up Σ g².
-    keys : ShardedKeys
-        An update closes their oldest open step.
-    ranks : TableRanks, optional
-        Tells servers of backward passes.
-
-    Attributes
-    ----------
-    channels : Channels
-    modules : list of PlacedEmbeddings
-        Of `channels.units`.
+    `build` builds what holds a part of the plan, from that part and what adds up Σ g². Gradients
+    are multiplied by `gradient_scale`: 1/world where ranks average their losses. An update closes
+    the oldest open step of the `keys`, and `ranks` tell servers of backward passes.
     """
 
     def __init__(
@@ -69,7 +53,7 @@ class Served:
         self.channels = channels_of(rank, comm.world, targets, survey.channels)
         self._totals = RowTotals.of(targets, rank, device, comm)
         self._any_replicated = any(target.replicated for target in targets)
-        self.modules: list[PlacedEmbeddings] = []
+        self.modules: list[PlacedEmbeddings] = []  # Of `channels.units`.
         self._replicas: list[ReplicaUpdates] = []  # In an order that all ranks share.
         for position, unit in enumerate(self.channels.units):
             totals = RowTotals.of(unit.targets, rank, device) if unit.replicated else self._totals

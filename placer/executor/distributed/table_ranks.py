@@ -60,14 +60,7 @@ class NumberedBatch:
 class TableRanks:
     """The ranks of a group and what they are: trainers first, one for each GPU, then servers.
 
-    Parameters
-    ----------
-    plan : Plan
-    process_group : torch.distributed.ProcessGroup or None
-    device : torch.device
-        Where this rank has its tensors.
-    serves : bool
-        Whether this rank is meant to be a server.
+    `serves` says whether this rank is meant to be a server.
 
     Attributes
     ----------

@@ -15,8 +15,8 @@ from placer.errors import CheckpointError
 from placer.read_files import open_file
 from placer.storage.checkpoint.dcp_metadata import NAME, Block, StoredTensor, read_metadata
 from placer.storage.tensor_rows import TensorRows
-from placer.torch_files.tensors import ELEMENT_BYTES, TensorFileError
-from placer.torch_files.tensors import read_tensors as read_file
+from placer.torch_files import ELEMENT_BYTES, TensorFileError
+from placer.torch_files import read_tensors as read_file
 
 
 def read_tensors(folder: Path, known_files: Collection[str] | None = None) -> dict[str, TensorRows]:

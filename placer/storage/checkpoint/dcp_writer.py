@@ -35,7 +35,7 @@ from torch.distributed.checkpoint.planner import (
 )
 
 from placer.errors import CheckpointError
-from placer.executor.distributed.lost_ranks import rank_lost
+from placer.executor.distributed.collectives import rank_lost
 from placer.files import FileRecord, HashedFile
 from placer.folders import HiddenFolder
 from placer.storage.checkpoint.dcp_metadata import NAME

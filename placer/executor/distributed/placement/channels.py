@@ -27,28 +27,15 @@ from placer.tables import Feature, OptimizerName, Pooling
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """Lookups of one feature in one target.
+    """Lookups of one feature in one target."""
 
-    Attributes
-    ----------
-    name : str
-        Of the feature where it reads the target, which is a table of its own there.
-    feature : int
-    columns : int
-        Of the feature's table.
-    position : int
-        Of the target within its column slice.
-    target : Target
-    pooling : {"sum", "max", "none"}
-        What the holder gives back: a row for each bag, or for each lookup.
-    """
-
-    name: str
+    name: str  # Of the feature where it reads the target, which is a table of its own there.
+    # Numbers: of the feature, of its table's column slice, and of the target within that.
     feature: int
     columns: int
     position: int
     target: Target
-    pooling: Pooling
+    pooling: Pooling  # What the holder gives back: sum, max, or none for a row for each lookup.
 
     @property
     def pooled(self) -> bool:
@@ -58,22 +45,13 @@ class Channel:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Targets that one rank holds together with the same others, or alone.
-
-    Attributes
-    ----------
-    holders : tuple of int
-    targets : tuple of Target
-    channels : tuple of int
-        Positions in `Channels.served`, in the order of targets and of their features.
-    sources : tuple of int
-        Ranks whose lookups come here.
-    """
+    """Targets that one rank holds together with the same others, or alone."""
 
     holders: tuple[int, ...]
     targets: tuple[Target, ...]
+    # Positions in `Channels.served`, in the order of targets and of their features.
     channels: tuple[int, ...]
-    sources: tuple[int, ...]
+    sources: tuple[int, ...]  # Ranks whose lookups come here.
 
     @property
     def replicated(self) -> bool:
@@ -83,25 +61,15 @@ class Unit:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Channels:
-    """What a rank sends and serves.
+    """What a rank sends and serves."""
 
-    Attributes
-    ----------
-    sent : tuple of (rank, Channel)
-        In the order of sending: by destination.
-    served : tuple of Channel
-    serves : bool, shape (world, served)
-        Which of `served` come from each rank: of replicated rows, not all.
-    widths : int64, shape (served,)
-        Columns that each of `served` gives back.
-    units : tuple of Unit
-        What this rank holds alone comes first; then replicas, in an order that all share.
-    """
-
+    # With the rank that each goes to, in the order of sending: by destination.
     sent: tuple[tuple[int, Channel], ...]
     served: tuple[Channel, ...]
+    # Which of `served` come from each rank, shape (world, served): of replicated rows, not all.
     serves: npt.NDArray[np.bool_]
-    widths: npt.NDArray[np.int64]
+    widths: npt.NDArray[np.int64]  # Columns that each of `served` gives back.
+    # What this rank holds alone comes first; then replicas, in an order that all share.
     units: tuple[Unit, ...]
 
 
@@ -160,24 +128,15 @@ def channels_of(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Survey:
-    """What every rank knows of a plan: it is the same on all of them.
-
-    Attributes
-    ----------
-    ranks : mapping of device to rank
-    channels : tuple of Channel
-        Between any ranks.
-    shards : mapping of (table name, ranks) to sequence of (int, Shard)
-        See `shards_by_holders`.
-    """
+    """What every rank knows of a plan: it is the same on all of them."""
 
     plan: Plan
     features: tuple[FeatureRead, ...]
     optimizers: Mapping[str, OptimizerName]
-    ranks: Mapping[str, int]
+    ranks: Mapping[str, int]  # By device.
     targets: tuple[Target, ...]
     routes: Mapping[str, TableRoutes]
-    channels: tuple[Channel, ...]
+    channels: tuple[Channel, ...]  # Between any ranks.
     shards: HeldShards
 
     @classmethod

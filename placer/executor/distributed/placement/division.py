@@ -103,30 +103,17 @@ _MOST_PARTS = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Rows of a column slice that the same ranks hold: a table of its own on each of them.
+    """Rows of a column slice that the same ranks hold: a table of its own on each of them."""
 
-    Attributes
-    ----------
-    name : str
-        Of that table, unique among all targets.
-    table : Table
-        What it is a part of.
-    cols : (start, stop)
-    parts : tuple of RowSlice
-        Its rows, one slice after the other, as row ranks. All rows of a table are one slice,
-        and its own row r is then id r, not rank r.
-    holders : tuple of int
-        Ranks; more than one where the rows are replicated.
-    peers : str
-        Targets with equal names here are the other columns of the same rows, where row-wise
-        Adagrad needs Σ g² of all of them; empty where it does not.
-    """
-
-    name: str
-    table: Table
+    name: str  # Of that table, unique among all targets.
+    table: Table  # What it is a part of.
     cols: tuple[int, int]
+    # Its rows, one slice after the other, as row ranks. All rows of a table are one slice, and its
+    # own row r is then id r, not rank r.
     parts: tuple[RowSlice, ...]
-    holders: tuple[int, ...]
+    holders: tuple[int, ...]  # Ranks; more than one where the rows are replicated.
+    # Targets with equal names here are the other columns of the same rows, where row-wise Adagrad
+    # needs Σ g² of all of them; empty where it does not.
     peers: str = ""
 
     @property
@@ -163,19 +150,11 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class ColumnSlice:
-    """A range of columns of a table, and the targets that hold its rows.
-
-    Attributes
-    ----------
-    cols : (start, stop)
-    targets : tuple of Target
-    router : Router or None
-        Which target has which row. None where one has all, or nobody asks.
-    """
+    """A range of columns of a table, and the targets that hold its rows."""
 
     cols: tuple[int, int]
     targets: tuple[Target, ...]
-    router: "Router | None" = None
+    router: "Router | None" = None  # Which target has which row; None where one has all.
 
 
 def servers_of(plan: Plan) -> tuple[str, ...]:
@@ -189,15 +168,8 @@ def ranks_of_devices(topology: Topology, world: int, servers: Sequence[str] = ()
 
     GPU i of N is rank ``i · world // N``. With fewer ranks than GPUs, neighbouring GPUs share a
     rank. With more, some ranks have no rows and only contribute samples. What a host serves by
-    itself is served by the rank of its first GPU.
-
-    Parameters
-    ----------
-    topology : Topology
-    world : int
-        Number of ranks.
-    servers : sequence of str
-        Hosts that have ranks of their own: the last ones, in this order.
+    itself is served by the rank of its first GPU; `servers` are hosts that have ranks of their own,
+    the last ones, in this order.
     """
     world -= len(servers)
     if world < 1:

@@ -26,16 +26,9 @@ _LONGEST_PERIOD = 1 << 22
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankOrder:
-    """A row order on the computing device; see `placer.plan.order.Ranks`.
+    """A row order on the computing device; see `placer.plan.order.Ranks`."""
 
-    Attributes
-    ----------
-    ascending : int32 or int64, shape (listed,)
-        The ids that the order lists, sorted.
-    ranks : int32 or int64, shape (listed,)
-        Their row ranks.
-    """
-
+    # The ids that the order lists, sorted, and their row ranks: int32 or int64.
     ascending: Tensor
     ranks: Tensor
 
@@ -61,24 +54,14 @@ class Router:
 
     A segment begins wherever a slice begins or ends. Within it the owners repeat: their
     period is the least common multiple of the strides.
-
-    Attributes
-    ----------
-    segment_starts : shape (segments,)
-        First row of each segment.
-    periods, offsets : shape (segments,)
-        Of a segment's owners, and where they start in `owners`.
-    owners : int32
-        Slice of each row of a period.
-    starts, steps, bases : shape (slices,)
-        Row r of slice s is row ``bases[s] + (r − starts[s]) / steps[s]`` of its target.
-    targets : int32, shape (slices,)
     """
 
+    # Of each segment: its first row, the period of its owners, and where they start in `owners`.
     segment_starts: Tensor
     periods: Tensor
     offsets: Tensor
-    owners: Tensor
+    owners: Tensor  # Slice of each row of a period, int32.
+    # Of each slice: row r is row ``bases + (r − starts) / steps`` of its target.
     starts: Tensor
     steps: Tensor
     bases: Tensor
@@ -148,20 +131,11 @@ def _kind(rows: int) -> torch.dtype:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TableRoutes:
-    """A table's column slices, from left to right, and its row order where it matters.
-
-    Attributes
-    ----------
-    table : Table
-    column_slices : tuple of ColumnSlice
-        Those with the same row slices share their router.
-    order : RankOrder or None
-        None where rows follow ids, or no column slice is divided by rows.
-    """
+    """A table's column slices, from left to right, and its row order where it matters."""
 
     table: Table
-    column_slices: tuple[ColumnSlice, ...]
-    order: RankOrder | None
+    column_slices: tuple[ColumnSlice, ...]  # Those with the same row slices share their router.
+    order: RankOrder | None  # None where rows follow ids, or no column slice is divided by rows.
 
     def route(self, ids: Tensor, columns: ColumnSlice) -> tuple[Tensor, Tensor]:
         """Index of the target of each id, and its row there; both int64, shape (n,)."""
