@@ -159,16 +159,23 @@ class IdOrder(ABC):
         """
 
     @abstractmethod
-    def held(self, block: IdRange) -> Iterator[tuple[Tensor, tuple[int, int]]]:
-        """Yield which rows of a block this process holds, by their places, and which columns."""
+    def held(
+        self, block: IdRange
+    ) -> Iterator[tuple[Tensor, tuple[int, int], Callable[[Tensor], None]]]:
+        """Yield what this process holds of some rows: their places, columns, and what writes them.
+
+        Places are those in the block, ascending.
+        """
 
     def holds(self, block: IdRange) -> bool:
         """Return whether this process holds some of these rows."""
-        return any(places.numel() for places, _ in self.held(block))
+        return any(places.numel() for places, *_ in self.held(block))
 
-    @abstractmethod
     def write(self, block: IdRange, values: Tensor) -> None:
         """Overwrite what this process holds of some rows."""
+        for places, cols, write in self.held(block):
+            own = values[places]
+            write(own if block.tensor.is_per_row else own[:, slice(*cols)])
 
     @abstractmethod
     def write_rows(self, table: Table, name: str, ids: Tensor, values: Tensor) -> None:

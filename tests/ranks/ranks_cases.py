@@ -288,12 +288,10 @@ def held_cells(rank: int, world: int, optimizer: str) -> list[tuple[str, str, li
     for tensor in order.tensors():
         table, name, half = tensor.table.name, tensor.name, tensor.table.rows // 2
         for start, stop in ((0, half), (half, tensor.table.rows)):
-            block, values = IdRange(tensor, start, stop), torch.full(tensor.shape, torch.nan)
-            for places, cols in order.held(block):
-                own = (start + places,) if tensor.is_per_row else (start + places, slice(*cols))
-                values[own] = before[f"{table}.{name}"][own] * 2
-                held.append((table, name, own[0].tolist(), (0, 1) if tensor.is_per_row else cols))
-            order.write(block, values[start:stop])
+            for places, cols, write in order.held(IdRange(tensor, start, stop)):
+                ids, values = start + places, before[f"{table}.{name}"][start + places]
+                write((values if tensor.is_per_row else values[:, slice(*cols)]) * 2)
+                held.append((table, name, ids.tolist(), (0, 1) if tensor.is_per_row else cols))
     after = {**model.state_dict(), **model.optimizer_state_dict()}
     for key in before.keys() - {"updates"}:
         assert torch.equal(after[key], before[key] * 2)

@@ -1,6 +1,7 @@
 """Tables whose parts many processes hold, in the order of their ids."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -116,15 +117,19 @@ class DistributedIdOrder(IdOrder):
                 result[places, slice(*target.cols)] = values.view(-1, target.width)
         return result
 
-    def held(self, block: IdRange) -> Iterator[tuple[Tensor, tuple[int, int]]]:
-        for target, places, _ in self._parts(block.tensor.table, block.ids, self._is_written):
-            yield places, target.cols
-
-    def write(self, block: IdRange, values: Tensor) -> None:
-        self._write(block.tensor.table, block.tensor.name, block.ids, values, self._is_written)
+    def held(
+        self, block: IdRange
+    ) -> Iterator[tuple[Tensor, tuple[int, int], Callable[[Tensor], None]]]:
+        table, name = block.tensor.table, block.tensor.name
+        for target, places, rows in self._parts(table, block.ids, self._is_written):
+            yield places, target.cols, partial(self._write_target, target, name, rows)
 
     def write_rows(self, table: Table, name: str, ids: Tensor, values: Tensor) -> None:
-        self._write(table, name, ids, values, self._is_held)
+        for target, places, rows in self._parts(table, ids, self._is_held):
+            own = values[places]
+            if values.dim() > 1:
+                own = own[:, slice(*target.cols)]
+            self._write_target(target, name, rows, own)
 
     def receive(self, target_number: int, tensor_number: int, count: int) -> None:
         """Overwrite rows of a target here by what the trainer sends that this server follows."""
@@ -178,20 +183,6 @@ class DistributedIdOrder(IdOrder):
 
     def _number_of(self, tensor: TableTensor) -> int:
         return self._numbers[tensor.table.name, tensor.name]
-
-    def _write(
-        self,
-        table: Table,
-        name: str,
-        ids: Tensor,
-        values: Tensor,
-        is_wanted: Callable[[Target], bool],
-    ) -> None:
-        for target, places, rows in self._parts(table, ids, is_wanted):
-            own = values[places]
-            if values.dim() > 1:
-                own = own[:, slice(*target.cols)]
-            self._write_target(target, name, rows, own)
 
     def _write_target(self, target: Target, name: str, rows: Tensor, values: Tensor) -> None:
         """Overwrite rows here, and on the servers that follow this trainer."""

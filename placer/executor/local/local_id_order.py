@@ -1,7 +1,8 @@
 """Weights and optimizer state by id, wherever a plan keeps their rows in this process."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -56,8 +57,11 @@ class LocalIdOrder(IdOrder):
             return None
         return self.read_rows(block.tensor.table, block.tensor.name, block.ids)
 
-    def held(self, block: IdRange) -> Iterator[tuple[Tensor, tuple[int, int]]]:
-        yield torch.arange(block.stop - block.start), (0, block.tensor.table.dim)
+    def held(
+        self, block: IdRange
+    ) -> Iterator[tuple[Tensor, tuple[int, int], Callable[[Tensor], None]]]:
+        places = torch.arange(block.stop - block.start)
+        yield places, (0, block.tensor.table.dim), partial(self.write, block)
 
     def write(self, block: IdRange, values: Tensor) -> None:
         if block.stop > block.start:

@@ -170,16 +170,8 @@ def load_shards(
     own = frozenset(device for device, rank in ranks.items() if rank == order.rank)
     for tensor in order.tensors():
         for start, stop in row_blocks(tensor.table.rows, chunk_rows(tensor.row_bytes)):
-            block = IdRange(tensor, start, stop)
-            values = torch.empty(block.shape, dtype=tensor.dtype)
-            for places, cols in order.held(block):
-                ids = (start + places).numpy()
-                rows = gather(shards, tensor, ids, cols, own)
-                if tensor.is_per_row:
-                    values[places] = rows
-                else:
-                    values[places, slice(*cols)] = rows
-            order.write(block, values)
+            for places, cols, write in order.held(IdRange(tensor, start, stop)):
+                write(gather(shards, tensor, (start + places).numpy(), cols, own))
     if shards.updates is not None:
         order.set_update_count(shards.updates)
     return shards
