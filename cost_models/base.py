@@ -1,12 +1,11 @@
 """What a cost model is asked and what it answers."""
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
-from cost_models.arenas import ArenaCosts
 from cost_models.cost_report import CostReport
 from cost_models.schedule import ONE_PHASE, Schedule
 from placer.errors import PlanMismatchError
@@ -14,6 +13,9 @@ from placer.plan.plan import Plan
 from placer.plan.shard import Shard
 from placer.problem import Problem
 from placer.tables import ColdDType
+
+if TYPE_CHECKING:
+    from cost_models.arenas import ArenaCosts
 
 Cold = Literal["staged", "uva", "host", "cached"]
 """How rows in DRAM are read; see docs/plan-format.md."""
@@ -31,22 +33,16 @@ Int = npt.NDArray[np.int64]
 class ColdHome(NamedTuple):
     """Where the cold rows of a sharding option lie, and in which type.
 
-    Attributes
-    ----------
-    drive_share : float
-        Share of each shard's rows that are on the host's drive: the coldest ones, but for those in
-        HBM. `ANY_SHARE`: each shard has a share of its own, which solvers choose.
-    dtype : str
-        Type of cold rows; empty if their table's.
-
     Examples
     --------
     >>> ColdHome(0.75).first_on_drive(1000)
     250
     """
 
+    # Share of each shard's rows that are on the host's drive: the coldest ones, but for those in
+    # HBM. `ANY_SHARE`: each shard has a share of its own, which solvers choose.
     drive_share: float = 0.0
-    dtype: ColdDType | Literal[""] = ""
+    dtype: ColdDType | Literal[""] = ""  # Of cold rows; empty if their table's.
 
     def first_on_drive(self, rows: int) -> int:
         """Return the first row on the drive, of `rows` rows with the hottest first."""
@@ -61,25 +57,6 @@ class ShardingOption(NamedTuple):
 
     Row slices and column slices together make a grid of `shard_count` shards.
 
-    Attributes
-    ----------
-    row_slices : int
-        Slices of the ranks that are not replicated: strided ones, unless `blocked`.
-    column_widths : tuple of int
-        Width of each column slice; empty if the columns stay together.
-    replicated_rows : int
-        So many of the hottest rows are replicated in the HBM of every GPU. All rows: the
-        table is data-parallel, and there are no other shards.
-    cold : {"staged", "uva", "host", "cached"}
-        How rows in DRAM are read. ``cached`` shards have all rows in DRAM and a cache in HBM.
-    blocked : bool
-        Row slices are contiguous blocks of equally many rows, the i-th on GPU number
-        `first_gpu` + i; those of the next column slice are on the GPUs behind.
-    first_gpu : int
-        Of `blocked` row slices.
-    home : ColdHome
-        Where cold rows lie; other than `IN_DRAM` only where they are ``staged``.
-
     Examples
     --------
     >>> option = ShardingOption(row_slices=2, column_widths=(64, 64))
@@ -87,13 +64,18 @@ class ShardingOption(NamedTuple):
     4
     """
 
-    row_slices: int = 1
-    column_widths: tuple[int, ...] = ()
+    row_slices: int = 1  # Of the ranks that are not replicated: strided ones, unless `blocked`.
+    column_widths: tuple[int, ...] = ()  # Of each column slice; empty if columns stay together.
+    # So many of the hottest rows are replicated in the HBM of every GPU. All rows: the table is
+    # data-parallel, and there are no other shards.
     replicated_rows: int = 0
+    # How rows in DRAM are read. ``cached`` shards have all rows in DRAM and a cache in HBM.
     cold: Cold = "staged"
+    # Row slices are contiguous blocks of equally many rows, the i-th on GPU number `first_gpu` + i;
+    # those of the next column slice are on the GPUs behind.
     blocked: bool = False
     first_gpu: int = 0
-    home: ColdHome = IN_DRAM
+    home: ColdHome = IN_DRAM  # Of cold rows; another one only where they are ``staged``.
 
     @property
     def shard_count(self) -> int:
@@ -211,43 +193,27 @@ class CostCurve:
     points at each of these. Of every curve `dram_s` and `dram_bytes` do not rise, and where
     more rows take fewer bytes of HBM, as they save more buffers, they take no more time; but
     for the upkeep of a cache, which may grow with its rows.
-
-    Attributes
-    ----------
-    hot_rows : int64
-        Rows of the shard in HBM: from 0 to all, strictly increasing. Of replicas: all.
-    gpu_s : float64
-        Time of the GPU, all phases together; without `split_s`.
-    dram_s : float64
-        Time of the host's memory.
-    hbm_bytes, dram_bytes : float64
-        Memory on the GPU and on its host; without `split_hbm_bytes`.
-    split_s, split_hbm_bytes : float
-        What is added between none and all rows in HBM: one more shard, a row map.
-    gpu_s_of_phases : float64, shape (phases, m), optional
-        `gpu_s` by the phases of the model's schedule; by default there is one phase.
-    split_s_of_phases : float64, shape (phases,), optional
-        `split_s` by phase.
-    drive_s : float64, optional
-        Of options with any share of rows on a drive, whose other arrays say what they cost with
-        none there: what `gpu_s` grows by if all rows from each of `hot_rows` on are there.
-    drive_s_of_phases : float64, shape (phases, m), optional
-    only_points : bool
-        Whether solvers may have no other numbers of rows in HBM than `hot_rows`, because times
-        in between are not linear.
     """
 
-    hot_rows: Int
-    gpu_s: Float
-    dram_s: Float
+    hot_rows: Int  # In HBM: from 0 to all, strictly increasing. Of replicas: all.
+    gpu_s: Float  # Of the GPU, all phases together; without `split_s`.
+    dram_s: Float  # Of the host's memory.
+    # Memory on the GPU and on its host; without `split_hbm_bytes`.
     hbm_bytes: Float
     dram_bytes: Float
+    # What is added between none and all rows in HBM: one more shard, a row map.
     split_s: float
     split_hbm_bytes: float
+    # `gpu_s` and `split_s` by the phases of the model's schedule, shape (phases, m) and (phases,);
+    # by default there is one phase.
     gpu_s_of_phases: Float | None = None
     split_s_of_phases: Float | None = None
+    # Of options with any share of rows on a drive, whose other arrays say what they cost with none
+    # there: what `gpu_s` grows by if all rows from each of `hot_rows` on are there; and by phase.
     drive_s: Float | None = None
     drive_s_of_phases: Float | None = None
+    # Whether solvers may have no other numbers of rows in HBM than `hot_rows`, because times in
+    # between are not linear.
     only_points: bool = False
 
     @property
@@ -316,7 +282,7 @@ class CostModel(Protocol):
         """
         return np.zeros(len(self.schedule(problem).phases))
 
-    def arena_costs(self, problem: Problem, gpu: int) -> ArenaCosts | None:
+    def arena_costs(self, problem: Problem, gpu: int) -> "ArenaCosts | None":
         """Return what arenas of GPU number `gpu` take besides launches, by how their rows are read.
 
         None if nothing. Bounds leave it out, as it is never negative, and searches rate changes

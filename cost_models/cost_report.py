@@ -22,25 +22,14 @@ PARTS: tuple[Part, ...] = ("hbm", "link", "pooling", "communication", "launches"
 
 @dataclass(frozen=True, slots=True)
 class GpuCost:
-    """Time that one GPU spends on embeddings in one step, by what it waits for, in seconds.
-
-    Attributes
-    ----------
-    hbm_s : float
-        Reads and writes of its own memory.
-    link_s : float
-        Copies between its host's memory and its own, and waits for rows that the host pools.
-    communication_s : float
-        Exchanges of ids, pooled rows and gradients with other GPUs.
-    launch_s : float
-        Fixed cost of its shards.
-    """
+    """Time that one GPU spends on embeddings in one step, by what it waits for, in seconds."""
 
     device: str
-    hbm_s: float
+    hbm_s: float  # Reads and writes of its own memory.
+    # Copies between its host's memory and its own, and waits for rows that the host pools.
     link_s: float
-    communication_s: float
-    launch_s: float
+    communication_s: float  # Exchanges of ids, pooled rows and gradients with other GPUs.
+    launch_s: float  # Fixed cost of its shards.
 
     @property
     def total_s(self) -> float:
@@ -86,26 +75,6 @@ class PhaseCost:
 class CostReport:
     """Cost of a plan: times per GPU and host, memory per device, lookups by tier.
 
-    Attributes
-    ----------
-    gpus : tuple of GpuCost
-        Of each GPU, and after them of each host without GPUs, which serves like one.
-    hosts : tuple of HostCost
-    hbm_lookup_share : float
-        Share of all lookups that are served from HBM (device shards, and hits of caches).
-    relative_error : float or None
-        How far step times of the model are off on average, as a share, where that was measured.
-    schedule : Schedule
-        How the phases of a step follow one another.
-    phase_s : tuple of tuple of float
-        Seconds of each GPU in each phase of the schedule; empty if the step is one phase.
-    dense_s : float or None
-        What dense layers take of the first chain; None where the step is embeddings alone.
-    parts_s : float64, shape (parts, phases, GPUs), optional
-        `phase_s` by `PARTS`; None if the step is one phase.
-    tables : mapping of table name to TableCost
-        Of tables that have shards. Their `gpu_s` add up to `GpuCost.total_s` of all GPUs.
-
     Examples
     --------
     >>> fast = GpuCost("gpu:0", hbm_s=0.002, link_s=0.0, communication_s=0.001, launch_s=0.0)
@@ -116,15 +85,20 @@ class CostReport:
     """
 
     cost_model: str
-    gpus: tuple[GpuCost, ...]
+    gpus: tuple[GpuCost, ...]  # After them, hosts without GPUs, which serve like them.
     hosts: tuple[HostCost, ...]
     memory: dict[str, MemoryUse]
-    hbm_lookup_share: float
+    hbm_lookup_share: float  # Of all lookups, those of device shards and hits of caches.
+    # How far step times of the model are off on average, as a share, where that was measured.
     relative_error: float | None = None
-    schedule: Schedule = ONE_PHASE
+    schedule: Schedule = ONE_PHASE  # How the phases of a step follow one another.
+    # Seconds of each GPU in each phase of the schedule; empty if the step is one phase.
     phase_s: tuple[tuple[float, ...], ...] = ()
+    # What dense layers take of the first chain; None where the step is embeddings alone.
     dense_s: float | None = None
+    # `phase_s` by `PARTS`, shape (parts, phases, GPUs); None if the step is one phase.
     parts_s: Float | None = field(default=None, compare=False, repr=False)
+    # Of tables that have shards. Their `gpu_s` add up to `GpuCost.total_s` of all GPUs.
     tables: Mapping[str, TableCost] = field(default_factory=dict)
 
     @property

@@ -13,7 +13,7 @@ and s bytes of optimizer state, and V output vectors:
   cost there, at `RooflineConstants.host_pool_share` of its bandwidth; the GPU waits for it;
 * communication: ids and lengths of bags come in, V vectors of float32 go out and their
   gradients come back, by all-to-all; replicas look up their own samples and all-reduce the
-  gradients of the touched rows; see `cost_models.step_equation.exchanged_bytes`;
+  gradients of the touched rows; see `cost_models.step_equation.loads`;
 * a constant for each kernel that is launched: one for every arena's lookup, and
   `UPDATE_KERNELS` for its update.
 
@@ -36,9 +36,18 @@ from cost_models.base import Float
 from cost_models.cost_report import CostReport
 from cost_models.schedule import Schedule
 from cost_models.step_equation.equation import StepEquation
-from cost_models.step_equation.exchanged_bytes import ID_BYTES
-from cost_models.step_equation.phases import LOOKUP, ROWS, UPDATE, lookup_shares, with_lanes
-from cost_models.step_equation.unit_costs import READ_KINDS, Rates, ReadCosts, UnitCosts
+from cost_models.step_equation.loads import ID_BYTES
+from cost_models.step_equation.phases import (
+    LOOKUP,
+    READ_KINDS,
+    ROWS,
+    UPDATE,
+    Rates,
+    ReadCosts,
+    UnitCosts,
+    lookup_shares,
+    with_lanes,
+)
 from cost_models.step_equation.work import drive_rows_per_s, one_is_fastest
 from placer.dense import DenseLayers
 from placer.plan.plan import Plan

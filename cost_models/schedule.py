@@ -48,18 +48,6 @@ class Schedule:
     TorchRec's linear-programming planner minimises such a sum; the slowest sum of any one GPU, as
     most planners take it, is shorter than a step whose collectives wait for all.
 
-    Attributes
-    ----------
-    phases : tuple of str
-        Names, in the order of rows of phase times. A lane, the work of one resource in
-        all phases together, is a phase as well.
-    chains : tuple of tuple of int
-        Numbers of phases.
-    fixed_s : tuple of float
-        Seconds of each chain that no plan changes; none by default.
-    shared : tuple of SharedLane
-        In the order of the phases that they delay; none by default.
-
     Examples
     --------
     >>> schedule = Schedule(("lookup", "exchange"), ((0, 1),))
@@ -75,10 +63,12 @@ class Schedule:
     0.0028
     """
 
+    # Names, in the order of rows of phase times. A lane, the work of one resource in all phases
+    # together, is a phase as well.
     phases: tuple[str, ...]
-    chains: tuple[tuple[int, ...], ...]
-    fixed_s: tuple[float, ...] = ()
-    shared: tuple[SharedLane, ...] = ()
+    chains: tuple[tuple[int, ...], ...]  # Numbers of phases.
+    fixed_s: tuple[float, ...] = ()  # Seconds of each chain that no plan changes.
+    shared: tuple[SharedLane, ...] = ()  # In the order of the phases that they delay.
 
     @property
     def members(self) -> Float:

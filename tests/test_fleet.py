@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cost_models import Roofline
-from cost_models.step_equation.slice_load import load_of
+from cost_models.step_equation.loads import load_of
 from placer import Problem, Topology
 from placer.topology.kinds import GPU_KINDS
 from placer.topology.prices import LIST_PRICES
 from placer.workloads import named_workload
 from solvers import Limits, solve, solver
-from solvers.analysis.fleet import (
+from solvers.analysis.compare import (
     FLEET,
     SAMPLES,
     FleetRow,

@@ -24,8 +24,7 @@ from solvers.bounds.binding import Binding
 from solvers.report import plan_report
 from solvers.report.page import Answers, Questions, ask, write_page
 from solvers.report.page.figures import PATTERNS, label, memory_charts, time_chart
-from solvers.report.page.render import charts_of, script_json
-from solvers.report.page.table_map import table_map
+from solvers.report.page.render import charts_of, script_json, table_map
 from solvers.report.page.verdict import verdict
 
 HOSTILE = (

@@ -13,16 +13,10 @@ from problem_cases import counted_table, plan_for, problem_of, whole, zipf_table
 from simulator_cases import one_id_chunk
 
 from cost_models import Calibrated, Roofline, TorchRec
-from cost_models.calibrated.calibration import TERMS
-from cost_models.replay import (
-    Replayed,
-    StepTimer,
-    StepTimes,
-    TimeSummary,
-    replayed,
-    step_equation,
-)
+from cost_models.calibrated.model import TERMS
+from cost_models.replay import StepTimer, StepTimes, step_equation
 from cost_models.roofline import UPDATE_KERNELS, RooflineConstants
+from cost_models.simulation import Replayed, TimeSummary, replayed
 from cost_models.step_equation.phases import (
     COPIES,
     GRADIENTS,

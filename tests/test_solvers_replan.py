@@ -32,7 +32,7 @@ from solvers.model.assignment import Assignment
 from solvers.model.build_plan import build_plan, fitted_plan
 from solvers.model.instance import Instance, Placement
 from solvers.model.read_plan import placements_of
-from solvers.report.replan import replan_report
+from solvers.report.whatif import replan_report
 from solvers.search.old_placement import OldTable
 
 MODEL = Roofline()

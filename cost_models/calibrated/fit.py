@@ -16,11 +16,10 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from cost_models.arenas import ArenaCosts, ArenaLoad
+from cost_models.arenas import ArenaCosts, ArenaLoad, arena_loads
 from cost_models.base import Float
-from cost_models.calibrated.calibration import ARENA_TERMS, TERMS, Calibration, Constant, Noise
-from cost_models.step_equation.arena_loads import arena_loads
-from cost_models.step_equation.unit_costs import Amount
+from cost_models.calibrated.model import ARENA_TERMS, TERMS, Calibration, Constant, Noise
+from cost_models.step_equation.phases import Amount
 from cost_models.step_equation.work import Work, work_of
 from placer.errors import PlacerError
 from placer.measurement.cases import Case

@@ -3,17 +3,18 @@
 import numpy as np
 
 from cost_models.base import ANY_SHARE, CostCurve, Float, TableShard
+from cost_models.step_equation.loads import Load, load_of
 from cost_models.step_equation.phases import (
     COPIES,
     HOST,
     LOOKUP,
     ROWS,
     UPDATE,
+    ReadKind,
+    UnitCosts,
     read_matrix,
     with_lanes,
 )
-from cost_models.step_equation.slice_load import Load, load_of
-from cost_models.step_equation.unit_costs import ReadKind, UnitCosts
 from cost_models.step_equation.work import Extras, drive_row_s, exchange_of, works_anywhere
 from placer.plan.buffers import (
     exchange_buffer_bytes,

@@ -25,29 +25,32 @@ from functools import lru_cache
 
 import numpy as np
 
-from cost_models.base import Cold, CostCurve, CostModel, Float, ShardingOption, TableShard
-from cost_models.cost_report import PARTS, CostReport, GpuCost, HostCost, TableCost
-from cost_models.dense import dense_costs, dense_phase_s
-from cost_models.schedule import Schedule
-from cost_models.sharding_options import standard_options
-from cost_models.step_equation.arena_loads import (
+from cost_models.arenas import (
     added_up,
     arena_loads,
     tables_by_arena,
     times_by_arena,
 )
+from cost_models.base import Cold, CostCurve, CostModel, Float, ShardingOption, TableShard
+from cost_models.cost_report import PARTS, CostReport, GpuCost, HostCost, TableCost
+from cost_models.dense import dense_costs, dense_phase_s
+from cost_models.schedule import Schedule
+from cost_models.sharding_options import standard_options
 from cost_models.step_equation.curve import point_curve, shard_curve
-from cost_models.step_equation.exchanged_bytes import may_return_fewer
+from cost_models.step_equation.loads import may_return_fewer
 from cost_models.step_equation.phases import (
     HOST,
     NAMES,
     ROWS,
+    Amount,
+    Rates,
+    ReadCosts,
+    UnitCosts,
     lookup_shares,
     parts_of,
     schedule_of,
     with_lanes,
 )
-from cost_models.step_equation.unit_costs import Amount, Rates, ReadCosts, UnitCosts
 from cost_models.step_equation.work import (
     Work,
     only_link,

@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cost_models.base import Float, require_match
-from cost_models.step_equation.exchanged_bytes import (
+from cost_models.step_equation.loads import (
     ID_BYTES,
     OUTPUT_BYTES,
     length_bytes,
     replica_bytes,
     returned_vectors,
     row_sum_bytes,
+    slice_load,
     with_own_part,
 )
 from cost_models.step_equation.phases import (
@@ -27,10 +28,13 @@ from cost_models.step_equation.phases import (
     OUTPUTS,
     ROWS,
     UPDATE,
+    Amount,
+    Rates,
+    ReadCosts,
+    ReadKind,
+    UnitCosts,
     read_matrix,
 )
-from cost_models.step_equation.slice_load import slice_load
-from cost_models.step_equation.unit_costs import Amount, Rates, ReadCosts, ReadKind, UnitCosts
 from placer.errors import PlanMismatchError
 from placer.plan.buffers import cache_slices, output_vectors
 from placer.plan.plan import Plan

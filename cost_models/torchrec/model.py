@@ -195,7 +195,7 @@ class TorchRec(CostModel):
             id(profile.cdf),
         )
         if key not in self._curves:
-            from cost_models.torchrec.curves import curve
+            from cost_models.torchrec.estimates import curve
 
             block = Block(stop - start, last - first, start, first, gpu)
             self._curves[key] = curve(estimates, profile, kind, block, is_replica=shard.is_replica)
@@ -212,7 +212,7 @@ class TorchRec(CostModel):
         profile = problem.profile.tables[table]
         kind, kernel = _kind_of_shard(profile.table, shard, problem.topology)
         estimates = self.estimates(problem)
-        from cost_models.torchrec.curves import shard_buffer_bytes
+        from cost_models.torchrec.estimates import shard_buffer_bytes
 
         size = shard_buffer_bytes(estimates, profile, shard, kind, kernel)
         return replace(shard, staging_rows=0, buffer_bytes=size)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cost_models import CostModel, CostReport, ShardingOption, TableShard
-from cost_models.step_equation.arena_loads import (
+from cost_models.arenas import (
     Loads,
     added_up,
     arena_loads,

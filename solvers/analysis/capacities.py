@@ -29,23 +29,12 @@ _POINTS = 16
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Rows that a table gets at once.
-
-    Attributes
-    ----------
-    table : str
-    capacity : int
-        What it has with them.
-    nbytes : float
-        Of these rows, with their part of the key map.
-    hits : float
-        That they add in a sample.
-    """
+    """Rows that a table gets at once."""
 
     table: str
-    capacity: int
-    nbytes: float
-    hits: float
+    capacity: int  # What it has with them.
+    nbytes: float  # Of these rows, with their part of the key map.
+    hits: float  # That they add in a sample.
 
 
 def choose_capacities(
