@@ -51,58 +51,46 @@ class FlopRate:
         )
 
 
-def _gpu(
-    chip: str, tflops: dict[DenseMath, float], vendor: str = "NVIDIA"
-) -> dict[DenseMath, FlopRate]:
-    fitted = _FITTED if vendor == "NVIDIA" else f"{_FITTED}, on other GPUs: an assumption here"
+_DATASHEETS: dict[str, tuple[str, float | None, float | None, float | None, float | None]] = {
+    "v100-16": ("NVIDIA V100 SXM2", 15.7, None, 125.0, None),
+    "v100-32": ("NVIDIA V100 SXM2", 15.7, None, 125.0, None),
+    "t4": ("NVIDIA T4", 8.1, None, 65.0, None),
+    "a100-40": ("NVIDIA A100", 19.5, 156.0, 312.0, 312.0),
+    "a100-80": ("NVIDIA A100", 19.5, 156.0, 312.0, 312.0),
+    "h100": ("NVIDIA H100 SXM", 67.0, 494.7, 989.4, 989.4),
+    "h200": ("NVIDIA H200 SXM", 67.0, 494.7, 989.4, 989.4),
+    "b200": ("NVIDIA HGX B200", 75.0, 1100.0, 2250.0, 2250.0),
+    "gb200": ("NVIDIA GB200 NVL72", 80.0, 1250.0, 2500.0, 2500.0),
+    "l4": ("NVIDIA L4", 30.3, 60.0, 121.0, 121.0),
+    "l40s": ("NVIDIA L40S", 91.6, 183.0, 362.05, 362.05),
+    "a10": ("NVIDIA A10", 31.2, 62.5, 125.0, 125.0),
+    "a10g": ("NVIDIA A10G", 31.5, 35.0, 70.0, 70.0),
+    "mi300x": ("AMD Instinct MI300X", 163.4, 653.7, 1307.4, 1307.4),
+    "mi350x": ("AMD Instinct MI350X", 144.2, None, 2300.0, 2300.0),
+    "mi355x": ("AMD Instinct MI355X", 157.3, None, 2500.0, 2500.0),
+    "gaudi2": ("Intel Gaudi 2", None, None, None, 432.0),
+    "gaudi3": ("Intel Gaudi 3", None, None, None, 1835.0),
+}
+"""Chips, and TFLOP/s without sparsity: in float32, tf32, float16 and bfloat16."""
+
+_MATHS: tuple[DenseMath, ...] = ("float32", "tf32", "float16", "bfloat16")
+
+
+def _gpu(chip: str, *tflops: float | None) -> dict[DenseMath, FlopRate]:
+    is_fitted = chip.startswith("NVIDIA")
+    fitted = _FITTED if is_fitted else f"{_FITTED}, on other GPUs: an assumption here"
     return {
         math: FlopRate(
             rate * 1e12,
             _GPU_SHARE if math == "float32" else _TENSOR_SHARE,
-            f"{vendor} {chip} datasheet, {math} without sparsity; {fitted}",
+            f"{chip} datasheet, {math} without sparsity; {fitted}",
         )
-        for math, rate in tflops.items()
+        for math, rate in zip(_MATHS, tflops, strict=True)
+        if rate is not None
     }
 
 
-_V100 = _gpu("V100 SXM2", {"float32": 15.7, "float16": 125.0})
-_A100 = _gpu("A100", {"float32": 19.5, "tf32": 156.0, "float16": 312.0, "bfloat16": 312.0})
-_H100: dict[DenseMath, float] = {
-    "float32": 67.0, "tf32": 494.7, "float16": 989.4, "bfloat16": 989.4,
-}  # fmt: skip
-
-GPU_FLOPS: dict[str, dict[DenseMath, FlopRate]] = {
-    "v100-16": _V100,
-    "v100-32": _V100,
-    "t4": _gpu("T4", {"float32": 8.1, "float16": 65.0}),
-    "a100-40": _A100,
-    "a100-80": _A100,
-    "h100": _gpu("H100 SXM", _H100),
-    "h200": _gpu("H200 SXM", _H100),
-    "b200": _gpu(
-        "HGX B200", {"float32": 75.0, "tf32": 1100.0, "float16": 2250.0, "bfloat16": 2250.0}
-    ),
-    "gb200": _gpu(
-        "GB200 NVL72", {"float32": 80.0, "tf32": 1250.0, "float16": 2500.0, "bfloat16": 2500.0}
-    ),
-    "l4": _gpu("L4", {"float32": 30.3, "tf32": 60.0, "float16": 121.0, "bfloat16": 121.0}),
-    "l40s": _gpu("L40S", {"float32": 91.6, "tf32": 183.0, "float16": 362.05, "bfloat16": 362.05}),
-    "a10": _gpu("A10", {"float32": 31.2, "tf32": 62.5, "float16": 125.0, "bfloat16": 125.0}),
-    "a10g": _gpu("A10G", {"float32": 31.5, "tf32": 35.0, "float16": 70.0, "bfloat16": 70.0}),
-    "mi300x": _gpu(
-        "Instinct MI300X",
-        {"float32": 163.4, "tf32": 653.7, "float16": 1307.4, "bfloat16": 1307.4},
-        "AMD",
-    ),
-    "mi350x": _gpu(
-        "Instinct MI350X", {"float32": 144.2, "float16": 2300.0, "bfloat16": 2300.0}, "AMD"
-    ),
-    "mi355x": _gpu(
-        "Instinct MI355X", {"float32": 157.3, "float16": 2500.0, "bfloat16": 2500.0}, "AMD"
-    ),
-    "gaudi2": _gpu("Gaudi 2", {"bfloat16": 432.0}, "Intel"),
-    "gaudi3": _gpu("Gaudi 3", {"bfloat16": 1835.0}, "Intel"),
-}
+GPU_FLOPS = {kind: _gpu(*known) for kind, known in _DATASHEETS.items()}
 """By the GPU kinds of `placer.topology.presets`, and the type in which matrices are multiplied."""
 
 

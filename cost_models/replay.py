@@ -17,7 +17,7 @@ one after it travel to their holders, beside the present batch.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -46,6 +46,7 @@ from cost_models.step_equation.phases import (
 )
 from cost_models.step_equation.work import (
     Extras,
+    Group,
     drive_row_s,
     group_of,
     groups_of,
@@ -56,145 +57,12 @@ from placer.errors import PlacerError, PlanMismatchError
 from placer.executor.distributed.placement.division import servers_of
 from placer.pipeline import PIPELINES, Pipeline
 from placer.plan.plan import Plan
-from placer.plan.shard import Shard
 from placer.problem import Problem
 from placer.profile.cdf import AccessCdf
 from placer.profile.profile import Profile
 from placer.profile.table_profile import TableProfile
 from placer.simulator.counts import StepCounts
-from placer.simulator.parts import Arrangement, Part
-
-
-class PartTimer:
-    """Constants of each part, as arrays that counts are multiplied with."""
-
-    def __init__(
-        self,
-        arrangement: Arrangement,
-        problem: Problem,
-        tables: Sequence[int],
-        costs: Sequence[Sequence[UnitCosts]],
-        lookup_shares: Float,
-    ) -> None:
-        plan, parts = arrangement.plan, arrangement.parts
-        topology = plan.topology
-        numbers = dict(zip((table.name for table in plan.tables), tables, strict=True))
-        serving = topology.serving_numbers
-        hosts = {host.id: number for number, host in enumerate(topology.hosts)}
-        groups = groups_of(plan)
-        mapped = {
-            key: is_mapped(problem.profile.tables[numbers[key[0]]], group)
-            for key, group in groups.items()
-        }
-        pooled = {key for key, group in groups.items() if host_pools(group)}
-        self._pooled = np.array([part.uses_row_cache for part in parts], dtype=bool)
-        self._replicated = np.array([part.replicated for part in parts], dtype=bool)
-        self._serving = np.zeros((len(parts), len(serving)))
-        self._hosts = np.zeros((len(hosts), len(parts)))
-        self._group_lookup_s, self._sliced_row_s = np.zeros(len(parts)), np.zeros(len(parts))
-        # Seconds of phases and of hosts for a lookup, a row and a vector; see `read_matrix`.
-        shape = len(parts), HOST + 1, 3
-        self._in_hbm, self._copied, self._in_place = (np.zeros(shape) for _ in range(3))
-        for at, part in enumerate(parts):
-            shard, gpu = plan.shards[part.shard], topology.gpus_by_id.get(part.device)
-            table = plan.tables[part.table]
-            self._serving[at, serving[part.device]] = 1.0
-            self._hosts[hosts[part.device if gpu is None else gpu.host], at] = 1.0
-            unit = costs[part.table][serving[part.device]]
-            lookup_s = mapped[group_of(shard)] * unit.mapped_lookup_s
-            lookup_s += (group_of(shard) in pooled) * unit.pooled_lookup_s
-            self._group_lookup_s[at] = _share(part, shard) * lookup_s
-            if shard.width < table.dim:
-                self._sliced_row_s[at] = part.row_bytes * unit.sliced_row_byte_s
-            # Where they lie, rows may have other bytes than in HBM, and may be on a drive besides.
-            home_bytes = float(table.bytes_per_row(part.cols[1] - part.cols[0], shard.dtype))
-            sizes = float(part.weight_bytes), float(part.row_bytes)
-            self._in_hbm[at], self._copied[at], self._in_place[at] = (
-                read_matrix(unit, kind, (*sizes, home), lookup_shares)
-                for kind, home in zip(_KINDS[part.lookup], (0.0, home_bytes, 0.0), strict=True)
-            )
-            if shard.memory == "ssd":
-                self._copied[at, COPIES, 1] += drive_row_s(topology, part.device, home_bytes)
-        # What copies take on top. They land in HBM before the lookup, and leave after the update.
-        self._copied -= self._in_hbm
-        in_hbm_s = self._copied[:, [LOOKUP, UPDATE]].sum(axis=1, keepdims=True)
-        self._copied[:, [LOOKUP, UPDATE]] = in_hbm_s / 2
-
-    def seconds(self, counts: StepCounts) -> tuple[Float, Float, Float]:
-        """Return time by phase and device, (8, serving); of DRAM by host, and of it ahead."""
-        c = counts.parts
-        # Each holder of replicated rows updates all that any holder's samples read.
-        touched = np.where(self._replicated, c.update_rows, c.rows)
-        lookups, rows = c.lookups - c.in_place_lookups, np.maximum(touched - c.in_place_rows, 0)
-        own = _times(self._in_hbm, lookups, rows, c.vectors)
-        own += _times(self._in_place, c.in_place_lookups, c.in_place_rows)
-        own[[LOOKUP, UPDATE]] += (
-            c.lookups * self._group_lookup_s + touched * self._sliced_row_s
-        ) / 2
-        missed = np.where(self._pooled, lookups - c.hit_lookups, 0)
-        copies = _times(self._copied, missed, (c.staged_rows + c.written_back_rows) / 2)
-        busier = np.maximum(c.staged_rows, c.written_back_rows)
-        copies[COPIES] = _times(self._copied[:, [COPIES]], missed, busier)
-        dram_ahead_s = self._hosts @ copies[HOST]
-        phase_s = (own + copies)[:HOST] @ self._serving
-        return phase_s, self._hosts @ own[HOST] + dram_ahead_s, dram_ahead_s
-
-
-def _times(seconds: Float, *amounts: npt.NDArray[Any]) -> Float:
-    """Return seconds of shape (rows, parts), given those of units, (parts, rows, units)."""
-    units = np.stack(amounts, axis=1)
-    times: Float = np.einsum("pru,pu->rp", seconds[:, :, : len(amounts)], units)
-    return times
-
-
-class ArenaTimer:
-    """Seconds that arenas take, of the lookups that batches really have in them.
-
-    The problem has the plan's tables and the pipeline ``serial``.
-    """
-
-    def __init__(self, arrangement: Arrangement, equation: StepEquation, problem: Problem) -> None:
-        plan = arrangement.plan
-        self._names = [device.id for device in plan.topology.serving]
-        self._loads = [list(loads.items()) for loads in arena_loads(problem, plan)]
-        pooled = {key for key, group in groups_of(plan).items() if host_pools(group)}
-        self._pooled = np.array(
-            [group_of(plan.shards[part.shard]) in pooled for part in arrangement.parts], dtype=bool
-        )
-        self._launches = [equation.launches(problem, gpu) for gpu in range(len(self._names))]
-        self._costs = [equation.arena_costs(problem, gpu) for gpu in range(len(self._names))]
-        self._parts: dict[tuple[str, Arena], list[int]] = defaultdict(list)
-        self._shares = np.zeros(len(arrangement.parts))
-        for at, part in enumerate(arrangement.parts):
-            shard = plan.shards[part.shard]
-            arena = arena_of(plan.tables[part.table], shard.width)
-            self._parts[part.device, arena].append(at)
-            self._shares[at] = _share(part, shard)
-
-    def seconds(self, counts: StepCounts) -> Float:
-        """By phase and who serves, shape (6, serving)."""
-        lookups = counts.parts.lookups * self._shares
-        pooled = lookups * self._pooled
-        taken_s = np.zeros((len(NAMES), len(self._names)))
-        for gpu, (name, loads, costs) in enumerate(
-            zip(self._names, self._loads, self._costs, strict=True)
-        ):
-            taken_s[:, gpu] = len(loads) * self._launches[gpu]
-            if costs is not None:
-                members = [(load, self._parts[name, arena]) for arena, load in loads]
-                taken_s[:, gpu] += costs.seconds(
-                    load._replace(
-                        lookups=float(lookups[at].sum()), pooled_lookups=float(pooled[at].sum())
-                    )
-                    for load, at in members
-                )
-        return taken_s
-
-
-def _share(part: Part, shard: Shard) -> float:
-    """Return the part of a shard's columns in a part: its lookups count for each."""
-    return (part.cols[1] - part.cols[0]) / shard.width
-
+from placer.simulator.parts import Arrangement
 
 _KINDS: dict[str, tuple[ReadKind, ReadKind, ReadKind]] = {
     "device": ("device", "device", "device"),
@@ -285,17 +153,79 @@ class StepTimer:
             [equation.serving_costs(problem, table, number) for number in numbers.values()]
             for table in tables
         ]
-        self._parts = PartTimer(arrangement, problem, tables, costs, equation.lookup_shares)
         # Of each table on each of them; what reads cost is in the constants of parts.
         without_reads: list[Any] = [ReadCosts()] * len(READ_KINDS)
         arrays = np.array([[each[len(READ_KINDS) :] for each in row] for row in costs])
         self._costs = UnitCosts(*without_reads, *np.moveaxis(arrays, -1, 0))
-        self._launch_s = _launch_s(arrangement, costs)
-        self._arenas = ArenaTimer(arrangement, equation, replace(problem, pipeline="serial"))
+        groups = groups_of(plan)
+        mapped = {group: is_mapped(profile[group[0]], shards) for group, shards in groups.items()}
+        pooled = {group for group, shards in groups.items() if host_pools(shards)}
+        self._add_parts(arrangement, costs, equation.lookup_shares, mapped, pooled)
+        # Arenas of who serves, and what they take besides the lookups that a step has in them.
+        serial, serving = replace(problem, pipeline="serial"), range(len(numbers))
+        self._loads = [list(loads.items()) for loads in arena_loads(problem, plan)]
+        self._launches = [equation.launches(serial, gpu) for gpu in serving]
+        self._arena_costs = [equation.arena_costs(serial, gpu) for gpu in serving]
+
+    def _add_parts(
+        self,
+        arrangement: Arrangement,
+        costs: Sequence[Sequence[UnitCosts]],
+        lookup_shares: Float,
+        mapped: Mapping[Group, bool],
+        pooled: Container[Group],
+    ) -> None:
+        """Set the constants of each part, as arrays that counts are multiplied with."""
+        plan, parts = arrangement.plan, arrangement.parts
+        topology, count = plan.topology, len(parts)
+        numbers = topology.serving_numbers
+        hosts = {host.id: number for number, host in enumerate(topology.hosts)}
+        self._in_cache = np.array([part.uses_row_cache for part in parts], dtype=bool)
+        self._replicated = np.array([part.replicated for part in parts], dtype=bool)
+        self._serving, self._hosts = np.zeros((count, len(numbers))), np.zeros((len(hosts), count))
+        self._group_lookup_s, self._sliced_row_s = np.zeros(count), np.zeros(count)
+        # The part of a shard's columns in each: its lookups count for each.
+        self._shares, self._pooled = np.zeros(count), np.zeros(count, dtype=bool)
+        self._parts_of: dict[tuple[int, Arena], list[int]] = defaultdict(list)
+        # Fixed costs of shards and column slices, by who serves.
+        self._launch_s, seen = np.zeros(len(numbers)), set()
+        # Seconds of phases and of hosts for a lookup, a row and a vector; see `read_matrix`.
+        shape = count, HOST + 1, 3
+        self._in_hbm, self._copied, self._in_place = (np.zeros(shape) for _ in range(3))
+        for at, part in enumerate(parts):
+            shard, gpu = plan.shards[part.shard], topology.gpus_by_id.get(part.device)
+            table, group, number = plan.tables[part.table], group_of(shard), numbers[part.device]
+            unit, is_slice = costs[part.table][number], shard.width < table.dim
+            self._serving[at, number] = 1.0
+            self._hosts[hosts[part.device if gpu is None else gpu.host], at] = 1.0
+            self._parts_of[number, arena_of(table, shard.width)].append(at)
+            self._shares[at] = (part.cols[1] - part.cols[0]) / shard.width
+            self._pooled[at] = group in pooled
+            lookup_s = mapped[group] * unit.mapped_lookup_s
+            lookup_s += (group in pooled) * unit.pooled_lookup_s
+            self._group_lookup_s[at] = self._shares[at] * lookup_s
+            if is_slice:
+                self._sliced_row_s[at] = part.row_bytes * unit.sliced_row_byte_s
+            extras = Extras(float(is_slice and (group, number) not in seen), part.leads_shard)
+            self._launch_s[number] += extras.launch_s(unit)
+            seen.add((group, number))
+            # Where they lie, rows may have other bytes than in HBM, and may be on a drive besides.
+            home_bytes = float(table.bytes_per_row(part.cols[1] - part.cols[0], shard.dtype))
+            sizes = float(part.weight_bytes), float(part.row_bytes)
+            self._in_hbm[at], self._copied[at], self._in_place[at] = (
+                read_matrix(unit, kind, (*sizes, home), lookup_shares)
+                for kind, home in zip(_KINDS[part.lookup], (0.0, home_bytes, 0.0), strict=True)
+            )
+            if shard.memory == "ssd":
+                self._copied[at, COPIES, 1] += drive_row_s(topology, part.device, home_bytes)
+        # What copies take on top. They land in HBM before the lookup, and leave after the update.
+        self._copied -= self._in_hbm
+        in_hbm_s = self._copied[:, [LOOKUP, UPDATE]].sum(axis=1, keepdims=True)
+        self._copied[:, [LOOKUP, UPDATE]] = in_hbm_s / 2
 
     def times(self, counts: StepCounts) -> StepTimes:
         """Return seconds of one step."""
-        phase_s, dram_s, dram_ahead_s = self._parts.seconds(counts)
+        phase_s, dram_s, dram_ahead_s = self._of_parts(counts)
         served = counts.served
         requests, pooled, returned = (
             self._by_device(sent) * self._spread
@@ -310,8 +240,44 @@ class StepTimer:
         )
         phase_s += extras.phase_s(self._costs).sum(axis=1)
         phase_s[[LOOKUP, UPDATE]] += self._launch_s / 2
-        phase_s[: len(NAMES)] += self._arenas.seconds(counts)
+        phase_s[: len(NAMES)] += self._of_arenas(counts)
         return StepTimes(phase_s, dram_s, dram_ahead_s, self._schedules)
+
+    def _of_parts(self, counts: StepCounts) -> tuple[Float, Float, Float]:
+        """Return time by phase and device, (8, serving); of DRAM by host, and of it ahead."""
+        c = counts.parts
+        # Each holder of replicated rows updates all that any holder's samples read.
+        touched = np.where(self._replicated, c.update_rows, c.rows)
+        lookups, rows = c.lookups - c.in_place_lookups, np.maximum(touched - c.in_place_rows, 0)
+        own = _times(self._in_hbm, lookups, rows, c.vectors)
+        own += _times(self._in_place, c.in_place_lookups, c.in_place_rows)
+        own[[LOOKUP, UPDATE]] += (
+            c.lookups * self._group_lookup_s + touched * self._sliced_row_s
+        ) / 2
+        missed = np.where(self._in_cache, lookups - c.hit_lookups, 0)
+        copies = _times(self._copied, missed, (c.staged_rows + c.written_back_rows) / 2)
+        busier = np.maximum(c.staged_rows, c.written_back_rows)
+        copies[COPIES] = _times(self._copied[:, [COPIES]], missed, busier)
+        dram_ahead_s = self._hosts @ copies[HOST]
+        phase_s = (own + copies)[:HOST] @ self._serving
+        return phase_s, self._hosts @ own[HOST] + dram_ahead_s, dram_ahead_s
+
+    def _of_arenas(self, counts: StepCounts) -> Float:
+        """Return time of arenas, of the lookups that a step really has in them, (6, serving)."""
+        lookups = counts.parts.lookups * self._shares
+        pooled = lookups * self._pooled
+        taken_s = np.zeros((len(NAMES), len(self._loads)))
+        for gpu, (loads, costs) in enumerate(zip(self._loads, self._arena_costs, strict=True)):
+            taken_s[:, gpu] = len(loads) * self._launches[gpu]
+            if costs is not None:
+                members = [(load, self._parts_of[gpu, arena]) for arena, load in loads]
+                taken_s[:, gpu] += costs.seconds(
+                    load._replace(
+                        lookups=float(lookups[at].sum()), pooled_lookups=float(pooled[at].sum())
+                    )
+                    for load, at in members
+                )
+        return taken_s
 
     def _by_device(self, by_process: npt.NDArray[np.int64]) -> Float:
         """Return what is of each process, along the last axis, by who serves."""
@@ -320,20 +286,11 @@ class StepTimer:
         return found
 
 
-def _launch_s(arrangement: Arrangement, costs: Sequence[Sequence[UnitCosts]]) -> Float:
-    """Fixed costs of the shards and column slices of each device, shape (serving,)."""
-    plan = arrangement.plan
-    numbers = plan.topology.serving_numbers
-    dims = [table.dim for table in plan.tables]
-    launch_s, seen = np.zeros(len(numbers)), set()
-    for part in arrangement.parts:
-        shard, gpu = plan.shards[part.shard], numbers[part.device]
-        key = group_of(shard), gpu
-        is_slice = shard.width < dims[part.table] and key not in seen
-        seen.add(key)
-        extras = Extras(float(is_slice), float(part.leads_shard))
-        launch_s[gpu] += extras.launch_s(costs[part.table][gpu])
-    return launch_s
+def _times(seconds: Float, *amounts: npt.NDArray[Any]) -> Float:
+    """Return seconds of shape (rows, parts), given those of units, (parts, rows, units)."""
+    units = np.stack(amounts, axis=1)
+    times: Float = np.einsum("pru,pu->rp", seconds[:, :, : len(amounts)], units)
+    return times
 
 
 def step_equation(model: object) -> StepEquation:

@@ -49,21 +49,7 @@ from solvers.torchrec_options import (
 class Planning(Proposer, Partitioner):  # type: ignore[misc]
     """Our search, as TorchRec's planner wants it: a proposer of one proposal, and a partitioner.
 
-    Attributes
-    ----------
-    found : Found or None
-        Of our search.
-    only_trainable : bool
-        Whether options are left out that TorchRec trains wrong.
-    space : list of ShardingOption
-        What may be chosen.
-
-    Parameters
-    ----------
-    partitioner : Partitioner
-        For the proposals of others.
-    is_first : bool
-        Whether other proposers come after it.
+    The proposals of other proposers, which come after it if it `is_first`, go to `partitioner`.
     """
 
     def __init__(
@@ -78,8 +64,8 @@ class Planning(Proposer, Partitioner):  # type: ignore[misc]
     ) -> None:
         self.limits = limits
         self.found: Found | None = None
-        self.only_trainable = True
-        self.space: list[TorchRecOption] = []
+        self.only_trainable = True  # Whether options are left out that TorchRec trains wrong.
+        self.space: list[TorchRecOption] = []  # What may be chosen.
         self._profile, self._partitioner = profile, partitioner
         self._ranks, self._replicate, self._is_first = ranks, replicate, is_first
         self._least: list[TorchRecOption] = []

@@ -197,7 +197,8 @@ def noise_of(dataset: Dataset) -> Noise:
 
 def _held_out_errors(observed: Sequence[Observation]) -> Float:
     """Return relative errors of cases whose workload the fit had not seen."""
-    fold_of = {name: n % _FOLDS for n, name in enumerate(_workloads(observed))}
+    names = dict.fromkeys(one.case.workload for one in observed)
+    fold_of = {name: n % _FOLDS for n, name in enumerate(names)}
     folds = np.array([fold_of[one.case.workload] for one in observed])
     errors = np.zeros(len(observed))
     for fold in set(folds.tolist()):
@@ -223,7 +224,3 @@ def _error_bars(observed: Sequence[Observation]) -> tuple[Float, Float]:
         fits.append(fit([one for n in drawn for one in by_workload[names[n]]]))
     constants = np.stack(fits)
     return np.quantile(constants, 0.05, axis=0), np.quantile(constants, 0.95, axis=0)
-
-
-def _workloads(observed: Sequence[Observation]) -> list[str]:
-    return list(dict.fromkeys(one.case.workload for one in observed))
