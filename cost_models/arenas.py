@@ -7,6 +7,7 @@ to no shard: it comes on top of what shards cost.
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from operator import add
 from typing import NamedTuple
 
 import numpy as np
@@ -35,12 +36,9 @@ class ArenaLoad(NamedTuple):
 
     def joined(self, other: "ArenaLoad") -> "ArenaLoad":
         """Return the sum of both, as one arena."""
-        return ArenaLoad(
-            self.lookups + other.lookups,
-            self.cached_rows + other.cached_rows,
-            self.pooled_lookups + other.pooled_lookups,
-            self.replicated or other.replicated,
-        )
+        lookups, cached_rows, pooled_lookups = map(add, self[:3], other[:3])
+        replicated = self.replicated or other.replicated
+        return ArenaLoad(lookups, cached_rows, pooled_lookups, replicated)
 
 
 class ArenaCosts(NamedTuple):

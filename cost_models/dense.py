@@ -241,12 +241,8 @@ def dense_costs(problem: Problem) -> tuple[DenseCost, ...]:
     costs = []
     for gpu in topology.gpus:
         flops_per_s = gpu_rate(gpu, network.layers)
-        key = (
-            flops_per_s,
-            gpu.hbm_bytes_per_s,
-            gpu.launch_s,
-            topology.host_link_bytes_per_s(gpu.id),
-        )
+        link_bytes_per_s = topology.host_link_bytes_per_s(gpu.id)
+        key = flops_per_s, gpu.hbm_bytes_per_s, gpu.launch_s, link_bytes_per_s
         if key not in alike:
             alike[key] = dense_cost(network, topology, gpu, problem.batch_size, flops_per_s)
         costs.append(alike[key])

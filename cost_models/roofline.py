@@ -236,18 +236,8 @@ class Roofline(StepEquation):
         return 0.0 if one_is_fastest(speeds) else None
 
 
-def _in_memory(byte_s: float, weights: float, constants: RooflineConstants) -> Rates:
-    """Return rows looked up and updated in a GPU's memory that takes `byte_s` a byte."""
-    once, update = (1 - constants.repeat_share) / constants.lookup_share, constants.update_share
-    return Rates(
-        lookup_s=(constants.looked_up + constants.sorted) * byte_s,
-        lookup_byte_s=(constants.repeat_share / constants.lookup_share + 1 / update) * byte_s,
-        row_byte_s=(once * weights + 2 / update) * byte_s,
-    )
-
-
 def _by_processors(byte_s: float) -> Rates:
-    """Return the same in a host's memory, by its processors."""
+    """Return rows looked up and updated in a host's memory, by its processors."""
     return Rates(
         lookup_s=(ID_BYTES + SORT_BYTES_PER_LOOKUP) * byte_s,
         lookup_byte_s=2 * byte_s,
@@ -267,7 +257,12 @@ def _costs(
 ) -> UnitCosts:
     """`weights` is the part of a row's bytes that are not the optimizer's state."""
     hbm, link, dram = 1 / hbm_bytes_per_s, 1 / link_bytes_per_s, 1 / dram_bytes_per_s
-    in_hbm = _in_memory(hbm, weights, constants)
+    lookup, update = constants.lookup_share, constants.update_share
+    in_hbm = Rates(
+        lookup_s=(constants.looked_up + constants.sorted) * hbm,
+        lookup_byte_s=(constants.repeat_share / lookup + 1 / update) * hbm,
+        row_byte_s=((1 - constants.repeat_share) / lookup * weights + 2 / update) * hbm,
+    )
     repeat, once = constants.repeat_share, (1 - constants.repeat_share) * weights
     device = ReadCosts(in_hbm)
     copied = link / constants.copy_share
@@ -277,7 +272,7 @@ def _costs(
         Rates(row_byte_s=2 * dram),
     )
     in_place = ReadCosts(
-        Rates(lookup_s=in_hbm.lookup_s, lookup_byte_s=hbm / constants.update_share),
+        Rates(lookup_s=in_hbm.lookup_s, lookup_byte_s=hbm / update),
         Rates(
             lookup_byte_s=repeat * link / constants.in_place_share,
             row_byte_s=once * link / constants.in_place_share
@@ -298,7 +293,7 @@ def _costs(
         host=by_host,
         hit=device._replace(hbm=device.hbm + probe),
         miss=staged._replace(hbm=staged.hbm + probe),
-        output_byte_s=(1 / constants.lookup_share + 1 / constants.update_share) * hbm,
+        output_byte_s=(1 / lookup + 1 / update) * hbm,
         exchange_byte_s=exchange_byte_s,
     )
 

@@ -114,7 +114,6 @@ def test_batches_are_drawn_as_the_profile_says() -> None:
     assert (again.ids == batches[0].ids).all()
     for number, table in enumerate(case.profile):
         bounds = batches[0].bounds
-        assert bounds is not None
         ids = batches[0].ids[bounds[number] : bounds[number + 1]].numpy()
         assert ids.size == pytest.approx(4000 * table.table.lookups_per_sample, rel=0.1)
         hot = table.cdf.hot_rows_for(0.5)

@@ -339,10 +339,8 @@ def test_a_host_does_not_pool_while_hbm_is_empty() -> None:
     rule = TableRule(forbid=frozenset({"staged", "uva", "cached"}))
     only_host = Constraints(tables=(("t", rule),))
     by_host = solve(replace(problem, constraints=only_host), "greedy-cost")
-    assert plan is not None
     assert {shard.lookup for shard in plan.shards} == {"device", "staged"}
     assert device_memory(plan)["gpu:0"].total_bytes > 0.9 * 4 * 2**30
-    assert by_host.step_time_s is not None
     assert by_host.step_time_s > Roofline().evaluate(problem, plan).step_time_s
 
 

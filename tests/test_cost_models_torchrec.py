@@ -396,7 +396,6 @@ class TestWhatTorchRecKnows:
         tables = [zipf_table(f"t{n}", 20_000, 64, lookups=40.0) for n in range(2)]
         problem = problem_of(*tables, topology=topology, batch_size=512)
         result = solve(problem, "greedy-cost", cost_model="torchrec", time_limit_s=5)
-        assert result.plan is not None
         assert violations(result.plan) == []
         kinds = {
             sharding_of(topology, table.table, result.plan.shards_by_table[table.table.name]).kind

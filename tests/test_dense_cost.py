@@ -211,7 +211,6 @@ def test_a_larger_batch_takes_a_longer_dense_part() -> None:
     problem, _ = solved(MeasuredDense(0.5))
     effects = whatif(problem, Roofline(), Limits(max_steps=1)).effects
     doubled = next(one for one in effects if one.change == "batch size x2")
-    assert doubled.step_time_s is not None
     assert doubled.step_time_s > 1.0
     # Layers whose activations then do not fit are no change that one can make.
     problem, _ = solved(LAYERS, batch=8192, hbm="48MiB")

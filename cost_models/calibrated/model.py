@@ -63,6 +63,9 @@ rows; ``rowwise_slice_byte`` is for a byte of each of its distinct rows. A ``map
 ask a map where its row lies. ``replicas`` is for a GPU that holds any replicated rows.
 """
 
+RATE_TERMS = ("lookup", "lookup_byte", "row", "row_byte", "vector", "vector_byte")
+"""Units of `TERMS` that are the fields of `Rates`; for those of ``host``, all."""
+
 ARENA_TERMS = ("arena_cached", "arena_cached_lookup", "arena_pooled_lookup", "replicas")
 """Those of `TERMS` that are the fields of `cost_models.arenas.ArenaCosts`."""
 
@@ -290,20 +293,13 @@ class Calibrated(StepEquation):
         if not self.calibration.tiers:
             # Whoever pools is the host, and reads each row in place.
             return UnitCosts(device, device, device, ReadCosts(link=own), device, device, **fixed)
-        hit = own + Rates(row_s=of("hit.row"))
-        by_host = ("lookup", "lookup_byte", "row", "row_byte", "vector", "vector_byte")
+        hit, in_place = own + Rates(row_s=of("hit.row")), Rates(lookup_s=of("uva.lookup"))
+        in_place += Rates(row_s=of("uva.row"), row_byte_s=of("uva.row_byte"))
         return UnitCosts(
             device=device,
             staged=ReadCosts(own, Rates(row_s=of("staged.row"), row_byte_s=of("staged.row_byte"))),
-            uva=ReadCosts(
-                own,
-                Rates(
-                    lookup_s=of("uva.lookup"),
-                    row_s=of("uva.row"),
-                    row_byte_s=of("uva.row_byte"),
-                ),
-            ),
-            host=ReadCosts(link=Rates(*(of(f"host.{unit}") for unit in by_host))),
+            uva=ReadCosts(own, in_place),
+            host=ReadCosts(link=Rates(*(of(f"host.{unit}") for unit in RATE_TERMS))),
             hit=ReadCosts(hit),
             miss=ReadCosts(hit, Rates(row_s=of("miss.row"), row_byte_s=of("miss.row_byte"))),
             cache_row_s=of("cache_row"),

@@ -109,9 +109,6 @@ def _windows(drift: "Sequence[Drifted]") -> Section:
     def of(which: str, name: str) -> Callable[["Drifted"], Any]:
         return lambda one: getattr(getattr(one, which), name, None)
 
-    def vs_first(one: "Drifted") -> float | None:
-        return form.ratio(one.window.mean_s, one.first.mean_s)
-
     def pays_after(one: "Drifted") -> str | None:
         return None if one.other is None else break_even(one.break_even_steps, one.migration_s)
 
@@ -127,7 +124,7 @@ def _windows(drift: "Sequence[Drifted]") -> Section:
         Column("slow_rows", of=of("window", "slow_rows")),
         Column("step_mean_s", "step", of=of("window", "mean_s")),
         Column("step_p99_s", "p99", of=of("window", "p99_s")),
-        Column("ratio", "vs first", of=vs_first),
+        Column("ratio", "vs first", of=lambda d: form.ratio(d.window.mean_s, d.first.mean_s)),
         Column("other_hbm_share", "other: in HBM", of=of("other", "hbm_share")),
         Column("other_step_mean_s", "step", of=of("other", "mean_s")),
         Column("migration_s", "to move"),

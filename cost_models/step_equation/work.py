@@ -140,14 +140,16 @@ class Work:
         seconds[:HOST] += self.extras.phase_s(costs)
         return seconds
 
+    @property
+    def units(self) -> tuple[float, ...]:
+        """What a resource does, in the order of `Rates`."""
+        lookup_bytes, row_bytes = self.lookups * self.weight_bytes, self.rows * self.row_bytes
+        vector_bytes = self.vectors * self.weight_bytes
+        return self.lookups, lookup_bytes, self.rows, row_bytes, self.vectors, vector_bytes
+
     def resource_s(self, rates: Rates) -> float:
         """Return the time of a resource with these rates."""
-        units = (
-            *(self.lookups, self.lookups * self.weight_bytes),
-            *(self.rows, self.rows * self.row_bytes),
-            *(self.vectors, self.vectors * self.weight_bytes),
-        )
-        return float(sum(map(mul, rates, units)))
+        return float(sum(map(mul, rates, self.units)))
 
 
 Group = tuple[str, tuple[int, int], tuple[str, ...]]

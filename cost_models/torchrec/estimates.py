@@ -27,9 +27,7 @@ from torchrec.distributed.planner.types import (
     TrainerConfig,
 )
 from torchrec.distributed.planner.types import Shard as TorchRecShard
-from torchrec.distributed.planner.types import (
-    ShardingOption as TorchRecOption,
-)
+from torchrec.distributed.planner.types import ShardingOption as TorchRecOption
 from torchrec.distributed.planner.utils import build_sharder_data_map, sharder_name
 from torchrec.distributed.sharding_plan import calculate_shard_sizes_and_offsets
 from torchrec.distributed.types import CacheParams, CacheStatistics
@@ -143,9 +141,7 @@ def torchrec_topology(topology: Topology, bandwidths: Bandwidths) -> TorchRecTop
             f"TorchRec numbers GPUs host by host; list those of {topology.name!r} so"
         )
     dram = min(topology.hosts_by_id[host].memory_bytes for host in hosts)
-    hardware = {}
-    if bandwidths == "topology":
-        hardware = _bandwidths(topology)
+    hardware = _bandwidths(topology) if bandwidths == "topology" else {}
     return TopologyFactory.create_topology(
         TrainerConfig(
             world_size=len(topology.gpus),

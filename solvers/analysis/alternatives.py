@@ -27,7 +27,6 @@ _MOST_GPUS = 8
 """Other GPUs that a table is tried on, those with room and the least load first."""
 
 _COLD_NAMES = {
-    "staged": "staged",
     "uva": "cold rows read in place",
     "host": "cold rows pooled by the host",
     "cached": "cold rows through a cache",

@@ -79,6 +79,9 @@ def plot_compare(rows: Sequence[CompareRow], path: str | os.PathLike[str]) -> No
     heights = [len(members) for members in panels.values()]
     inches = 0.9 + sum(0.42 * height + 0.75 for height in heights)
     with picture(path, (10, inches)) as figure:
+        from matplotlib.lines import Line2D
+        from matplotlib.patches import Patch
+
         ratios = {"height_ratios": [n + 0.6 for n in heights], "width_ratios": [1.0, 0.55]}
         how: Any = {"squeeze": False, "sharex": "col", "sharey": "row", **ratios}
         axes = figure.subplots(len(panels), 2, **how)
@@ -91,7 +94,9 @@ def plot_compare(rows: Sequence[CompareRow], path: str | os.PathLike[str]) -> No
         axes[-1][0].set_xlabel(f"step time in {scales[scale]}, of the slowest GPU", color=MUTED)
         axes[0][0].set_xlim(0, widest * scale * 1.02)
         look: Any = {"ncols": 3, "frameon": False, "labelcolor": INK}
-        figure.legend(handles=_legend(), loc="outside upper right", **look)
+        line = Line2D([], [], color=BOUND, linewidth=2, label="proven bound")
+        boxes = Patch(color=STEP, label="best"), Patch(color=SKY, label="others")
+        figure.legend(handles=[*boxes, line], loc="outside upper right", **look)
 
 
 def _draw_bars(
@@ -127,17 +132,6 @@ def _write_figures(axis: "Axes", members: Sequence[CompareRow]) -> None:
         for place, row in enumerate(members):
             words = column.cell(asdict(row))
             axis.text(number + 0.95, place, words, color=INK, **style)
-
-
-def _legend() -> list[Any]:
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
-    return [
-        Patch(color=STEP, label="best"),
-        Patch(color=SKY, label="others"),
-        Line2D([], [], color=BOUND, linewidth=2, label="proven bound"),
-    ]
 
 
 _HOUR_S = 3600.0

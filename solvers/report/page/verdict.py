@@ -99,8 +99,12 @@ def verdict(
         best = format_seconds(facts["bound_s"])
         summary += f"; no placement can take less than {best}, so there may be room."
     advice = [_ADVICE[binding.resource]]
-    if gains := _gains(binding):
-        advice.append(f"A tenth more would gain, in samples a second: {gains}.")
+    # What a tenth more of each resource that can be bought gains, most first.
+    gains = sorted(binding.gains.items(), key=lambda one: -one[1])
+    known = [(_BUYABLE[of], gain) for of, gain in gains if of in _BUYABLE and gain > _ROUNDING]
+    if known:
+        words = ", ".join(f"{name} {form.share(gain)}" for name, gain in known)
+        advice.append(f"A tenth more would gain, in samples a second: {words}.")
     if gap is not None and gap > NEAR:
         room = 1 - facts["bound_s"] / facts["step_time_s"]
         search = "with --solver auto" if str(facts["solver"]).startswith("greedy") else "for longer"
@@ -117,13 +121,6 @@ def verdict(
         )
     binds = f"{name[0].upper()}{name[1:]}. The step {plain(binding.words)}."
     return Verdict(summary, binds, tuple(advice), _tiles(facts, gap))
-
-
-def _gains(binding: Binding) -> str:
-    """Return what a tenth more of each resource that can be bought gains, most first."""
-    gains = sorted(binding.gains.items(), key=lambda one: -one[1])
-    known = [(_BUYABLE[of], gain) for of, gain in gains if of in _BUYABLE and gain > _ROUNDING]
-    return ", ".join(f"{name} {form.share(gain)}" for name, gain in known)
 
 
 def _tiles(facts: Row, gap: float | None) -> tuple[Tile, ...]:
