@@ -31,7 +31,10 @@ Int = npt.NDArray[np.int64]
 
 
 class ColdHome(NamedTuple):
-    """Where the cold rows of a sharding option lie, and in which type.
+    """Where the cold rows of a sharding option lie, and in which type; empty if their table's.
+
+    `drive_share` of each shard's rows are on the host's drive: the coldest ones, but for those in
+    HBM. `ANY_SHARE`: each shard has a share of its own, which solvers choose.
 
     Examples
     --------
@@ -39,10 +42,8 @@ class ColdHome(NamedTuple):
     250
     """
 
-    # Share of each shard's rows that are on the host's drive: the coldest ones, but for those in
-    # HBM. `ANY_SHARE`: each shard has a share of its own, which solvers choose.
     drive_share: float = 0.0
-    dtype: ColdDType | Literal[""] = ""  # Of cold rows; empty if their table's.
+    dtype: ColdDType | Literal[""] = ""
 
     def first_on_drive(self, rows: int) -> int:
         """Return the first row on the drive, of `rows` rows with the hottest first."""
@@ -55,7 +56,13 @@ IN_DRAM = ColdHome()
 class ShardingOption(NamedTuple):
     """One way to divide a table into shards; GPUs and rows in HBM are chosen separately.
 
-    Row slices and column slices together make a grid of `shard_count` shards.
+    The ranks that are not replicated are in `row_slices`: strided ones, or if `blocked` contiguous
+    blocks of equally many rows, the i-th on GPU number `first_gpu` + i, and those of the next
+    column slice on the GPUs behind. `column_widths` are empty if the columns stay together. Row
+    slices and column slices together make a grid of `shard_count` shards. `replicated_rows` of the
+    hottest rows are in the HBM of every GPU; if all rows are, the table is data-parallel, and there
+    are no other shards. `cold` is how rows in DRAM are read: ``cached`` shards have all rows there
+    and a cache in HBM. `home` is where cold rows lie; other than `IN_DRAM` only if ``staged``.
 
     Examples
     --------
@@ -64,18 +71,13 @@ class ShardingOption(NamedTuple):
     4
     """
 
-    row_slices: int = 1  # Of the ranks that are not replicated: strided ones, unless `blocked`.
-    column_widths: tuple[int, ...] = ()  # Of each column slice; empty if columns stay together.
-    # So many of the hottest rows are replicated in the HBM of every GPU. All rows: the table is
-    # data-parallel, and there are no other shards.
+    row_slices: int = 1
+    column_widths: tuple[int, ...] = ()
     replicated_rows: int = 0
-    # How rows in DRAM are read. ``cached`` shards have all rows in DRAM and a cache in HBM.
     cold: Cold = "staged"
-    # Row slices are contiguous blocks of equally many rows, the i-th on GPU number `first_gpu` + i;
-    # those of the next column slice are on the GPUs behind.
     blocked: bool = False
     first_gpu: int = 0
-    home: ColdHome = IN_DRAM  # Of cold rows; another one only where they are ``staged``.
+    home: ColdHome = IN_DRAM
 
     @property
     def shard_count(self) -> int:
@@ -193,27 +195,28 @@ class CostCurve:
     points at each of these. Of every curve `dram_s` and `dram_bytes` do not rise, and where
     more rows take fewer bytes of HBM, as they save more buffers, they take no more time; but
     for the upkeep of a cache, which may grow with its rows.
+
+    `hot_rows` rise from 0 to all rows; of replicas there are all. `gpu_s` is time of the GPU, all
+    phases together, `dram_s` that of the host's memory, and bytes are in the memory of both.
+    `split_s` and `split_hbm_bytes` are added between none and all rows in HBM: one more shard, a
+    row map. `gpu_s_of_phases`, shape (phases, m), and `split_s_of_phases` say the same by phases of
+    the model's schedule; by default there is one phase. Of options with any share of rows on a
+    drive, all of this is with none there, and `drive_s`, or `drive_s_of_phases`, what `gpu_s` grows
+    by if all rows from each of `hot_rows` on are there. If `only_points`, solvers may have no other
+    numbers of rows in HBM than `hot_rows`, because times in between are not linear.
     """
 
-    hot_rows: Int  # In HBM: from 0 to all, strictly increasing. Of replicas: all.
-    gpu_s: Float  # Of the GPU, all phases together; without `split_s`.
-    dram_s: Float  # Of the host's memory.
-    # Memory on the GPU and on its host; without `split_hbm_bytes`.
+    hot_rows: Int
+    gpu_s: Float
+    dram_s: Float
     hbm_bytes: Float
     dram_bytes: Float
-    # What is added between none and all rows in HBM: one more shard, a row map.
     split_s: float
     split_hbm_bytes: float
-    # `gpu_s` and `split_s` by the phases of the model's schedule, shape (phases, m) and (phases,);
-    # by default there is one phase.
     gpu_s_of_phases: Float | None = None
     split_s_of_phases: Float | None = None
-    # Of options with any share of rows on a drive, whose other arrays say what they cost with none
-    # there: what `gpu_s` grows by if all rows from each of `hot_rows` on are there; and by phase.
     drive_s: Float | None = None
     drive_s_of_phases: Float | None = None
-    # Whether solvers may have no other numbers of rows in HBM than `hot_rows`, because times in
-    # between are not linear.
     only_points: bool = False
 
     @property

@@ -75,6 +75,14 @@ class PhaseCost:
 class CostReport:
     """Cost of a plan: times per GPU and host, memory per device, lookups by tier.
 
+    After the `gpus` come hosts without GPUs, which serve like them. `hbm_lookup_share` is that of
+    all lookups in device shards and hits of caches, `relative_error` how far step times of the
+    model are off on average, as a share, where that was measured. `schedule` says how phases follow
+    one another, `phase_s` seconds of each GPU in each of them, and `parts_s`, shape (parts, phases,
+    GPUs), the same by `PARTS`; both are missing if the step is one phase. `dense_s` is what dense
+    layers take of the first chain; None where the step is embeddings alone. `tables` are those that
+    have shards; their `gpu_s` add up to `GpuCost.total_s` of all GPUs.
+
     Examples
     --------
     >>> fast = GpuCost("gpu:0", hbm_s=0.002, link_s=0.0, communication_s=0.001, launch_s=0.0)
@@ -85,20 +93,15 @@ class CostReport:
     """
 
     cost_model: str
-    gpus: tuple[GpuCost, ...]  # After them, hosts without GPUs, which serve like them.
+    gpus: tuple[GpuCost, ...]
     hosts: tuple[HostCost, ...]
     memory: dict[str, MemoryUse]
-    hbm_lookup_share: float  # Of all lookups, those of device shards and hits of caches.
-    # How far step times of the model are off on average, as a share, where that was measured.
+    hbm_lookup_share: float
     relative_error: float | None = None
-    schedule: Schedule = ONE_PHASE  # How the phases of a step follow one another.
-    # Seconds of each GPU in each phase of the schedule; empty if the step is one phase.
+    schedule: Schedule = ONE_PHASE
     phase_s: tuple[tuple[float, ...], ...] = ()
-    # What dense layers take of the first chain; None where the step is embeddings alone.
     dense_s: float | None = None
-    # `phase_s` by `PARTS`, shape (parts, phases, GPUs); None if the step is one phase.
     parts_s: Float | None = field(default=None, compare=False, repr=False)
-    # Of tables that have shards. Their `gpu_s` add up to `GpuCost.total_s` of all GPUs.
     tables: Mapping[str, TableCost] = field(default_factory=dict)
 
     @property

@@ -48,6 +48,10 @@ class Schedule:
     TorchRec's linear-programming planner minimises such a sum; the slowest sum of any one GPU, as
     most planners take it, is shorter than a step whose collectives wait for all.
 
+    `phases` are names, in the order of rows of phase times; a lane, the work of one resource in all
+    phases together, is a phase as well. `chains` are numbers of phases, and no plan changes the
+    `fixed_s` of each. Lanes that are `shared` are in the order of the phases that they delay.
+
     Examples
     --------
     >>> schedule = Schedule(("lookup", "exchange"), ((0, 1),))
@@ -63,12 +67,10 @@ class Schedule:
     0.0028
     """
 
-    # Names, in the order of rows of phase times. A lane, the work of one resource in all phases
-    # together, is a phase as well.
     phases: tuple[str, ...]
-    chains: tuple[tuple[int, ...], ...]  # Numbers of phases.
-    fixed_s: tuple[float, ...] = ()  # Seconds of each chain that no plan changes.
-    shared: tuple[SharedLane, ...] = ()  # In the order of the phases that they delay.
+    chains: tuple[tuple[int, ...], ...]
+    fixed_s: tuple[float, ...] = ()
+    shared: tuple[SharedLane, ...] = ()
 
     @property
     def members(self) -> Float:

@@ -143,20 +143,23 @@ class TimeSummary:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Simulated:
-    """What a plan did with some logs."""
+    """What a plan did with some logs.
+
+    `totals` are counts of all steps, `records` the numbers of each, and `served` lookups by the
+    memory that served them. `gpu_s` are mean seconds a step of each GPU's and server's work, one
+    after the other. `windows` are parts of the logs, compared with the first part and with the same
+    part under another plan. `dense_s` is what dense layers take of each step; None where steps are
+    embeddings alone. `keys` say what the keys of each table that grows did.
+    """
 
     options: ReplayOptions
-    totals: Totals  # Counts of all steps.
+    totals: Totals
     devices: Sequence[DeviceTotals]
-    served: Served  # Lookups by the memory that served them.
-    records: tuple[StepRecord, ...]  # Each step's numbers.
-    # Mean seconds a step of each GPU's and server's work, one after the other; shape (serving,).
+    served: Served
+    records: tuple[StepRecord, ...]
     gpu_s: Float
-    # Parts of the logs, compared with the first part and with the same part under `other`.
     windows: tuple[Drifted, ...]
-    # What dense layers take of each step; None where steps are embeddings alone.
     dense_s: float | None = None
-    # What the keys of each table that grows did, by its name.
     keys: Mapping[str, KeyCounts] = field(default_factory=dict)
 
     @property

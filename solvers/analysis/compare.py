@@ -22,29 +22,32 @@ CLASSIC = ("greedy-size", "greedy-lookup", "greedy-size-lookup", "greedy-dim")
 class CompareRow:
     """The result of one solver under one memory budget and cost model.
 
-    Without a plan, what is of one is None.
+    Without a plan, what is of one is None. The budget is memory of each GPU that embeddings may
+    take, `status` the termination's reason and the limit that was hit; bytes and samples are over
+    all GPUs and hosts, `balance` is the mean over the maximum of the GPUs' times. `detail` says
+    what is short where there is no plan, else what the step waits for. Prices are of the whole
+    machine, in the user's currency. `dense_s` is None where the step is embeddings alone.
     """
 
-    hbm_budget_bytes: int  # Memory of each GPU that embeddings may take.
+    hbm_budget_bytes: int
     solver: str
     cost_model: str
-    status: str  # The termination's reason, and the limit that was hit.
+    status: str
     step_time_s: float | None
     bound_s: float | None
     gap: float | None
     solve_s: float | None
-    hbm_used_bytes: int | None  # Of all GPUs; `dram_used_bytes` of all hosts.
+    hbm_used_bytes: int | None
     dram_used_bytes: int | None
-    balance: float | None  # Mean over maximum of the GPUs' times.
-    hbm_lookup_share: float | None  # Share of lookups that are served from HBM.
-    detail: str  # What is short where there is no plan, else what the step waits for.
+    balance: float | None
+    hbm_lookup_share: float | None
+    detail: str
     topology: str = ""
     samples_per_s: float | None = None
-    # Of the whole machine, in the user's currency, if given.
     price_per_hour: float | None = None
     cost_per_billion_samples: float | None = None
     binding: str = ""
-    dense_s: float | None = None  # Of dense layers; None where the step is embeddings alone.
+    dense_s: float | None = None
 
 
 def compare(
