@@ -45,7 +45,7 @@ from placer.adapters.torchrec import from_sharding_plan, load_state_dict
 from placer.errors import BackendError
 from placer.plan.verify import violations
 from solvers import PlacerPlanner
-from solvers.torchrec.trainable import is_trained_wrong
+from solvers.torchrec_options import is_trained_wrong
 
 MIB = 1 << 20
 SHARDERS: Any = [EmbeddingBagCollectionSharder()]
@@ -149,21 +149,10 @@ class TestPlans:
         assert rated[PlacerPlanner] <= rated[EmbeddingShardingPlanner] * 1.001
 
     def test_nor_on_two_hosts_where_torchrec_has_more_options(self) -> None:
-        topology = TopologyFactory.create_topology(
-            TrainerConfig(
-                world_size=4, local_world_size=2, hbm_cap_bytes=24 * MIB, ddr_cap_bytes=1 << 33
-            )
-        )
+        topology = machine_of(24 * MIB, 4, 1 << 33, local=2)
         rated = {}
-        for kind in (EmbeddingShardingPlanner, PlacerPlanner):
-            planner = kind(
-                topology=topology,
-                batch_size=64,
-                storage_reservation=FixedPercentageStorageReservation(0.0),
-                stats=[],
-                debug=False,
-                timeout_seconds=6,
-            )
+        for kind, more in ((EmbeddingShardingPlanner, {}), (PlacerPlanner, {"max_steps": None})):
+            planner = planner_of(0, kind, topology=topology, timeout_seconds=6, **more)
             planner.plan(model_with(*SIZES), SHARDERS)
             rated[kind] = NoopPerfModel(topology).rate(planner._best_plan)
         assert rated[PlacerPlanner] <= rated[EmbeddingShardingPlanner] * 1.001

@@ -10,7 +10,7 @@ from ranks_cases import large_plan
 from simulated_ranks import SimulatedRank, Step, World, check_gradients, check_outputs, run
 
 from cost_models import cost_model
-from cost_models.step_equation.exchanged_bytes import replica_bytes
+from cost_models.step_equation.loads import replica_bytes
 from placer import Problem
 from placer.executor import BagBatch
 from placer.executor.distributed.row_sums import RowSums, all_reduce_rows
