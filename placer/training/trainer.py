@@ -21,7 +21,7 @@ from placer.data.log import Chunk
 from placer.errors import PlacerError, ProblemError
 from placer.executor import BagBatch, Embeddings, PreparedBatch, UnplacedEmbeddings
 from placer.executor.distributed import ShardedBatch
-from placer.executor.distributed.lost_ranks import rank_lost
+from placer.executor.distributed.collectives import rank_lost
 from placer.plan.plan import Plan
 from placer.training.config import Activation, TrainConfig
 from placer.training.reading import dense_of

@@ -45,7 +45,7 @@ from placer.adapters.torchrec import from_sharding_plan, load_state_dict
 from placer.errors import BackendError
 from placer.plan.verify import violations
 from solvers import PlacerPlanner
-from solvers.torchrec.trainable import is_trained_wrong
+from solvers.torchrec_options import is_trained_wrong
 
 MIB = 1 << 20
 SHARDERS: Any = [EmbeddingBagCollectionSharder()]
