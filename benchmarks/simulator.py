@@ -29,7 +29,7 @@ from placer.plan.buffers import with_buffers
 from placer.plan.shard import Shard
 from placer.simulator.draws import drawn_batches
 from placer.simulator.replay import ReplayOptions, Simulator
-from placer.training.background import in_background
+from placer.training.reading import in_background
 from placer.workloads import named_workload
 
 SAMPLES = 65536

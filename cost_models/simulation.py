@@ -22,9 +22,9 @@ from placer.simulator.draws import drawn_batches
 from placer.simulator.replay import ReplayOptions, Simulator
 from placer.simulator.summary import DeviceTotals, Served, device_totals, served
 from placer.simulator.windows import Drifted, StepRecord, Window, drifted, equal_windows
-from placer.training.background import in_background
-from placer.training.batches import batches as batches_of
 from placer.training.loop import check_log
+from placer.training.reading import batches as batches_of
+from placer.training.reading import in_background
 
 Stream = tuple[str, Callable[[], Iterable[Chunk]]]
 """The name of a log, and what reads its batches from the beginning."""

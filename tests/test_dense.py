@@ -18,10 +18,10 @@ from placer.dense import (
     Product,
     dense_memory,
 )
-from placer.dense.memory import pass_bytes
+from placer.dense.network import pass_bytes
 from placer.errors import PlacerError, ProblemError
 from placer.simulator.replay import ReplayOptions
-from placer.training.dlrm import Dlrm
+from placer.training.trainer import Dlrm
 from placer.workloads import named_workload
 from placer.workloads.dense import dense_part, published_dense
 from placer.workloads.published import published

@@ -23,7 +23,7 @@ ALLOWED = {
     "placer/training/checkpoint.py": "sets old checkpoints aside and removes them, by renames",
     "placer/trainers/lightning.py": "removes old checkpoints",
     "placer/executor/cold/block_file.py": "rows on a drive, in a file that ends with the process",
-    "placer/training/metric_logs.py": "appends a line; the last one is dropped if it is not whole",
+    "placer/training/metrics.py": "appends a line; the last one is dropped if it is not whole",
     "placer/storage/shards/writing.py": "shards and links to them, in a hidden folder",
     "placer/measurement/machine.py": "appends a line, drops one that is not whole, begins anew",
     "placer/measurement/measure.py": "a folder of temporary files",
