@@ -50,8 +50,7 @@ from placer.profile.table_profile import TableProfile
 from placer.simulator.counts import StepCounts, Totals
 from placer.simulator.parts import Arrangement
 from placer.simulator.replay import Simulator
-from placer.simulator.summary import served
-from placer.simulator.windows import StepRecord
+from placer.simulator.summary import StepRecord, served
 
 Float = npt.NDArray[np.float64]
 

@@ -11,9 +11,8 @@ from placer.dense import (
     MeasuredDense,
 )
 from placer.errors import ProblemError
-from placer.workloads import named_workload
+from placer.workloads import named_workload, published
 from placer.workloads.dense import dense_part, published_dense
-from placer.workloads.published import published
 
 
 def test_texts_name_a_dense_part() -> None:

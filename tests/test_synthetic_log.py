@@ -18,7 +18,7 @@ from zipf_sample import fit_zipf_to_sample
 
 from placer.data.reader import open_log
 from placer.errors import DataError
-from placer.profile.zipf import ZipfMandelbrot
+from placer.profile.cdf import ZipfMandelbrot
 from placer.training.config import TrainConfig
 from placer.training.loop import train
 from placer.workloads.synthetic_log import (

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from placer.errors import PlacerError
-from placer.files import write_text
+from placer.files import SEAL, sealed, write_text
 from placer.read_files import LimitError, read_json
-from placer.seal import SEAL, sealed
 from placer.tables import OPTIMIZERS
 
 FORMAT = "placer-calibration"

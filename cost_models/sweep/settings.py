@@ -7,9 +7,9 @@ from typing import Any
 
 from placer.dense import DenseLayers, DenseNetwork
 from placer.errors import ProblemError
+from placer.profile.cdf import zipf_cdf
 from placer.profile.profile import Profile
 from placer.profile.table_profile import TableProfile
-from placer.profile.zipf import zipf_cdf
 from placer.tables import Feature, Table
 
 

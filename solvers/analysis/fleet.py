@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from cost_models import CostModel
 from placer.errors import ProblemError
 from placer.problem import Problem
-from placer.topology.prices import LIST_PRICES, Price
+from placer.topology.kinds import LIST_PRICES, Price
 from placer.topology.topology import Topology
 from solvers.result import Limits, Solver, SolveResult, Termination
 
