@@ -22,9 +22,8 @@ from placer.dense.network import pass_bytes
 from placer.errors import PlacerError, ProblemError
 from placer.simulator.replay import ReplayOptions
 from placer.training.trainer import Dlrm
-from placer.workloads import named_workload
+from placer.workloads import named_workload, published
 from placer.workloads.dense import dense_part, published_dense
-from placer.workloads.published import published
 
 # Products
 

@@ -29,8 +29,15 @@ from placer.errors import DataError
 from placer.profile.count import TableOptions
 from placer.profile.counts import RowCounts
 from placer.profile.locality import STRETCH_SAMPLES, LocalityCounter
-from placer.profile.parts.counts import Counts, CountSums, batches, sums_of, window_batches
-from placer.profile.parts.reading import PartitionTables, PartReader
+from placer.profile.parts.counts import (
+    Counts,
+    CountSums,
+    PartitionTables,
+    PartReader,
+    batches,
+    sums_of,
+    window_batches,
+)
 from placer.profile.profile import Profile
 from placer.profile.table_profile import FeatureCounts, TableProfile, UnknownIds
 
