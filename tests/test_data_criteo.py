@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from placer.data import open_log
+from placer.data.layout import DENSE
 from placer.data.log import Log
-from placer.data.names import DENSE
 from placer.errors import DataError
 
 

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from placer.data.encoding import Encoding
-from placer.data.mapping import Hash, Identity, OutOfRange, Vocabulary
+from placer.data.encoding import Encoding, Hash, Identity, OutOfRange, Vocabulary
 from placer.errors import DataError
 
 KEYS = st.lists(st.integers(0, 2**64 - 1), max_size=50)

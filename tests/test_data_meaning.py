@@ -369,7 +369,7 @@ def test_lines_of_interactions(tmp_path: Path, between: str, end: str) -> None:
     path = tmp_path / "train.txt"
     path.write_text("".join(between.join(map(str, line)) + end for line in LINES), newline="")
     log = open_log(path)
-    assert log.source.layout.format == "interactions"  # type: ignore[attr-defined]
+    assert log.encoding.layout.format == "interactions"
     assert bags(log, "user") == [line[:1] for line in LINES]
     assert bags(log, "items") == [line[1:] for line in LINES]
     later = tmp_path / "test.txt"

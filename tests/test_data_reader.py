@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from placer.data import open_log, vocabulary
-from placer.data.encoding import Encoding
+from placer.data.encoding import Encoding, Hash
 from placer.data.formats.parquet import ParquetSource
 from placer.data.layout import NamedColumns
-from placer.data.mapping import Hash
 from placer.data.vocabulary import build_vocabularies
 from placer.errors import DataError
 

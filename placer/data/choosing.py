@@ -4,9 +4,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from placer.data.encoding import Hash, Identity, IdMapping
 from placer.data.files.stores import shown
-from placer.data.mapping import Hash, Identity, IdMapping
-from placer.data.names import ID_MAPPINGS, MappingKind
+from placer.data.layout import ID_MAPPINGS, MappingKind
 from placer.data.source import Progress, Source
 from placer.data.vocabulary import build_vocabularies
 from placer.errors import DataError
@@ -95,12 +95,12 @@ def feature_tables_of(
 ) -> dict[str, str]:
     """Return the table that each feature reads, in the log's order."""
     tables = dict(renamed or {})
-    kept = list(source.text_features) if sparse is None else list(sparse)
-    unknown = [name for name in [*kept, *tables] if name not in source.text_features]
+    known = dict.fromkeys(source.columns.sparse)
+    kept = known if sparse is None else sparse
+    unknown = [name for name in [*kept, *tables] if name not in known]
     if unknown:
         raise DataError(
-            f"{shown(source.files[0])} has no feature {unknown[0]!r}; "
-            f"it has {listed(list(source.text_features))}"
+            f"{shown(source.files[0])} has no feature {unknown[0]!r}; it has {listed(list(known))}"
         )
     return {feature: tables.get(feature, feature) for feature in kept}
 
@@ -121,7 +121,7 @@ def mapping_kinds(
     for name, count in row_counts.items():
         if count < 1:
             raise DataError(f"table {name!r} needs at least 1 row, not {count}")
-    texts = {table for name, table in feature_tables.items() if source.text_features[name]}
+    texts = {table for name, table in feature_tables.items() if source.columns.is_text(name)}
     kinds: dict[str, Any] = {name: asked.get(name, "auto") for name in names}
     for name in [name for name in names if kinds[name] == "auto"]:
         kinds[name] = "vocabulary" if name in texts else "identity"
@@ -168,7 +168,7 @@ def _id_ranges(
     source: Source, features: Sequence[str]
 ) -> tuple[Mapping[str, tuple[int, int]], int]:
     """Return the smallest and largest id of integer features, 0 included, and the samples."""
-    integers = [name for name in features if not source.text_features[name]]
+    integers = [name for name in features if not source.columns.is_text(name)]
     if not integers:
         return {}, source.samples or 0
     known = source.id_ranges()

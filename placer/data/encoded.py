@@ -6,11 +6,10 @@ from itertools import count
 
 import numpy as np
 
-from placer.data.encoding import Encoding
+from placer.data.encoding import Encoding, IdMapping, OutOfRange, Rows
 from placer.data.files.identity import FileIdentity, check_unchanged
 from placer.data.files.stores import shown
 from placer.data.log import Bags, Chunk, joined
-from placer.data.mapping import IdMapping, OutOfRange, Rows
 from placer.data.source import Cursor, RawBatch, Source
 from placer.data.vocabulary import UnknownKeys
 from placer.errors import DataError
@@ -36,20 +35,21 @@ class EncodedLog:
         encoding: Encoding,
         notes: Sequence[str] = (),
     ) -> None:
-        first = shown(source.files[0])
-        missing = [name for name in encoding.feature_tables if name not in source.text_features]
+        first, columns = shown(source.files[0]), source.columns
+        known = set(columns.sparse)
+        missing = [name for name in encoding.feature_tables if name not in known]
         if missing:
             raise DataError(
                 f"{first} has no feature {missing[0]!r}, which the encoding names; "
-                f"it has {', '.join(source.text_features)}"
+                f"it has {', '.join(columns.sparse)}"
             )
-        if source.dense_names != encoding.dense:
+        if columns.dense != encoding.dense:
             raise DataError(
-                f"{first} has numeric columns {', '.join(source.dense_names) or 'none'}, "
+                f"{first} has numeric columns {', '.join(columns.dense) or 'none'}, "
                 f"but the encoding names {', '.join(encoding.dense) or 'none'}"
             )
         for feature, table in encoding.feature_tables.items():
-            if source.text_features[feature] and encoding.mappings[table].kind == "identity":
+            if columns.is_text(feature) and encoding.mappings[table].kind == "identity":
                 raise DataError(
                     f"{first}: feature {feature!r} holds texts, which are no row "
                     "numbers; map it with id_mapping='hash' or 'vocabulary'"

@@ -24,9 +24,9 @@ from placer.data.formats.base import (
     ColumnSource,
     plain_schema,
 )
-from placer.data.formats.columns import Columns, check_columns, once
+from placer.data.formats.columns import check_columns, once
 from placer.data.formats.nested import flat, outermost
-from placer.data.layout import Layout, NamedColumns
+from placer.data.layout import Columns, Layout, NamedColumns
 from placer.errors import DataError
 
 _Read = Iterator[pa.RecordBatch]
@@ -210,7 +210,7 @@ class ArrowSource(ColumnSource):
             self._infer(schema, None if self._named.recorded else self._sample(schema))
         else:
             check_columns(batches.name, schema, columns)
-            self._choose(columns)
+            self.columns = columns
 
     def _sample(self, schema: pa.Schema) -> pa.Table | None:
         """Return the first samples; None where the log can be read only once."""

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from placer.data.names import Missing
+from placer.data.layout import Missing
 from placer.data.text_keys import Bytes, Keys, Offsets, text_keys
 from placer.errors import DataError
 

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, get_args
 
 from pydantic import Field, model_validator
 
@@ -16,8 +16,17 @@ from placer.config_file import StrictModel, read_file
 from placer.data.encoded import EncodedLog
 from placer.data.files.finding import AnyPath
 from placer.data.files.stores import shown
-from placer.data.layout import Layout, NamedColumns
-from placer.data.names import NULLS, Decimal, Format, IdType
+from placer.data.layout import (
+    NULLS,
+    Decimal,
+    Format,
+    IdMappingName,
+    IdType,
+    Layout,
+    Missing,
+    NamedColumns,
+    Role,
+)
 from placer.data.reader import open_log, open_source
 from placer.data.source import Progress, Source
 from placer.default_options import toml_value
@@ -26,7 +35,6 @@ from placer.files import write_text
 from placer.tables import Pooling
 from placer.units import listed
 
-Role = Literal["label", "sparse", "dense", "ignore"]
 ALL = "*"
 """In place of a table's name: every table that is not named."""
 
@@ -47,7 +55,7 @@ class _ColumnModel(StrictModel):
 class _TableModel(StrictModel):
     rows: int | None = Field(None, ge=1)
     dim: int | None = Field(None, ge=1)
-    id_mapping: Literal["auto", "identity", "hash", "vocabulary"] | None = None
+    id_mapping: IdMappingName | None = None
     min_count: int | None = Field(None, ge=1)
 
 
@@ -58,7 +66,7 @@ class _SchemaModel(StrictModel):
     quotes: bool | None = None
     decimal: Decimal | None = None
     names: tuple[str, ...] = ()
-    missing: Literal["zero", "empty"] = "zero"
+    missing: Missing = "zero"
     null: tuple[str, ...] | None = None
     headroom: float = Field(0.0, ge=0)
     columns: dict[str, _ColumnModel] = Field(default_factory=dict)
@@ -82,7 +90,7 @@ class Schema:
     min_counts: Mapping[str, int] = field(default_factory=dict)
     id_mappings: Mapping[str, str] = field(default_factory=dict)
     poolings: Mapping[str, Pooling] = field(default_factory=dict)  # By column.
-    missing: Literal["zero", "empty"] = "zero"
+    missing: Missing = "zero"
     headroom: float = 0.0
 
     @classmethod
@@ -95,7 +103,7 @@ class Schema:
         model = read_file(path, _SchemaModel, "data", DataError)
         of = {
             role: tuple(name for name, column in model.columns.items() if column.role == role)
-            for role in ("label", "sparse", "dense", "ignore")
+            for role in get_args(Role)
         }
         if len(of["label"]) > 1:
             raise DataError(f"{path}: a log has one label, not {', '.join(of['label'])}")
@@ -159,7 +167,7 @@ class Schema:
             raise DataError(f"{file}: schemas are written as TOML; end the name in .toml")
         named = NamedColumns(self.sparse, self.dense, self.label, self.ignore, self.missing)
         source = open_source(paths, self.format, self.layout or Layout(), named)
-        if not source.decisions:
+        if not source.columns.decisions:
             raise DataError(
                 f"{shown(source.files[0])} is of a format whose columns are fixed; it needs no "
                 "schema"
@@ -175,8 +183,8 @@ def _given(models: Mapping[str, Any], field: str) -> dict[str, Any]:
 
 
 def _text(source: Source, missing: str) -> str:
-    files, layout, lists = source.files, source.layout, source.layout.lists or {}
-    named = listed([shown(file) for file in files], 1)
+    layout, lists = source.columns.layout, source.columns.layout.lists or {}
+    named = listed([shown(file) for file in source.files], 1)
     lines = [f"# How {named} is read; docs/data.md describes the fields."]
     for name in ("format", "separator", "header", "quotes", "decimal"):
         value = getattr(layout, name)
@@ -193,7 +201,7 @@ def _text(source: Source, missing: str) -> str:
         "# left out",
     ]
     entries = []
-    for one in source.decisions:
+    for one in source.columns.decisions:
         value = toml_value(one.role)
         if one.role == "sparse":
             parts = [f'as = "sparse", type = {toml_value(layout.types[one.column])}']

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from placer.data.mapping import Vocabulary
+from placer.data.encoding import Vocabulary
 from placer.data.source import Progress, Source, samples_of
 from placer.data.text_keys import Keys
 

@@ -1,17 +1,13 @@
-"""Which columns of a log are what."""
+"""Types of columns, and whether a file has the columns that are read."""
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
 from placer.data.files.stores import shown
-from placer.data.formats.inference import Decision, decide
 from placer.data.keys import can_be_ids, is_list, is_text
-from placer.data.layout import Layout, NamedColumns
-from placer.data.names import NULLS, Decimal, IdType
+from placer.data.layout import Columns, IdType
 from placer.errors import DataError
 from placer.units import listed
 
@@ -21,96 +17,6 @@ ARROW_TYPES: Mapping[IdType, pa.DataType] = {
     "text": pa.large_binary(),
     "boolean": pa.bool_(),
 }
-_NOTHING, _NONE_NAMED = Layout(), NamedColumns()
-
-
-@dataclass(frozen=True, slots=True)
-class Columns:
-    """Which columns of a log are what."""
-
-    sparse: tuple[str, ...]
-    dense: tuple[str, ...]
-    label: str | None
-    # Of sparse columns, and of booleans among the others.
-    types: Mapping[str, IdType] = field(default_factory=dict)
-    # Sparse columns of texts that hold several ids, and what separates these.
-    lists: Mapping[str, str] = field(default_factory=dict)
-    # Texts that stand for a missing value; an empty one always does.
-    nulls: tuple[str, ...] = NULLS
-    # What begins the decimals of numbers in texts; by default a point.
-    decimal: Decimal | None = None
-    decisions: tuple[Decision, ...] = ()  # What each column was taken for where nobody said.
-
-    @property
-    def names(self) -> list[str]:
-        """All of them."""
-        label = [] if self.label is None else [self.label]
-        return [*label, *self.dense, *self.sparse]
-
-    @property
-    def layout(self) -> Layout:
-        """What another log of these columns is read by, where its files say all else."""
-        return Layout(types=self.types, lists=self.lists, nulls=self.nulls, decimal=self.decimal)
-
-    def is_text(self, name: str) -> bool:
-        """Return whether the ids of a sparse column are texts."""
-        return self.types[name] == "text"
-
-
-def infer_columns(
-    schema: pa.Schema,
-    named: NamedColumns = _NONE_NAMED,
-    *,
-    sample: pa.Table | None = None,
-    layout: Layout = _NOTHING,
-) -> Columns:
-    """Return which columns are what, where the caller does not say.
-
-    The rules are in `placer.data.formats.inference.decide`; `sample` holds some samples of the
-    log, which they look at. Texts are taken for lists only if the layout's `lists` is None; else it
-    names all columns of lists.
-    """
-    lists, nulls = layout.lists, layout.nulls
-    decisions = decide(schema, named, sample, layout.nulls)
-    roles = {one.column: one.role for one in decisions}
-
-    def of(role: str) -> tuple[str, ...]:
-        return tuple(name for name, own in roles.items() if own == role)
-
-    label = named.label if named.label is not None else next(iter(of("label")), None)
-    chosen = of("sparse") if named.sparse is None else tuple(named.sparse)
-    numbers = of("dense") if named.dense is None else tuple(named.dense)
-    separators = {one.column: one.separator for one in decisions if one.separator is not None}
-    separators = separators if lists is None else dict(lists)
-    sparse_names, found = set(chosen), {one.column: one for one in decisions}
-    separators = {name: one for name, one in separators.items() if name in sparse_names}
-    known: dict[str, IdType] = {}
-    single = set(once(schema.names))
-    for name in dict.fromkeys((*chosen, *numbers, *([label] if label else []))):
-        if name in single:
-            own = id_type(schema.field(name).type)
-            if name in sparse_names:
-                element = found[name].element
-                known[name] = (element or "text") if name in separators else own
-            elif own == "boolean":
-                known[name] = own
-    types = layout.types.items()
-    known |= {name: one for name, one in types if name in known or name in sparse_names}
-    if lists is not None:
-        decisions = tuple(
-            _unsplit(one) if one.separator and one.column not in lists else one for one in decisions
-        )
-    decimal = layout.decimal or next((one.decimal for one in decisions if one.decimal), None)
-    return Columns(chosen, numbers, label, known, separators, nulls, decimal, decisions)
-
-
-def _unsplit(one: Decision) -> Decision:
-    """Return what to say of a column of lists that a schema reads as an id each."""
-    why = (
-        f"its texts look like lists of ids, and each is read as one id; to split them, write "
-        f'{{as = "sparse", separator = {json.dumps(one.separator)}}} in the schema'
-    )
-    return replace(one, why=why, warns=True, separator=None, element=None)
 
 
 def id_type(kind: pa.DataType) -> IdType:
@@ -148,7 +54,7 @@ def check_schema(file: str, schema: pa.Schema, columns: Columns) -> None:
     sparse = set(columns.sparse)
     for name in columns.names:
         kind = check_column(file, schema, name)
-        whole = pa.types.is_floating(kind) and columns.types.get(name) == "integer"
+        whole = pa.types.is_floating(kind) and columns.layout.types.get(name) == "integer"
         if name in sparse and not can_be_ids(kind) and not whole:
             raise DataError(
                 f"{shown(file)}: column {name!r} is {kind}, which cannot hold ids; "

@@ -11,15 +11,14 @@ import pyarrow.csv as csv
 
 from placer.data.files.stores import shown
 from placer.data.formats.base import ColumnSource
-from placer.data.formats.columns import ARROW_TYPES, Columns
+from placer.data.formats.columns import ARROW_TYPES
 from placer.data.formats.dialect import header_names, infer_dialect
 from placer.data.formats.plain import PlainText
 from placer.data.formats.prose import GROUPED
 from placer.data.formats.text import Block, TextReader, head_lines, lone_return, record_ends
 from placer.data.formats.values import wrong_id
 from placer.data.keys import is_text
-from placer.data.layout import Layout
-from placer.data.names import CATEGORIES, DENSE, LABEL, IdType
+from placer.data.layout import CATEGORIES, DENSE, LABEL, Columns, IdType, Layout
 from placer.data.source import Place, RawBatch, Span
 from placer.errors import DataError
 from placer.units import listed
@@ -44,14 +43,17 @@ class DelimitedSource(ColumnSource):
         file, start = self._first_with_samples()
         # Files without a label have other columns: what was recorded is of another file.
         known = replace(self._known, names=()) if format == "criteo" else self._known
-        known = infer_dialect(file, start, known, format)
+        known = replace(infer_dialect(file, start, known, format), format=format)
         if known.decimal != self._known.decimal:
             self.notes.append(
                 'numbers are read with decimal commas; a schema with decimal = "." says otherwise'
             )
         self.is_fixed = format == "criteo"
         if self.is_fixed:
-            self._choose(_criteo_columns(known))
+            types: dict[str, IdType] = dict.fromkeys(CATEGORIES, "text")
+            label = LABEL if LABEL in known.names else None
+            known = replace(known, types=types, lists={}, decimal=None)
+            self.columns = Columns(CATEGORIES, DENSE, label, known)
         else:
             table = _sample(file, start, known)
             if known.header and len(self.files) > 1:
@@ -62,24 +64,16 @@ class DelimitedSource(ColumnSource):
             self._known = known
             self._infer(schema, self._sampled(table, file, schema), as_text=True)
             self._read_words(table)
-        self.layout = replace(
-            known,
-            format=format,
-            types=self.columns.types,
-            lists=self.columns.lists,
-            decimal=self.columns.decimal,
-        )
-        self._plain = PlainText(self.layout, self.columns, self._named.missing)
+        self._plain = PlainText(self.columns, self._named.missing)
         # What columns are read as from the block on that had an id 7.0, or a number 1,484.20.
         self._read_as: dict[str, pa.DataType] = {}
 
     def spans(self) -> Generator[Span]:
         """Yield all samples of the log."""
-        layout = self.layout
-        reader = TextReader(
+        layout = self.columns.layout
+        return TextReader(
             self.files, self._parse, header=bool(layout.header), quotes=bool(layout.quotes)
-        )
-        return reader.spans()
+        ).spans()
 
     def _first_with_samples(self) -> tuple[str, bytes]:
         """Return the first file of more than one line (one may be a header), and how it begins."""
@@ -97,11 +91,12 @@ class DelimitedSource(ColumnSource):
             return
         words = {str(word) for word in table.column(label).drop_null().unique().to_pylist()}
         if words and words <= {*_TRUE, *_FALSE}:
-            types = {**self.columns.types, label: "boolean"}
-            self._choose(replace(self.columns, types=types))
+            layout = self.columns.layout
+            layout = replace(layout, types={**layout.types, label: "boolean"})
+            self.columns = replace(self.columns, layout=layout)
 
     def _parse(self, block: Block) -> RawBatch:
-        layout, file = self.layout, block.place.file
+        layout, file = self.columns.layout, block.place.file
         names: Sequence[str] = layout.names
         if block.header is not None:
             names = header_names(file, block.header, layout)
@@ -141,9 +136,10 @@ class DelimitedSource(ColumnSource):
     def _types(self, names: Sequence[str]) -> dict[str, pa.DataType]:
         """Return what each column is read as."""
         types: dict[str, pa.DataType] = {}
+        layout = self.columns.layout
         for name in self._own(names):
-            known = self.columns.types.get(name)
-            if name in self.columns.lists:
+            known = layout.types.get(name)
+            if name in (layout.lists or {}):
                 types[name] = pa.large_binary()
             elif name in self._read_as:
                 types[name] = self._read_as[name]
@@ -163,12 +159,12 @@ class DelimitedSource(ColumnSource):
             place = f"{shown(block.place.file)}, from line {block.place.first} on"
             raise DataError(f"{place}: {error}") from error
         name, value = names[int(match[1])], match[3]
-        kind = self.columns.types.get(name)
+        kind = self.columns.layout.types.get(name)
         whole = re.fullmatch(r"\s*-?[0-9]+\.0*\s*", value) is not None
         if kind == "integer" and whole and name not in self._read_as:
             self._read_as[name] = pa.float64()
             return
-        grouped = GROUPED[self.layout.decimal or "."]
+        grouped = GROUPED[self.columns.layout.decimal or "."]
         if kind is None and name not in self._read_as and re.fullmatch(grouped, value.strip()):
             self._read_as[name] = pa.large_string()
             return
@@ -301,9 +297,3 @@ def _ragged(error: pa.ArrowInvalid, block: Block, layout: Layout) -> DataError |
         f"{block.place.of(record - 1)}: {count} fields, expected {expected} separated by "
         f"{between}; repair or remove the line"
     )
-
-
-def _criteo_columns(known: Layout) -> Columns:
-    label = LABEL if LABEL in known.names else None
-    types: dict[str, IdType] = dict.fromkeys(CATEGORIES, "text")
-    return Columns(CATEGORIES, DENSE, label, types, nulls=known.nulls)

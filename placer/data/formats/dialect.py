@@ -12,8 +12,7 @@ import numpy.typing as npt
 
 from placer.data.files.stores import shown
 from placer.data.formats.text import record_ends
-from placer.data.layout import Layout
-from placer.data.names import CATEGORIES, DENSE, LABEL, Format
+from placer.data.layout import CATEGORIES, DENSE, LABEL, Format, Layout
 from placer.errors import DataError
 
 _SEPARATORS = ("\t", ",", "::", ";", "|", "\x01", " ")

@@ -1,25 +1,34 @@
 """What the columns of a log are taken for where nobody says, and why."""
 
 import contextlib
+import json
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from placer.data.formats.columns import id_type, once
 from placer.data.formats.lists import find_lists
 from placer.data.formats.prose import decimal_of, no_ids, prose
 from placer.data.keys import can_be_ids, is_list, is_text, is_whole_decimal
-from placer.data.layout import NamedColumns
-from placer.data.names import CATEGORIES, DENSE, NULLS, Decimal, IdType
+from placer.data.layout import (
+    CATEGORIES,
+    DENSE,
+    NULLS,
+    Columns,
+    Decision,
+    IdType,
+    Layout,
+    NamedColumns,
+    Role,
+)
 
-Role = Literal["label", "sparse", "dense", "ignore"]
-
+_NOTHING, _NONE_NAMED = Layout(), NamedColumns()
 PARTITION = b"placer.partition"
 """Metadata of a field whose values the names of folders hold."""
 _LABEL_NAMES = ("label", "click", "clicked", "target", "is_click", "is_clicked", "clk")
@@ -50,19 +59,57 @@ _DIGITS = r"^[^a-df-zA-DF-Z\[({]*$"
 """What numbers are made of, whatever is between their thousands."""
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """What a column was taken for."""
+def infer_columns(
+    schema: pa.Schema,
+    named: NamedColumns = _NONE_NAMED,
+    *,
+    sample: pa.Table | None = None,
+    layout: Layout = _NOTHING,
+) -> Columns:
+    """Return which columns are what, and the layout with what is known of their values.
 
-    column: str
-    role: Role
-    why: str
-    warns: bool = False  # Whether the user should hear of it.
-    separator: str | None = None  # Of the ids in a column of texts that are lists.
-    element: IdType | None = None  # How these ids are read.
-    decimal: Decimal | None = None  # What begins the decimals of numbers in texts.
-    # Whether a label could be meant: it holds 0 and 1, -1 and 1, or true and false.
-    has_two_values: bool = False
+    The rules are those of `decide`; `sample` holds some samples of the log, which they look at.
+    Texts are taken for lists only if the layout's `lists` is None; else it names all columns of
+    lists.
+    """
+    decisions = decide(schema, named, sample, layout.nulls)
+    found = {one.column: one for one in decisions}
+
+    def of(role: Role) -> tuple[str, ...]:
+        return tuple(one.column for one in decisions if one.role == role)
+
+    sparse = of("sparse") if named.sparse is None else tuple(named.sparse)
+    dense = of("dense") if named.dense is None else tuple(named.dense)
+    label = named.label if named.label is not None else next(iter(of("label")), None)
+    ids, single = set(sparse), set(once(schema.names))
+    lists = layout.lists
+    if lists is None:
+        lists = {one.column: one.separator for one in decisions if one.separator is not None}
+    else:
+        decisions = tuple(
+            _unsplit(one) if one.separator and one.column not in lists else one for one in decisions
+        )
+    lists = {name: one for name, one in lists.items() if name in ids}
+    types: dict[str, IdType] = {}
+    for name in dict.fromkeys((*sparse, *dense, *([label] if label else []))):
+        own = id_type(schema.field(name).type) if name in single else None
+        if own and name in ids:
+            types[name] = (found[name].element or "text") if name in lists else own
+        elif own == "boolean":
+            types[name] = own
+    types |= {name: one for name, one in layout.types.items() if name in types or name in ids}
+    decimal = layout.decimal or next((one.decimal for one in decisions if one.decimal), None)
+    layout = replace(layout, types=types, lists=lists, decimal=decimal)
+    return Columns(sparse, dense, label, layout, decisions)
+
+
+def _unsplit(one: Decision) -> Decision:
+    """Return what to say of a column of lists that a schema reads as an id each."""
+    why = (
+        f"its texts look like lists of ids, and each is read as one id; to split them, write "
+        f'{{as = "sparse", separator = {json.dumps(one.separator)}}} in the schema'
+    )
+    return replace(one, why=why, warns=True, separator=None, element=None)
 
 
 def decide(

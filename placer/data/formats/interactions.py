@@ -12,10 +12,10 @@ import pyarrow.compute as pc
 
 from placer.data.files.stores import shown
 from placer.data.formats.base import ColumnSource
-from placer.data.formats.columns import Columns, check_columns, single
+from placer.data.formats.columns import check_columns, single
 from placer.data.formats.lists import are_whole, split_lists
 from placer.data.formats.text import Block, TextReader, head_lines, record_ends
-from placer.data.names import IdType
+from placer.data.layout import Columns, IdType
 from placer.data.source import Place, RawBatch, Span
 from placer.errors import DataError
 
@@ -43,17 +43,13 @@ class InteractionsSource(ColumnSource):
         ends = record_ends(start, quotes=False)[0]
         table = self._table(Block(Place(file, 1, "line"), None, memoryview(start), ends.size))
         named, ignore = self._named, self._named.ignore
-        columns = Columns(
+        self.columns = Columns(
             tuple(name for name in (named.sparse or names) if name not in ignore),
             tuple(named.dense or ()),
             named.label,
-            self._types(table),
-            {names[1]: separator},
-            self._known.nulls,
+            replace(self._known, types=self._types(table), lists={names[1]: separator}),
         )
-        check_columns(file, table.schema, columns, ignore)
-        self._choose(columns)
-        self.layout = replace(self._known, types=columns.types, lists=columns.lists)
+        check_columns(file, table.schema, self.columns, ignore)
 
     def spans(self) -> Generator[Span]:
         """Yield all samples of the log."""

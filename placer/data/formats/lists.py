@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from placer.data.keys import list_offsets
-from placer.data.names import IdType
+from placer.data.layout import IdType
 
 _PLAIN_SEPARATORS = ("\x01", "\x02", "\x03", "|", "^")
 """They separate ids and nothing else. The first three are Hive's, the outermost first."""

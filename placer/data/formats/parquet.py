@@ -91,9 +91,9 @@ class ParquetSource(ColumnSource):
     def id_ranges(self) -> dict[str, tuple[int, int]] | None:
         """Of the integer features, from the row groups' statistics; None if one is missing."""
         ranges: dict[str, tuple[int, int]] = {}
-        if numbers_among(self.columns.nulls):
+        if numbers_among(self.columns.layout.nulls):
             return None  # Statistics count them, though they stand for missing values.
-        integers = [name for name, is_text in self.text_features.items() if not is_text]
+        integers = [name for name in self.columns.sparse if not self.columns.is_text(name)]
         names = set().union(*(schema.names for schema in self._schemas))
         if not names.issuperset(integers):
             return None  # Folders hold some.

@@ -11,11 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from placer.data.formats.columns import Columns
 from placer.data.formats.text import Block, pieces
 from placer.data.keys import offsets_of
-from placer.data.layout import Layout
-from placer.data.names import Missing
+from placer.data.layout import Columns, Missing
 from placer.data.source import RawBags, RawBatch
 from placer.data.text_keys import (
     MOST_TEXT_BYTES,
@@ -43,16 +41,17 @@ _SCALES = np.array([1.0, *(10.0**n for n in range(7, -1, -1))])
 class PlainText:
     """Reads the columns of blocks that hold nothing but short numbers and texts."""
 
-    def __init__(self, layout: Layout, columns: Columns, missing: Missing) -> None:
+    def __init__(self, columns: Columns, missing: Missing) -> None:
+        layout = columns.layout
         self._separator = (layout.separator or ",").encode()
         self._columns, self._missing = columns, missing
-        kinds = {columns.types.get(name, "integer") for name in columns.names}
+        kinds = {layout.types.get(name, "integer") for name in columns.names}
         nulls = [one.encode() for one in layout.nulls]
         self._null_lengths = np.array([len(one) for one in nulls], dtype=np.int64)
         starts = np.cumsum(self._null_lengths) - self._null_lengths
         null_data = np.frombuffer(b"".join(nulls), dtype=np.uint8)
         self._null_keys = text_keys(null_data, starts, self._null_lengths)
-        can_be = len(self._separator) == 1 and not columns.lists and kinds <= {"integer", "text"}
+        can_be = len(self._separator) == 1 and not layout.lists and kinds <= {"integer", "text"}
         # Numbers that stand for a missing value, and decimal commas, are Arrow's.
         can_be &= layout.decimal != "," and not any(map(_DIGIT.search, nulls))
         self._tries = _MOST_MISSES if can_be else 0
@@ -93,7 +92,7 @@ class PlainText:
         features = {}
         for name in self._columns.sparse:
             starts, lengths = field(name)
-            if self._columns.types[name] == "text":
+            if self._columns.is_text(name):
                 if int(lengths.max()) > MOST_TEXT_BYTES:
                     return None
                 keys = keys_in(words, starts, lengths)

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Sequence
 
-from placer.data.names import Decimal
+from placer.data.layout import Decimal
 
 THOUSANDS: dict[Decimal, str] = {".": "[,'’]", ",": "[. \u00a0\u202f]"}
 """What may stand between thousands, by what begins decimals."""

@@ -8,10 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from placer.data.formats.columns import Columns
 from placer.data.in_memory import ArrowSource, BatchSource
-from placer.data.layout import NamedColumns
-from placer.data.names import Missing
+from placer.data.layout import Columns, Missing, NamedColumns
 from placer.data.source import Place, RawBatch
 from placer.data.text_keys import Keys
 from placer.data.vocabulary import DistinctKeys
