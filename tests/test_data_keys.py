@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from placer.data.keys import bags_from_arrow, can_be_ids, is_text
-from placer.data.text_keys import as_words, fnv1a
+from placer.data.keys import as_words, bags_from_arrow, can_be_ids, fnv1a, is_text
 from placer.errors import DataError
 
 

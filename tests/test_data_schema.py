@@ -16,8 +16,7 @@ from click.testing import CliRunner
 from cli import main
 from placer import Plan, Profile
 from placer.data import Schema, open_log
-from placer.data.files.finding import find
-from placer.data.files.stores import store_of
+from placer.data.files.stores import find, store_of
 from placer.errors import DataError
 
 

@@ -7,7 +7,7 @@ from itertools import count
 import numpy as np
 
 from placer.data.encoding import Encoding, IdMapping, OutOfRange, Rows
-from placer.data.files.identity import FileIdentity, check_unchanged
+from placer.data.files.opening import FileIdentity, check_unchanged
 from placer.data.files.stores import shown
 from placer.data.log import Bags, Chunk, joined
 from placer.data.source import Cursor, RawBatch, Source

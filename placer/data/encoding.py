@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from placer.data.layout import NULLS, Layout, MappingKind, Missing, NamedColumns
-from placer.data.text_keys import Keys
+from placer.data.log import Keys
 from placer.errors import DataError
 from placer.files import sha256_json
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from placer.data.files.identity import FileIdentity
+from placer.data.files.opening import FileIdentity
 from placer.data.files.stores import first_line
 from placer.data.formats.base import (
     BATCH_ROWS,
@@ -24,8 +24,7 @@ from placer.data.formats.base import (
     ColumnSource,
     plain_schema,
 )
-from placer.data.formats.columns import check_columns, once
-from placer.data.formats.nested import flat, outermost
+from placer.data.formats.columns import check_columns, flat, once, outermost
 from placer.data.layout import Columns, Layout, NamedColumns
 from placer.errors import DataError
 
@@ -117,14 +116,8 @@ def _of_pyarrow(value: Any) -> BatchSource | None:
 
     def read(columns: Sequence[str]) -> _Read:
         # Without the read-ahead of whole files, which would be held in memory.
-        return iter(
-            value.to_batches(
-                columns=list(columns),
-                batch_size=BATCH_ROWS,
-                batch_readahead=4,
-                fragment_readahead=1,
-            )
-        )
+        ahead = {"batch_readahead": 4, "fragment_readahead": 1}
+        return iter(value.to_batches(columns=list(columns), batch_size=BATCH_ROWS, **ahead))
 
     return BatchSource("Arrow data set", value.schema, read)
 

@@ -4,13 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 
-from placer.data.choosing import choose_mappings, feature_tables_of
 from placer.data.encoded import EncodedLog
 from placer.data.encoding import Encoding, Identity
-from placer.data.files.finding import AnyPath, find
-from placer.data.files.identity import states
-from placer.data.files.opening import head, suffixes
-from placer.data.files.stores import shown
+from placer.data.files.opening import head, states, suffixes
+from placer.data.files.stores import AnyPath, find, shown
 from placer.data.formats.dialect import sniff
 from placer.data.in_memory import ArrowSource, InMemory, batches_of, is_in_memory
 from placer.data.layout import (
@@ -24,6 +21,7 @@ from placer.data.layout import (
     NamedColumns,
 )
 from placer.data.source import Progress, Source
+from placer.data.vocabulary import choose_mappings, feature_tables_of
 from placer.errors import DataError
 from placer.units import listed
 
@@ -63,7 +61,7 @@ def open_log(
     ----------
     paths : path or sequence of paths, or what a program holds
         Files, folders, patterns, URIs or ``-``, read in order; see
-        `placer.data.files.finding.find`. Or an Arrow table, stream or data set, or what
+        `placer.data.files.stores.find`. Or an Arrow table, stream or data set, or what
         `placer.data.in_memory.batches_of` takes.
     format : optional
         One of `placer.data.FORMATS`; by default by the first file's suffix or how it begins.
@@ -78,7 +76,7 @@ def open_log(
     min_count : int or mapping of table name to int
         A vocabulary leaves out ids that are read less often.
     sparse, dense, label, ignore
-        Columns; see `placer.data.formats.columns.infer_columns`.
+        Columns; see `placer.data.formats.inference.infer_columns`.
     feature_tables
         Tables of features that are not named like their table; several features may share one.
     missing
@@ -182,7 +180,7 @@ _SOURCES = {
     "criteo": "delimited.DelimitedSource",
     "csv": "delimited.DelimitedSource",
     "tsv": "delimited.DelimitedSource",
-    "interactions": "interactions.InteractionsSource",
+    "interactions": "delimited.InteractionsSource",
     "dlrm": "dlrm.DlrmSource",
 }
 """By format, a class in a module of `placer.data.formats`, which is imported when it is needed."""

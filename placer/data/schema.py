@@ -14,8 +14,7 @@ from pydantic import Field, model_validator
 
 from placer.config_file import StrictModel, read_file
 from placer.data.encoded import EncodedLog
-from placer.data.files.finding import AnyPath
-from placer.data.files.stores import shown
+from placer.data.files.stores import AnyPath, shown
 from placer.data.layout import (
     NULLS,
     Decimal,

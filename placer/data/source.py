@@ -9,10 +9,10 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
-from placer.data.files.identity import FileIdentity, FileState, identify
+from placer.data.files.opening import FileIdentity, FileState, identify
 from placer.data.files.stores import shown
 from placer.data.layout import Columns
-from placer.data.text_keys import Keys, Offsets
+from placer.data.log import Keys, Offsets
 
 # Called with the samples that are done and those that there are, None if unknown.
 Progress = Callable[[int, int | None], None]

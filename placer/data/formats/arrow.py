@@ -16,7 +16,7 @@ from placer.data.formats.base import (
     plain_schema,
     reading,
 )
-from placer.data.formats.nested import flat, outermost
+from placer.data.formats.columns import flat, outermost
 from placer.errors import DataError
 
 _FILE = b"ARROW1"

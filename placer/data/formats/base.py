@@ -8,11 +8,17 @@ from functools import cached_property, partial
 
 import pyarrow as pa
 
-from placer.data.files.finding import partitions
-from placer.data.files.stores import first_line, shown
-from placer.data.formats.columns import check_columns, check_schema, once, written_as_text
+from placer.data.files.stores import first_line, partitions, shown
+from placer.data.formats.columns import (
+    check_columns,
+    check_schema,
+    flat,
+    once,
+    unfolded,
+    with_fields,
+    written_as_text,
+)
 from placer.data.formats.inference import PARTITION, infer_columns
-from placer.data.formats.nested import flat, unfolded, with_fields
 from placer.data.formats.values import raw_batch
 from placer.data.layout import IdType, Layout, NamedColumns
 from placer.data.source import Place, RawBatch, Source, Span

@@ -13,13 +13,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from placer.data.formats.columns import id_type, once
-from placer.data.formats.lists import find_lists
-from placer.data.formats.prose import decimal_of, no_ids, prose
+from placer.data.formats.texts import decimal_of, find_lists, no_ids, prose
 from placer.data.keys import can_be_ids, is_list, is_text, is_whole_decimal
 from placer.data.layout import (
     CATEGORIES,
     DENSE,
-    NULLS,
     Columns,
     Decision,
     IdType,
@@ -68,11 +66,16 @@ def infer_columns(
 ) -> Columns:
     """Return which columns are what, and the layout with what is known of their values.
 
-    The rules are those of `decide`; `sample` holds some samples of the log, which they look at.
-    Texts are taken for lists only if the layout's `lists` is None; else it names all columns of
-    lists.
+    Of columns that nobody names, the label is that called label, click, clicked, target, is_click,
+    is_clicked or clk. A schema with Criteo's columns I1..I13 and C1..C26 has these alone. Otherwise
+    texts, integers, booleans and lists of them are categorical, and floating-point numbers are
+    numeric. Times, values of other types, columns without a value, and a column ``id`` whose values
+    all differ are left out. `sample` holds some samples of the log, which the rules look at.
+
+    Texts such as ``12|7|9`` are taken for lists only if the layout's `lists` is None; else it names
+    all columns of lists.
     """
-    decisions = decide(schema, named, sample, layout.nulls)
+    decisions = _decide(schema, named, sample, layout.nulls)
     found = {one.column: one for one in decisions}
 
     def of(role: Role) -> tuple[str, ...]:
@@ -112,20 +115,10 @@ def _unsplit(one: Decision) -> Decision:
     return replace(one, why=why, warns=True, separator=None, element=None)
 
 
-def decide(
-    schema: pa.Schema,
-    said: NamedColumns,
-    sample: pa.Table | None = None,
-    nulls: Sequence[str] = NULLS,
+def _decide(
+    schema: pa.Schema, said: NamedColumns, sample: pa.Table | None, nulls: Sequence[str]
 ) -> tuple[Decision, ...]:
-    """Return what each column is taken for, in the schema's order.
-
-    The label is the column called label, click, clicked, target, is_click, is_clicked or clk. A
-    schema with Criteo's columns I1..I13 and C1..C26 has these alone. Otherwise texts, integers,
-    booleans and lists of them are categorical, and floating-point numbers are numeric. Times,
-    values of other types, columns without a value, and a column ``id`` whose values all differ are
-    left out. Texts such as ``12|7|9`` are lists. `sample` holds some samples of the log.
-    """
+    """Return what each column is taken for, in the schema's order."""
     times, ignored, sparse_names = Counter(schema.names), set(said.ignore), set(said.sparse or ())
     named: dict[str, Role] = dict.fromkeys(said.dense or (), "dense")
     named |= dict.fromkeys(sparse_names, "sparse")
@@ -174,9 +167,8 @@ def decide(
 
 
 def _holds(column: pa.ChunkedArray, text: str) -> bool:
-    column = _decoded(column)
-    found = pc.index(column.cast(pa.large_binary()), pa.scalar(text.encode(), pa.large_binary()))
-    return bool(found.as_py() >= 0)
+    texts = _decoded(column).cast(pa.large_binary())
+    return bool(pc.any(pc.equal(texts, text.encode())).as_py())
 
 
 def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:

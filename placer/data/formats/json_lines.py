@@ -13,8 +13,7 @@ import pyarrow.json as arrow_json
 
 from placer.data.files.stores import first_line, shown
 from placer.data.formats.base import ColumnSource
-from placer.data.formats.columns import ARROW_TYPES, single
-from placer.data.formats.nested import flat, pruned
+from placer.data.formats.columns import ARROW_TYPES, flat, pruned, single
 from placer.data.formats.text import Block, TextReader, head_lines, record_ends
 from placer.data.formats.values import wrong_id
 from placer.data.keys import is_list, is_text

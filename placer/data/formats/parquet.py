@@ -19,10 +19,9 @@ from placer.data.formats.base import (
     ColumnSource,
     reading,
 )
-from placer.data.formats.nested import flat, outermost
+from placer.data.formats.columns import flat, outermost
 from placer.data.formats.values import numbers_among
 from placer.data.keys import is_list
-from placer.data.layout import Layout, NamedColumns
 from placer.data.source import Cursor, RawBatch, Source, Span
 from placer.errors import DataError
 
@@ -56,22 +55,21 @@ class _RowGroup(NamedTuple):
 class ParquetSource(ColumnSource):
     """Parquet files of one schema, in order; see `ColumnSource`."""
 
-    def __init__(
-        self,
-        files: Sequence[str],
-        layout: Layout | None = None,
-        named: NamedColumns | None = None,
-    ) -> None:
-        kept, self.footers, self.notes = _footers(files)
-        super().__init__(kept, layout, named)
-
     def _prepare(self) -> None:
-        kept = self.files
-        self._schemas = [_schema(file, one) for file, one in zip(kept, self.footers, strict=True)]
+        every = [(file, _footer(file)) for file in self.files]
+        kept = [(file, footer) for file, footer in every if footer.num_rows]
+        if not kept:
+            raise DataError(f"{shown(every[0][0])} is empty; a log needs at least one sample")
+        self.notes = [
+            f"{shown(file)} is empty and was passed over"
+            for file, footer in every
+            if not footer.num_rows
+        ]
+        self.files, self.footers = zip(*kept, strict=True)
+        self._schemas = [_schema(file, footer) for file, footer in kept]
         full = self._infer_from(self._schemas)
         # The newest file alone: columns come with a day, and stay.
-        further = self._further_columns(kept[-1], full[-1].names, full[0].names)
-        self.notes = (*self.notes, *further)
+        self.notes += self._further_columns(self.files[-1], full[-1].names, full[0].names)
         self.samples = sum(footer.num_rows for footer in self.footers)
 
     def _sample(self, schema: pa.Schema) -> pa.Table:
@@ -200,23 +198,6 @@ def _parquet_file(file: str, footer: pq.FileMetaData) -> pq.ParquetFile:
 
 def _opened(stack: ExitStack, file: str, footer: pq.FileMetaData) -> pq.ParquetFile:
     return stack.enter_context(_parquet_file(file, footer))
-
-
-def _footers(
-    files: Sequence[str],
-) -> tuple[list[str], list[pq.FileMetaData], tuple[str, ...]]:
-    """Return the files that have samples, their footers, and a note of the others."""
-    kept, footers, empty = [], [], []
-    for file in files:
-        footer = _footer(file)
-        if footer.num_rows:
-            kept.append(file)
-            footers.append(footer)
-        else:
-            empty.append(file)
-    if not kept:
-        raise DataError(f"{shown(files[0])} is empty; a log needs at least one sample")
-    return kept, footers, tuple(f"{shown(file)} is empty and was passed over" for file in empty)
 
 
 def _footer(file: str) -> pq.FileMetaData:

@@ -12,19 +12,18 @@ import numpy as np
 import numpy.typing as npt
 
 from placer.data.formats.text import Block, pieces
-from placer.data.keys import offsets_of
-from placer.data.layout import Columns, Missing
-from placer.data.source import RawBags, RawBatch
-from placer.data.text_keys import (
+from placer.data.keys import (
     MOST_TEXT_BYTES,
-    Keys,
-    Offsets,
     as_words,
     first_words,
     joined_digits,
     keys_in,
+    offsets_of,
     text_keys,
 )
+from placer.data.layout import Columns, Missing
+from placer.data.log import Keys, Offsets
+from placer.data.source import RawBags, RawBatch
 
 _UNUSUAL = b'"\r'
 _NEWLINE = ord("\n")

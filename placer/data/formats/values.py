@@ -11,8 +11,7 @@ import pyarrow.compute as pc
 
 from placer.data.files.stores import shown
 from placer.data.formats.columns import ARROW_TYPES, single
-from placer.data.formats.lists import ELIDED, separator_in, split_lists
-from placer.data.formats.prose import GROUPED, THOUSANDS
+from placer.data.formats.texts import ELIDED, GROUPED, THOUSANDS, separator_in, split_lists
 from placer.data.keys import bags_from_arrow, is_list, is_text, list_offsets
 from placer.data.layout import Columns, Decimal, IdType, Layout, Missing
 from placer.data.source import Place, RawBags, RawBatch

@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from placer.data.in_memory import ArrowSource, BatchSource
 from placer.data.layout import Columns, Missing, NamedColumns
+from placer.data.log import Keys
 from placer.data.source import Place, RawBatch
-from placer.data.text_keys import Keys
 from placer.data.vocabulary import DistinctKeys
 from placer.errors import DataError
 from placer.profile.parts.counts import batches
