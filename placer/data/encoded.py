@@ -29,12 +29,7 @@ class EncodedLog:
         Ids that were read and that a vocabulary does not list.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        encoding: Encoding,
-        notes: Sequence[str] = (),
-    ) -> None:
+    def __init__(self, source: Source, encoding: Encoding, notes: Sequence[str] = ()) -> None:
         first, columns = shown(source.files[0]), source.columns
         known = set(columns.sparse)
         missing = [name for name in encoding.feature_tables if name not in known]
@@ -117,19 +112,16 @@ class EncodedLog:
         parts: list[Chunk] = []
         read = 0
         while read < samples and (batch := cursor.read(samples - read)) is not None:
-            parts.append(self._encode(batch))
+            features = {}
+            for feature, table in self.encoding.feature_tables.items():
+                raw = batch.features[feature]
+                ids = rows_of(batch, feature, table, self.encoding.mappings[table])
+                if table in self.unknown:
+                    self.unknown[table].add(raw.keys[ids == 0])
+                features[feature] = Bags(ids, raw.offsets)
+            parts.append(Chunk(batch.samples, features, batch.dense, batch.labels))
             read += batch.samples
         return joined(parts) if parts else None
-
-    def _encode(self, batch: RawBatch) -> Chunk:
-        features = {}
-        for feature, table in self.encoding.feature_tables.items():
-            raw = batch.features[feature]
-            ids = rows_of(batch, feature, table, self.encoding.mappings[table])
-            if table in self.unknown:
-                self.unknown[table].add(raw.keys[ids == 0])
-            features[feature] = Bags(ids, raw.offsets)
-        return Chunk(batch.samples, features, batch.dense, batch.labels)
 
 
 def rows_of(batch: RawBatch, feature: str, table: str, mapping: IdMapping) -> Rows:

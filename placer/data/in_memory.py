@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from placer.data.files.opening import FileIdentity
-from placer.data.files.stores import first_line
+from placer.data.files.stores import reported
 from placer.data.formats.base import (
     BATCH_ROWS,
     SAMPLE_ROWS,
@@ -74,9 +74,11 @@ def batches_of(value: InMemory) -> BatchSource:
         name = "Arrow stream" if once else f"{type(value).__name__} of {library}"
         schema = value.schema if once else _stream(value, name).schema
         samples = len(value) if hasattr(value, "__len__") else None
-        return BatchSource(
-            name, schema, lambda columns: _projected(value, name, columns), samples, once
-        )
+
+        def read(columns: Sequence[str]) -> _Read:
+            return (batch.select(list(columns)) for batch in _stream(value, name))
+
+        return BatchSource(name, schema, read, samples, once)
     if callable(value):
         first = batches_of(value())
         return BatchSource(
@@ -97,15 +99,8 @@ def _library(value: object) -> str:
 
 
 def _stream(value: Any, name: str) -> pa.RecordBatchReader:
-    try:
+    with reported(f"cannot read the {name}", UNREADABLE):
         return pa.RecordBatchReader.from_stream(value)
-    except UNREADABLE as error:
-        raise DataError(f"cannot read the {name}: {str(error).splitlines()[0]}") from error
-
-
-def _projected(value: Any, name: str, columns: Sequence[str]) -> _Read:
-    for batch in _stream(value, name):
-        yield batch.select(list(columns))
 
 
 def _of_pyarrow(value: Any) -> BatchSource | None:
@@ -226,12 +221,8 @@ class ArrowSource(ColumnSource):
         name, row = self._held.name, 0
         batches = self._held.read(outermost(self.columns.names, self._held.schema))
         while True:
-            try:
+            with reported(f"cannot read the {name} from row {row} on", UNREADABLE):
                 batch = next(batches, None)
-            except UNREADABLE as error:
-                raise DataError(
-                    f"cannot read the {name} from row {row} on: {first_line(error)}"
-                ) from error
             if batch is None:
                 break
             yield name, row, batch.cast(plain_schema(batch.schema))

@@ -5,6 +5,7 @@ docs/data.md describes the file. It is written by `placer profile --infer`, read
 """
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -207,7 +208,9 @@ def _text(source: Source, missing: str) -> str:
             if one.column in lists:
                 parts.append(f"separator = {toml_value(lists[one.column])}")
             value = "{" + ", ".join(parts) + "}"
-        entries.append((f"{_key(one.column)} = {value}", one.why))
+        plain = re.fullmatch(r"[A-Za-z0-9_-]*[A-Za-z0-9][A-Za-z0-9_-]*", one.column) is not None
+        name = one.column if plain else toml_value(one.column)
+        entries.append((f"{name} = {value}", one.why))
     width = max(len(entry) for entry, _ in entries)
     lines += [f"{entry:<{width}}  # {' '.join(why.split())}" for entry, why in entries]
     lines += [
@@ -222,8 +225,3 @@ def _text(source: Source, missing: str) -> str:
         "",
     ]
     return "\n".join(lines)
-
-
-def _key(name: str) -> str:
-    plain = name.isascii() and name.replace("_", "").replace("-", "").isalnum()
-    return name if plain else toml_value(name)

@@ -12,14 +12,22 @@ import lzma
 import zlib
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from stat import S_ISREG
 from typing import IO, Any, TypeVar
 from urllib.parse import urlsplit
 
 import pyarrow as pa
 
-from placer.data.files.stores import first_line, is_uri, local_path, scheme_of, shown, store_of
+from placer.data.files.stores import (
+    first_line,
+    local_path,
+    path_of,
+    reported,
+    scheme_of,
+    shown,
+    store_of,
+)
 from placer.errors import DataError
 
 T = TypeVar("T")
@@ -36,7 +44,7 @@ def suffixes(file: str) -> tuple[str, str]:
     >>> suffixes("s3://logs/day_0.CSV.gz?region=eu-west-1"), suffixes("day_0")
     (('.csv', '.gz'), ('', ''))
     """
-    path = PurePosixPath(urlsplit(file).path if is_uri(file) else file)
+    path = path_of(file)
     packed = path.suffix.lower()
     if packed not in COMPRESSIONS:
         return packed, ""
@@ -58,27 +66,19 @@ def open_file(file: str) -> Any:
 def open_unpacked(file: str) -> IO[bytes]:
     """A file's content from its start, unpacked where its suffix or its first bytes say so."""
     stream = open_file(file)
-    # Hadoop's parts are called part-00000, compressed or not.
-    packed = suffixes(file)[1] or _packing(stream)
+    packed = suffixes(file)[1]
+    if not packed:  # Hadoop's parts are called part-00000, compressed or not.
+        start = guarded(lambda: bytes(stream.read(6)), file)
+        stream.seek(0)
+        packed = next((suffix for magic, suffix in _MAGIC.items() if start.startswith(magic)), "")
     return Unpacked(stream, packed) if packed else stream  # type: ignore[return-value]
-
-
-def _packing(stream: Any) -> str:
-    """Return the suffix of the compression that a file's first bytes show, or an empty text."""
-    start = guarded(lambda: bytes(stream.read(6)), "")
-    stream.seek(0)
-    return next((suffix for magic, suffix in _MAGIC.items() if start.startswith(magic)), "")
 
 
 def guarded(read: Callable[[], T], file: str) -> T:
     """Return what `read` gives; a DataError that names the file if it cannot be read."""
-    try:
+    fix = "; is it cut short, or not what its suffix says?"
+    with reported(f"cannot read {shown(file)}", (OSError, pa.ArrowException), fix):
         return read()
-    except (OSError, pa.ArrowException) as error:
-        raise DataError(
-            f"cannot read {shown(file)}: {first_line(error)}; "
-            "is it cut short, or not what its suffix says?"
-        ) from error
 
 
 def head(file: str, most_bytes: int) -> bytes:
@@ -208,8 +208,7 @@ def _identity(name: str) -> FileIdentity:
     except OSError as error:
         reason = error.strerror or first_line(error)
         raise DataError(f"cannot read {shown(name)}: {reason}") from error
-    path = PurePosixPath(urlsplit(name).path if is_uri(name) else name)
-    return FileIdentity(path.name, size_bytes, digest.hexdigest())
+    return FileIdentity(path_of(name).name, size_bytes, digest.hexdigest())
 
 
 FileState = tuple[int, int, int]
@@ -239,10 +238,8 @@ def states(files: Sequence[str]) -> dict[str, FileState]:
 
 def _remote_states(system: Any, held: Sequence[tuple[str, str]]) -> dict[str, FileState]:
     """Size and time of change, which a store may not know, of a store's files."""
-    try:
+    with reported(f"cannot reach {shown(held[0][0])}", (OSError,)):
         infos = system.get_file_info([path for _, path in held])
-    except OSError as error:
-        raise DataError(f"cannot reach {shown(held[0][0])}: {first_line(error)}") from error
     return {
         file: (0, info.size or 0, info.mtime_ns or 0)
         for (file, _), info in zip(held, infos, strict=True)

@@ -12,14 +12,15 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
-from pathlib import Path
-from stat import S_ISCHR, S_ISFIFO
+from pathlib import Path, PurePosixPath
+from stat import S_ISCHR, S_ISDIR, S_ISFIFO
 from typing import IO, Any
 from urllib.parse import quote, unquote, urlsplit
 
-from placer.errors import DataError
+from placer.errors import DataError, PlacerError
 from placer.units import format_bytes
 
 _URI = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]+://")
@@ -113,6 +114,11 @@ def local_path(file: str) -> str:
     return unquote(urlsplit(file).path) if is_uri(file) else file
 
 
+def path_of(file: str) -> PurePosixPath:
+    """Return the path of a file, of which the last part is its name, wherever it is."""
+    return PurePosixPath(urlsplit(file).path if is_uri(file) else file)
+
+
 def beside(file: str, name: str) -> str:
     """Return the file that a path leads to from the folder of another, as `finding` spells it.
 
@@ -131,32 +137,42 @@ def _arrow_store(root: str, query: str) -> tuple[Any, str]:
     import pyarrow as pa
     from pyarrow import fs
 
-    try:
+    errors = (OSError, ValueError, NotImplementedError, pa.ArrowException)
+    with reported(f"cannot reach {shown(root)}", errors):
         found: tuple[Any, str] = fs.FileSystem.from_uri(f"{root}/{query}")
-    except (OSError, ValueError, NotImplementedError, pa.ArrowException) as error:
-        raise DataError(f"cannot reach {shown(root)}: {first_line(error)}") from error
-    return found
+        return found
 
 
 def _fsspec_store(file: str) -> tuple[Any, str]:
     from pyarrow import fs
 
-    try:
+    with (
+        reported(f"reading {shown(file)} needs another library", (ImportError,)),
+        reported(f"cannot reach {shown(file)}", (OSError, ValueError)),
+    ):
         import fsspec  # type: ignore[import-untyped]
 
         system, path = fsspec.core.url_to_fs(file)
-    except ImportError as error:
-        raise DataError(
-            f"reading {shown(file)} needs another library: {first_line(error)}"
-        ) from error
-    except (OSError, ValueError) as error:
-        raise DataError(f"cannot reach {shown(file)}: {first_line(error)}") from error
     return fs.PyFileSystem(fs.FSSpecHandler(system)), path
 
 
 def first_line(error: BaseException) -> str:
     """Return what an error says, in one line."""
     return (str(error) or type(error).__name__).splitlines()[0]
+
+
+@contextmanager
+def reported(
+    what: str,
+    errors: tuple[type[Exception], ...],
+    fix: str = "",
+    kind: type[PlacerError] = DataError,
+) -> Iterator[None]:
+    """Make of what libraries raise within an error that says in one line what failed."""
+    try:
+        yield
+    except errors as error:
+        raise kind(f"{what}: {first_line(error)}{fix}") from error
 
 
 def find(paths: AnyPath | Sequence[AnyPath], metadata: list[str] | None = None) -> list[str]:
@@ -189,7 +205,7 @@ def find(paths: AnyPath | Sequence[AnyPath], metadata: list[str] | None = None) 
             files += _local(local_path(path))
         else:
             files += _remote(path)
-    lists = [file for file in files if _is_metadata(file) and file not in named]
+    lists = [file for file in files if path_of(file).name == METADATA and file not in named]
     if len(lists) == len(files):
         raise DataError(f"{shown(lists[0])} lists files, and none is there")
     if metadata is not None:
@@ -219,21 +235,20 @@ def _local(path: str) -> list[str]:
     try:
         mode = Path(path).stat().st_mode
     except (OSError, ValueError):
-        mode = None
-    if mode is not None and (S_ISFIFO(mode) or S_ISCHR(mode)):
+        mode = 0
+    if S_ISFIFO(mode) or S_ISCHR(mode):
         with Path(path).open("rb") as pipe:
             return [_copied(pipe, Path(path).name)]
-    if mode is not None and Path(path).is_dir():
+    if S_ISDIR(mode):
         return _inside(path)
-    if mode is None and _MAGIC.search(path):
-        matched = sorted(glob.glob(path, recursive=True), key=natural)  # noqa: PTH207
-        files = [
-            file for one in matched for file in (_inside(one) if Path(one).is_dir() else [one])
-        ]
-        if not files:
-            raise DataError(f"no file matches {path}")
-        return list(dict.fromkeys(files))
-    return [path]  # Whoever opens it says that it is not there.
+    if mode or not _MAGIC.search(path):
+        return [path]  # Whoever opens it says that it is not there.
+    files: list[str] = []
+    for one in sorted(glob.glob(path, recursive=True), key=natural):  # noqa: PTH207
+        files += _inside(one) if Path(one).is_dir() else [one]
+    if not files:
+        raise DataError(f"no file matches {path}")
+    return list(dict.fromkeys(files))
 
 
 def _inside(folder: str) -> list[str]:
@@ -254,15 +269,11 @@ def _is_hidden(relative: str) -> bool:
     )
 
 
-def _is_metadata(file: str) -> bool:
-    return (urlsplit(file).path if is_uri(file) else file).rpartition("/")[2] == METADATA
-
-
 def _remote(uri: str) -> list[str]:
     from pyarrow import fs
 
     system, path = store_of(uri)
-    try:
+    with reported(f"cannot list {shown(uri)}", (OSError,)):
         kind = system.get_file_info(path).type
         if kind == fs.FileType.File:
             return [uri]
@@ -275,8 +286,6 @@ def _remote(uri: str) -> list[str]:
             for one in system.get_file_info(fs.FileSelector(folder, recursive=True))
             if one.type == fs.FileType.File
         ]
-    except OSError as error:
-        raise DataError(f"cannot list {shown(uri)}: {first_line(error)}") from error
     if magic:
         pattern = re.compile(_regex(path))
         found = [one for one in found if pattern.fullmatch(one)]

@@ -1,14 +1,14 @@
 """What the formats that Arrow reads share: a source of columns, in record batches."""
 
 import re
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from functools import cached_property, partial
 
 import pyarrow as pa
 
-from placer.data.files.stores import first_line, partitions, shown
+from placer.data.files.stores import partitions, reported, shown
 from placer.data.formats.columns import (
     check_columns,
     check_schema,
@@ -91,10 +91,7 @@ class ColumnSource(Source):
     """
 
     def __init__(
-        self,
-        files: Sequence[str],
-        layout: Layout | None = None,
-        named: NamedColumns | None = None,
+        self, files: Sequence[str], layout: Layout | None = None, named: NamedColumns | None = None
     ) -> None:
         self.files = tuple(files)
         self._known, self._named = layout or Layout(), named or NamedColumns()
@@ -170,13 +167,9 @@ class ColumnSource(Source):
         return self._partitions.filled(table, file, schema.names).select(once(schema.names))
 
 
-@contextmanager
-def reading(file: str, format: str) -> Iterator[None]:
+def reading(file: str, format: str) -> AbstractContextManager[None]:
     """What Arrow raises within becomes an error that names the file."""
-    try:
-        yield
-    except UNREADABLE as error:
-        raise DataError(f"cannot read {shown(file)} as {format}: {first_line(error)}") from error
+    return reported(f"cannot read {shown(file)} as {format}", UNREADABLE)
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:

@@ -234,7 +234,11 @@ def _sample(file: str, start: bytes, layout: Layout) -> pa.Table:
     block = Block(Place(file, 1 + first, "line"), None, memoryview(start), ends.size - first)
     try:
         guessed = _table(start, names, layout, None, multiline)
-        numbers = [field.name for field in guessed.schema if _is_number(field.type)]
+        numbers = [
+            field.name
+            for field in guessed.schema
+            if pa.types.is_integer(field.type) or pa.types.is_floating(field.type)
+        ]
         texts = guessed
         if numbers:
             texts = _table(start, names, layout, dict.fromkeys(numbers, pa.binary()), multiline)
@@ -246,10 +250,6 @@ def _sample(file: str, start: bytes, layout: Layout) -> pa.Table:
     for name in numbers:
         columns[name] = _without_padding(texts.column(name), columns[name])
     return pa.table(columns)
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
 def _without_padding(text: pa.ChunkedArray, column: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -31,7 +31,8 @@ PARTITION = b"placer.partition"
 """Metadata of a field whose values the names of folders hold."""
 _LABEL_NAMES = ("label", "click", "clicked", "target", "is_click", "is_clicked", "clk")
 _TIME_WORDS = ("time", "date", "stamp", "_at", "_ts", "created", "updated")
-_FIRST_YEAR, _LAST_YEAR = 2000, 2050
+_FIRST_TIME, _LAST_TIME = 946_684_800, 2_524_608_000
+"""The years 2000 and 2050, in seconds since 1970."""
 _TIME_UNITS = {"seconds": 1, "milliseconds": 10**3, "microseconds": 10**6, "nanoseconds": 10**9}
 _WRITTEN_TIME = re.compile(
     r"(?:[0-9]{4}[-/.][0-9]{1,2}[-/.][0-9]{1,2}|[0-9]{1,2}[-/.][0-9]{1,2}[-/.][0-9]{4})"
@@ -158,17 +159,13 @@ def _decide(
             ):
                 guess = Decision(name, "ignore", "it was not named", warns=True)
         if guess.role == "sparse" and sample is not None and is_text(kind) and not is_list(kind):
+            texts = _decoded(sample.column(name)).cast(pa.large_binary())
             for mark in _DOUBTFUL:
-                if mark in nulls and _holds(sample.column(name), mark):
+                if mark in nulls and pc.any(pc.equal(texts, mark.encode())).as_py():
                     why = f"{guess.why}; {mark} is no id but a missing value (else give --null)"
                     guess = replace(guess, why=why, warns=True)
         found.append(replace(guess, has_two_values=_has_two_values(column)))
     return tuple(found)
-
-
-def _holds(column: pa.ChunkedArray, text: str) -> bool:
-    texts = _decoded(column).cast(pa.large_binary())
-    return bool(pc.any(pc.equal(texts, text.encode())).as_py())
 
 
 def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -221,11 +218,7 @@ def _texts(column: pa.ChunkedArray) -> list[str]:
 
 
 def _guess(
-    name: str,
-    kind: pa.DataType,
-    column: pa.ChunkedArray | None,
-    samples: int,
-    nulls: Sequence[str],
+    name: str, kind: pa.DataType, column: pa.ChunkedArray | None, samples: int, nulls: Sequence[str]
 ) -> Decision:
     """Return what a column is taken for by its type and some values, without missing ones."""
     if pa.types.is_null(kind):
@@ -239,9 +232,13 @@ def _guess(
     if pa.types.is_floating(kind) or (pa.types.is_decimal(kind) and kind.scale):
         return _guess_number(name, kind, column)
     if not can_be_ids(kind):
-        return Decision(name, "ignore", f"{_shown(kind)} is neither an id nor a number", warns=True)
+        text = str(kind)
+        text = text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
+        return Decision(name, "ignore", f"{text} is neither an id nor a number", warns=True)
     if is_list(kind):
-        times = None if column is None else _times_in_lists(name, column)
+        times = None
+        if column is not None and pa.types.is_integer(kind.value_type) and _is_named_time(name):
+            times = _times(name, pc.list_flatten(column).drop_null(), rises=False)
         if times is not None:
             return Decision(name, "ignore", times, warns=True)
         return Decision(name, "sparse", "it holds lists of ids")
@@ -258,11 +255,6 @@ def _guess(
     span = pc.min_max(column).as_py()
     why = f"integers from {span['min']} to {span['max']}, {distinct:,} distinct in {samples:,}"
     return _unless_it_names_samples(Decision(name, "sparse", why), len(column), distinct)
-
-
-def _shown(kind: pa.DataType) -> str:
-    text = str(kind)
-    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
 
 
 def _guess_number(name: str, kind: pa.DataType, column: pa.ChunkedArray | None) -> Decision:
@@ -286,7 +278,9 @@ def _guess_text(name: str, column: pa.ChunkedArray, nulls: Sequence[str]) -> Dec
     values, distinct = len(column), len(column.unique())
     some = _texts(column.slice(0, _MOST_LOOKED_AT))
     texts = some[:200]
-    if _are_written_times(name, texts):
+    # Dates, with or without a time, that Arrow does not read.
+    patterns = (_WRITTEN_TIME, _CALENDAR) if _is_named_time(name) else (_WRITTEN_TIME,)
+    if texts and any(all(map(pattern.fullmatch, texts)) for pattern in patterns):
         return Decision(name, "ignore", "it holds times", warns=True)
     other = None
     if pc.all(pc.match_substring_regex(column, _DIGITS)).as_py() and values:
@@ -329,13 +323,6 @@ def _is_named_time(name: str) -> bool:
     return any(word in called for word in _TIME_WORDS)
 
 
-def _times_in_lists(name: str, column: pa.ChunkedArray) -> str | None:
-    """Return why the integers of lists are times, if they are and are called so."""
-    if not pa.types.is_integer(column.type.value_type) or not _is_named_time(name):
-        return None
-    return _times(name, pc.list_flatten(column).drop_null(), rises=False)
-
-
 def _times(name: str, column: pa.ChunkedArray, *, rises: bool = True) -> str | None:
     """Return why integers are times, if they are: of this century, and so named or sorted."""
     values = column.to_numpy()
@@ -347,37 +334,19 @@ def _times(name: str, column: pa.ChunkedArray, *, rises: bool = True) -> str | N
     if is_named and all(_CALENDAR.fullmatch(str(value)) for value in values[:1000].tolist()):
         return "it looks like dates"
     for unit, scale in _TIME_UNITS.items():
-        first, last = (
-            int(datetime(year, 1, 1, tzinfo=UTC).timestamp()) * scale
-            for year in (_FIRST_YEAR, _LAST_YEAR)
-        )
-        if first <= least and most < last and (is_named or rises):
+        fits = _FIRST_TIME * scale <= least and most < _LAST_TIME * scale
+        if fits and (is_named or rises):
             day = datetime.fromtimestamp(most // scale, UTC).date()
             return f"it looks like times in {unit}, up to {day}"
-    if (
-        _TIME_NAME.search(name.lower())
-        and rises
-        and 2 * len(column.unique()) > len(column) > _LEAST_RISING
-    ):
+    rises = rises and _TIME_NAME.search(name.lower()) is not None
+    if rises and 2 * len(column.unique()) > len(column) > _LEAST_RISING:
         return "it is called a time, and never falls"
     return None
 
 
-def _are_written_times(name: str, texts: Sequence[str]) -> bool:
-    """Return whether texts are dates, with or without a time, that Arrow does not read."""
-    if not texts:
-        return False
-    if _is_named_time(name) and all(_CALENDAR.fullmatch(text) for text in texts):
-        return True
-    return all(_WRITTEN_TIME.fullmatch(text) for text in texts)
-
-
 def _has_two_values(column: pa.ChunkedArray | None) -> bool:
-    kind = None if column is None else column.type
-    if kind is None or not any(
-        is_kind(kind)
-        for is_kind in (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean)
-    ):
+    if column is None or not pa.types.is_primitive(column.type):
         return False
-    values = {float(value) for value in pc.unique(column).to_pylist()[:3]}
-    return values in ({0.0, 1.0}, {-1.0, 1.0})
+    if pa.types.is_temporal(column.type):
+        return False
+    return set(column.unique().to_pylist()[:3]) in ({0, 1}, {-1, 1})

@@ -186,12 +186,10 @@ def _wrong_line(block: Block, types: Mapping[str, IdType | None]) -> DataError |
 
 
 def _fits(value: Any, kind: IdType | None) -> bool:
-    match kind:
-        case "text":
-            return isinstance(value, str)
-        case "boolean":
-            return isinstance(value, bool)
-        case None:
-            return isinstance(value, int | float) and not isinstance(value, bool)
-        case _:
-            return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 64
+    if kind == "text":
+        return isinstance(value, str)
+    if kind == "boolean" or isinstance(value, bool):
+        return kind == "boolean" and isinstance(value, bool)
+    if kind is None:
+        return isinstance(value, int | float)
+    return isinstance(value, int) and abs(value) < 1 << 64

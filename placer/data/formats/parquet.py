@@ -12,13 +12,7 @@ import pyarrow.parquet as pq
 
 from placer.data.files.opening import open_file
 from placer.data.files.stores import beside, local_path, scheme_of, shown
-from placer.data.formats.base import (
-    BATCH_ROWS,
-    SAMPLE_ROWS,
-    Batches,
-    ColumnSource,
-    reading,
-)
+from placer.data.formats.base import BATCH_ROWS, SAMPLE_ROWS, Batches, ColumnSource, reading
 from placer.data.formats.columns import flat, outermost
 from placer.data.formats.values import numbers_among
 from placer.data.keys import is_list
@@ -75,7 +69,8 @@ class ParquetSource(ColumnSource):
     def _sample(self, schema: pa.Schema) -> pa.Table:
         """Return the first samples of the log."""
         file = self.files[0]
-        with reading(file, "Parquet"), _parquet_file(file, self.footers[0]) as opened:
+        with reading(file, "Parquet"), ExitStack() as stack:
+            opened = _parquet_file(file, self.footers[0], stack)
             batches, rows = list[pa.RecordBatch](), 0
             for group in range(opened.num_row_groups):  # Arrow reads lists of categories by group.
                 batches += islice(opened.iter_batches(SAMPLE_ROWS - rows, [group]), 1)
@@ -120,7 +115,7 @@ class ParquetSource(ColumnSource):
             first = 0
             with ExitStack() as stack:
                 # Nothing of a file is opened whose row groups are all skipped.
-                opened = cache(partial(_opened, stack, file, footer))
+                opened = cache(partial(_parquet_file, file, footer, stack))
                 for number in range(footer.num_row_groups):
                     rows = footer.row_group(number).num_rows
                     yield self._row_group(_RowGroup(file, opened, number, first, rows), names)
@@ -184,20 +179,11 @@ def _holds_no_integers(kind: pa.DataType) -> bool:
     return not (pa.types.is_integer(value) or pa.types.is_boolean(value))
 
 
-def _parquet_file(file: str, footer: pq.FileMetaData) -> pq.ParquetFile:
+def _parquet_file(file: str, footer: pq.FileMetaData, stack: ExitStack) -> pq.ParquetFile:
     # A buffered stream holds pages, not whole column chunks, of a row group.
     source = local_path(file) if scheme_of(file) == "file" else open_file(file)
-    return pq.ParquetFile(
-        source,
-        metadata=footer,
-        buffer_size=1 << 20,
-        pre_buffer=False,
-        page_checksum_verification=True,
-    )
-
-
-def _opened(stack: ExitStack, file: str, footer: pq.FileMetaData) -> pq.ParquetFile:
-    return stack.enter_context(_parquet_file(file, footer))
+    how: dict[str, Any] = {"pre_buffer": False, "page_checksum_verification": True}
+    return stack.enter_context(pq.ParquetFile(source, metadata=footer, buffer_size=1 << 20, **how))
 
 
 def _footer(file: str) -> pq.FileMetaData:

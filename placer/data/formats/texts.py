@@ -106,7 +106,9 @@ def find_lists(texts: Sequence[str], nulls: Sequence[str]) -> tuple[str, IdType 
             return separator, None
         if bracketed:
             return separator if holding else ",", "text"
-        if not is_last and _share_alone(lists, bare) >= _ALONE:
+        several = lists.filter(pc.greater(pc.list_value_length(lists), 1)).flatten()
+        alone = pc.cast(pc.is_in(several, bare), pa.float64())
+        if not is_last and (pc.mean(alone).as_py() or 0) >= _ALONE:
             return separator, "text"
         if holding < few:
             continue
@@ -122,12 +124,6 @@ def find_lists(texts: Sequence[str], nulls: Sequence[str]) -> tuple[str, IdType 
         ):
             return separator, "text"
     return None
-
-
-def _share_alone(lists: pa.Array, texts: pa.Array) -> float:
-    """Of the ids in lists of several, the share that are a text by themselves."""
-    ids = lists.filter(pc.greater(pc.list_value_length(lists), 1)).flatten()
-    return pc.mean(pc.cast(pc.is_in(ids, texts), pa.float64())).as_py() or 0.0
 
 
 def are_whole(ids: pa.Array) -> bool:

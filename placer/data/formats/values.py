@@ -107,11 +107,9 @@ def present(column: pa.Array, nulls: Sequence[str]) -> pa.Array:
     if is_list(kind):
         values = column.flatten()
         known = present(values, nulls)
-        return (
-            column
-            if known is values
-            else pa.LargeListArray.from_arrays(list_offsets(column), known)
-        )
+        if known is values:
+            return column
+        return pa.LargeListArray.from_arrays(list_offsets(column), known)
     if is_text(kind):
         if pa.types.is_string_view(kind):
             return present(column.cast(pa.large_string()), nulls)
