@@ -9,7 +9,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -81,12 +81,7 @@ def batches_of(value: InMemory) -> BatchSource:
         return BatchSource(name, schema, read, samples, once)
     if callable(value):
         first = batches_of(value())
-        return BatchSource(
-            first.name,
-            first.schema,
-            lambda columns: batches_of(value()).read(columns),
-            first.samples,
-        )
+        return replace(first, read=lambda names: batches_of(value()).read(names), once=False)
     raise DataError(
         f"a log cannot be read from {type(value).__name__}; give paths, or a table, stream or data "
         "set of pyarrow, polars, pandas, DuckDB or Hugging Face"

@@ -195,8 +195,6 @@ def keys_in(words: Keys, starts: Offsets, lengths: Offsets) -> Keys:
             text = first_words(words, starts)
     else:
         text = first_words(words, starts[eight])
-        possible = _could_be_hex(text)
-        eight, text = eight[possible], text[possible]
     keys, spelled = _hex_values(text)
     if not spelled.all():
         eight, keys = eight[spelled], keys[spelled]
@@ -245,17 +243,10 @@ def _similar_hashes(words: Keys, starts: Offsets, lengths: Offsets) -> Keys:
     shortest, longest = int(lengths.min()), int(lengths.max())
     hashes = np.full(lengths.size, _FNV_OFFSET, dtype=np.uint64)
     byte = np.empty_like(hashes)
-    alike = True
     for first, word in zip(range(0, longest, _WORD), _words_of(words, starts), strict=False):
         if shortest < first + _WORD:
             word &= _FIRST_BYTES.take(lengths - first, mode="clip")
-        done = 0
-        if alike:  # Many columns' texts begin alike, as in user-7: that part is hashed once.
-            done = min(_bytes_alike(word), max(shortest - first, 0))
-            alike = done == _WORD
-            hashes[:] = _hash_of(int(hashes[0]), int(word[0]).to_bytes(_WORD, "little")[:done])
-            word >>= np.uint64(8 * done % 64)
-        for place in range(done, min(_WORD, longest - first)):
+        for place in range(min(_WORD, longest - first)):
             np.bitwise_and(word, _BYTE, out=byte)
             hashes ^= byte
             hashes *= _FNV_PRIME
@@ -266,33 +257,6 @@ def _similar_hashes(words: Keys, starts: Offsets, lengths: Offsets) -> Keys:
         undone[0] = 1
         hashes *= np.multiply.accumulate(undone).take(longest - lengths)
     return hashes
-
-
-def _bytes_alike(word: Keys) -> int:
-    """Return how many first bytes all words have in common."""
-    if (word[0] ^ word[-1]) & _BYTE:
-        return 0  # Without a look at the others.
-    different = int(np.bitwise_or.reduce(word ^ word[0]))
-    return _WORD if not different else ((different & -different).bit_length() - 1) // 8
-
-
-def _hash_of(hash_before: int, text: bytes) -> int:
-    """Return a hash to which a text is added."""
-    for byte in text:
-        hash_before = (hash_before ^ byte) * int(_FNV_PRIME) % (1 << 64)
-    return hash_before
-
-
-def _could_be_hex(text: Keys) -> npt.NDArray[np.bool_]:
-    """False of most texts of eight characters that are not hexadecimal.
-
-    A digit has the bit 0x10 and a letter up to o the bit 0x40; none of these has both.
-    """
-    either = text >> np.uint64(2)
-    either ^= text
-    either &= _ONES * np.uint64(0x10)
-    possible: npt.NDArray[np.bool_] = either == _ONES * np.uint64(0x10)
-    return possible
 
 
 def _hex_values(text: Keys) -> tuple[Keys, npt.NDArray[np.bool_]]:

@@ -35,6 +35,7 @@ from placer.files import write_text
 from placer.tables import Pooling
 from placer.units import listed
 
+_OF_LAYOUT = ("format", "separator", "header", "quotes", "decimal")
 ALL = "*"
 """In place of a table's name: every table that is not named."""
 
@@ -111,15 +112,10 @@ class Schema:
         return cls(
             format=model.format,
             layout=Layout(
-                model.format,
-                model.separator,
-                model.header,
-                model.quotes,
-                model.names,
-                _given(columns, "type"),
-                _given(columns, "separator") if columns else None,
-                model.decimal,
-                NULLS if model.null is None else model.null,
+                types=_given(columns, "type"),
+                lists=_given(columns, "separator") if columns else None,
+                nulls=NULLS if model.null is None else model.null,
+                **model.model_dump(include={*_OF_LAYOUT, "names"}),
             ),
             sparse=of["sparse"] if columns else None,
             dense=of["dense"] if columns else None,
@@ -186,7 +182,7 @@ def _text(source: Source, missing: str) -> str:
     layout, lists = source.columns.layout, source.columns.layout.lists or {}
     named = listed([shown(file) for file in source.files], 1)
     lines = [f"# How {named} is read; docs/data.md describes the fields."]
-    for name in ("format", "separator", "header", "quotes", "decimal"):
+    for name in _OF_LAYOUT:
         value = getattr(layout, name)
         if value is not None:
             lines.append(f"{name} = {toml_value(value)}")

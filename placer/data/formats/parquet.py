@@ -5,7 +5,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack
 from functools import cache, partial
 from itertools import accumulate, islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,29 +21,6 @@ from placer.errors import DataError
 
 _JOINED = b"PAR1PAR1"
 """How one file ends and the next begins, where files were joined."""
-
-
-class _RowGroup(NamedTuple):
-    """A row group; `first` is the row of its file at which it begins."""
-
-    file: str
-    opened: Callable[[], pq.ParquetFile]
-    number: int
-    first: int
-    rows: int
-
-    def batches(self, names: Sequence[str]) -> Batches:
-        """Yield its record batches of some columns."""
-        row = self.first
-        with reading(self.file, "Parquet"):
-            for batch in self.opened().iter_batches(BATCH_ROWS, [self.number], names):
-                yield self.file, row, batch
-                row += batch.num_rows
-            if row - self.first != self.rows:
-                raise ValueError(
-                    f"row group {self.number} holds {row - self.first} rows and says that it has "
-                    f"{self.rows}"
-                )
 
 
 class ParquetSource(ColumnSource):
@@ -118,11 +95,32 @@ class ParquetSource(ColumnSource):
                 opened = cache(partial(_parquet_file, file, footer, stack))
                 for number in range(footer.num_row_groups):
                     rows = footer.row_group(number).num_rows
-                    yield self._row_group(_RowGroup(file, opened, number, first, rows), names)
+                    yield self._row_group(file, opened, number, first, rows, names)
                     first += rows
 
-    def _row_group(self, group: "_RowGroup", names: Sequence[str]) -> Span:
-        cursor = Cursor(self._spans_of(group.batches(names)))
+    def _row_group(
+        self,
+        file: str,
+        opened: Callable[[], pq.ParquetFile],
+        number: int,
+        first: int,
+        rows: int,
+        names: Sequence[str],
+    ) -> Span:
+        """Return the row group that begins at a row of its file."""
+
+        def batches() -> Batches:
+            row = first
+            with reading(file, "Parquet"):
+                for batch in opened().iter_batches(BATCH_ROWS, [number], names):
+                    yield file, row, batch
+                    row += batch.num_rows
+                if row - first != rows:
+                    raise ValueError(
+                        f"row group {number} holds {row - first} rows and says that it has {rows}"
+                    )
+
+        cursor = Cursor(self._spans_of(batches()))
         behind = 0
 
         def read(start: int, stop: int) -> RawBatch:
@@ -131,11 +129,11 @@ class ParquetSource(ColumnSource):
             batch = cursor.read(stop - start)
             assert batch is not None, "a group with fewer rows is refused"
             behind = start + batch.samples
-            if behind == group.rows:
+            if behind == rows:
                 cursor.skip(sys.maxsize)  # Which refuses a group with more rows than it says.
             return batch
 
-        return Span(group.rows, read)
+        return Span(rows, read)
 
 
 def check_parts(metadata: Sequence[str], source: Source) -> None:

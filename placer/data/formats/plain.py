@@ -5,7 +5,6 @@ Whatever is unusual, such as a quote, a carriage return or a missing field, is l
 """
 
 import re
-import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -76,7 +75,7 @@ class PlainText:
         ends = self._field_ends(data, block.samples, len(names))
         if ends is None:
             return None
-        words, first = _words_of(block, data)
+        words = as_words(data)
         numbers = {name: number for number, name in enumerate(names)}
 
         def field(name: str) -> tuple[Offsets, Offsets]:
@@ -84,9 +83,7 @@ class PlainText:
             number = numbers[name]
             before = ends[number - 1] if number else np.concatenate(([-1], ends[-1, :-1]))
             starts = before + 1
-            lengths = ends[number] - starts
-            starts += first
-            return starts, lengths
+            return starts, ends[number] - starts
 
         features = {}
         for name in self._columns.sparse:
@@ -153,20 +150,6 @@ class PlainText:
         np.copyto(ends, in_order.reshape(records, fields).T)
         # There are as many newlines as records: none is elsewhere if each is where it should be.
         return ends if (data[ends[-1]] == _NEWLINE).all() else None
-
-
-def _words_of(block: Block, data: npt.NDArray[np.uint8]) -> tuple[Keys, int]:
-    """Return the memory of a block as words, and where its data begins there, in bytes.
-
-    What is around the block's data is there too.
-    """
-    memory = np.frombuffer(block.data.obj, dtype=np.uint8)  # type: ignore[call-overload]
-    words = memory[: memory.size // 8 * 8].view(np.uint64)
-    first = data.ctypes.data - memory.ctypes.data
-    is_whole = first + data.size <= 8 * words.size
-    if sys.byteorder == "little" and words.flags.aligned and is_whole:
-        return words, first
-    return as_words(data), 0
 
 
 def _ids(words: Keys, starts: Offsets, lengths: Offsets) -> Keys | None:
