@@ -132,6 +132,14 @@ def test_folders_patterns_and_partitions(tmp_path: Path, monkeypatch: pytest.Mon
     assert "files at s3:// cannot be used here" in result.stderr
 
 
+def test_numbers_of_folders_that_fit_no_integer_are_texts(tmp_path: Path) -> None:
+    folder = tmp_path / "run=123456789012345678901"
+    folder.mkdir()
+    pq.write_table(pa.table({"user": [1, 2]}), folder / "part-0.parquet")
+    (chunk,) = open_log(tmp_path, sparse=["user", "run"]).chunks()
+    assert chunk.features["run"].ids.tolist() == [1, 1]
+
+
 def test_standard_input_and_stores_of_fsspec(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = open_log(log, label="clk", sparse=["user"])
     with log.open("rb") as stream:

@@ -26,6 +26,12 @@ _MIN_MERGE = 1 << 20
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 KEPT_HASHES = 16384
 """The standard error of an estimate is 1 / √16,384 = 0.8%."""
+# A table that the largest id seen would give more rows than this is surely not meant.
+MAX_INFERRED_ROWS = 1 << 31
+_OTHERS = "*"
+_SURELY_FINE_ROWS = 1 << 20
+_ROWS_A_SAMPLE = 64
+"""From both on, most rows of a table of identity would never be read."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -167,14 +173,6 @@ def mixed_bits(keys: Keys) -> Keys:
     bits = (keys ^ (keys >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return np.asarray(bits ^ (bits >> np.uint64(31)))
-
-
-# A table that the largest id seen would give more rows than this is surely not meant.
-MAX_INFERRED_ROWS = 1 << 31
-_OTHERS = "*"
-_SURELY_FINE_ROWS = 1 << 20
-_ROWS_A_SAMPLE = 64
-"""From both on, most rows of a table of identity would never be read."""
 
 
 def choose_mappings(

@@ -36,6 +36,8 @@ _PACKED_BYTES, _PART_BYTES = 1 << 17, 1 << 21
 _FAILURES = (OSError, EOFError, lzma.LZMAError, zlib.error, pa.ArrowException)
 _MAGIC = {b"\x1f\x8b\x08": ".gz", b"BZh": ".bz2", b"\xfd7zXZ\0": ".xz", b"(\xb5/\xfd": ".zst"}
 """How compressed files begin."""
+_SAMPLES = 16
+_SAMPLE_BYTES = 1 << 16
 
 
 def suffixes(file: str) -> tuple[str, str]:
@@ -175,10 +177,6 @@ class Unpacked(io.RawIOBase):
             self._stream.close()
             self._packed.close()
         super().close()
-
-
-_SAMPLES = 16
-_SAMPLE_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,8 @@ from placer.units import format_bytes
 
 _URI = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]+://")
 _ARROW_SCHEMES = ("s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss")
+_FSSPEC_SCHEMES = ("hf", "memory", "http", "https", "az", "adl", "oci", "oss", "webhdfs", "dbfs")
+SCHEMES = ("file", *_ARROW_SCHEMES, *_FSSPEC_SCHEMES)
 
 STANDARD_INPUT = "-"
 _MAGIC = re.compile(r"[*?\[]")
@@ -36,8 +38,6 @@ METADATA = "_metadata"
 """What Parquet calls a file that lists the others of a folder."""
 
 AnyPath = str | os.PathLike[str]
-_FSSPEC_SCHEMES = ("hf", "memory", "http", "https", "az", "adl", "oci", "oss", "webhdfs", "dbfs")
-SCHEMES = ("file", *_ARROW_SCHEMES, *_FSSPEC_SCHEMES)
 
 
 def is_uri(file: str) -> bool:

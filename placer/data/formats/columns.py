@@ -22,6 +22,11 @@ ARROW_TYPES: Mapping[IdType, pa.DataType] = {
     "text": pa.large_binary(),
     "boolean": pa.bool_(),
 }
+MOST_LEVELS = 32
+"""Objects within objects that are looked into."""
+
+Path = tuple[str, ...]
+"""A column, a field of it, a field of that, and so on."""
 
 
 def id_type(kind: pa.DataType) -> IdType:
@@ -105,13 +110,6 @@ def single(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     if isinstance(column, pa.ChunkedArray):
         column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     return column.chunk(0) if isinstance(column, pa.ChunkedArray) else column
-
-
-MOST_LEVELS = 32
-"""Objects within objects that are looked into."""
-
-Path = tuple[str, ...]
-"""A column, a field of it, a field of that, and so on."""
 
 
 def flat(schema: pa.Schema) -> pa.Schema:

@@ -35,6 +35,22 @@ _LEAST_SHARE = 0.05
 """Share of a column's texts that hold a separator, from which on they are lists."""
 _MOST_SAMPLES = 2000
 _LIST = re.compile(r"\s*[\[({].*[\])}]\s*|[^\s|^;,]+(?:[\s|^;,\x01-\x03]+[^\s|^;,]+)+", re.DOTALL)
+THOUSANDS: dict[Decimal, str] = {".": "[,'’]", ",": "[. \u00a0\u202f]"}
+"""What may stand between thousands, by what begins decimals."""
+GROUPED: dict[Decimal, str] = {
+    decimal: rf"[-+]?[0-9]{{1,3}}(?:{between}[0-9]{{3}})+(?:[{decimal}][0-9]*)?"
+    for decimal, between in THOUSANDS.items()
+}
+"""Numbers with separators between thousands."""
+_NESTED = re.compile(r"[\[({]\s*[\[({]")
+_NUMBERS = tuple(
+    re.compile(rf"[-+]?([0-9]{{1,3}})((?:{thousands}[0-9]{{3}})*)(?:{decimals}[0-9]+)?")
+    for thousands, decimals in ((",", r"\."), (r"\.", ","))
+)
+_UNITS = re.compile(r"[$€£¥%]")
+_LEAST_TEXTS = 50
+_PROSE_BYTES, _PROSE_WORDS, _PROSE_DISTINCT = 60, 8, 0.9
+"""Mean length, mean words and share of distinct texts from which on texts are prose."""
 
 
 def split_lists(texts: pa.Array, separator: str) -> pa.Array:
@@ -159,24 +175,6 @@ def _matches(texts: pa.Array, pattern: str) -> pa.Array:
 
 def _share(texts: pa.Array, pattern: str) -> float:
     return (pc.sum(_matches(texts, pattern)).as_py() or 0) / max(len(texts), 1)
-
-
-THOUSANDS: dict[Decimal, str] = {".": "[,'’]", ",": "[. \u00a0\u202f]"}
-"""What may stand between thousands, by what begins decimals."""
-GROUPED: dict[Decimal, str] = {
-    decimal: rf"[-+]?[0-9]{{1,3}}(?:{between}[0-9]{{3}})+(?:[{decimal}][0-9]*)?"
-    for decimal, between in THOUSANDS.items()
-}
-"""Numbers with separators between thousands."""
-_NESTED = re.compile(r"[\[({]\s*[\[({]")
-_NUMBERS = tuple(
-    re.compile(rf"[-+]?([0-9]{{1,3}})((?:{thousands}[0-9]{{3}})*)(?:{decimals}[0-9]+)?")
-    for thousands, decimals in ((",", r"\."), (r"\.", ","))
-)
-_UNITS = re.compile(r"[$€£¥%]")
-_LEAST_TEXTS = 50
-_PROSE_BYTES, _PROSE_WORDS, _PROSE_DISTINCT = 60, 8, 0.9
-"""Mean length, mean words and share of distinct texts from which on texts are prose."""
 
 
 def no_ids(texts: Sequence[str]) -> str | None:
