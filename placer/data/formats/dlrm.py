@@ -22,7 +22,7 @@ from placer.data.keys import offsets_of
 from placer.data.layout import Columns
 from placer.data.source import Place, RawBags, RawBatch, Source, Span
 from placer.errors import DataError
-from placer.torch_files.tensors import OtherContentError, TensorFileError, read_tensors
+from placer.torch_files import OtherContentError, TensorFileError, read_tensors
 
 MOST_UNPACKED = 200
 """Most bytes that a compressed log unpacks to, as a multiple of its own."""
