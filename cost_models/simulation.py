@@ -20,8 +20,17 @@ from placer.profile.profile import Profile
 from placer.simulator.counts import Totals
 from placer.simulator.draws import drawn_batches
 from placer.simulator.replay import ReplayOptions, Simulator
-from placer.simulator.summary import DeviceTotals, Served, device_totals, served
-from placer.simulator.windows import Drifted, StepRecord, Window, drifted, equal_windows
+from placer.simulator.summary import (
+    DeviceTotals,
+    Drifted,
+    Served,
+    StepRecord,
+    Window,
+    device_totals,
+    drifted,
+    equal_windows,
+    served,
+)
 from placer.training.loop import check_log
 from placer.training.reading import batches as batches_of
 from placer.training.reading import in_background

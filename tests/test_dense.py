@@ -22,9 +22,8 @@ from placer.dense.network import pass_bytes
 from placer.errors import PlacerError, ProblemError
 from placer.simulator.replay import ReplayOptions
 from placer.training.trainer import Dlrm
-from placer.workloads import named_workload
+from placer.workloads import named_workload, published
 from placer.workloads.dense import dense_part, published_dense
-from placer.workloads.published import published
 
 # Products
 
@@ -237,9 +236,6 @@ def test_what_follows_a_plan_keeps_its_pipeline() -> None:
     assert ReplayOptions().of_plan(plan).look_ahead is False
     assert ReplayOptions(look_ahead=True).of_plan(plan).look_ahead is True
     assert ReplayOptions().of_plan(replace(plan, pipeline="look-ahead")).look_ahead is True
-
-
-# Texts and files
 
 
 def test_texts_name_a_dense_part() -> None:

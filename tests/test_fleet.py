@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from cost_models import Roofline
 from cost_models.step_equation.loads import load_of
 from placer import Problem, Topology
-from placer.topology.kinds import GPU_KINDS
-from placer.topology.prices import LIST_PRICES
+from placer.topology.kinds import GPU_KINDS, LIST_PRICES
 from placer.workloads import named_workload
 from solvers import Limits, solve, solver
 from solvers.analysis.compare import (

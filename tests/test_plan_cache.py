@@ -33,9 +33,9 @@ from placer import (
     Topology,
 )
 from placer.dense import DenseLayers
+from placer.files import sealed
 from placer.profile.counts import RowCounts
 from placer.profile.locality import WindowCounts
-from placer.seal import sealed
 from solvers import CachedSolver, Limits, PlanCache, SolveResult, solve, solver
 from solvers.cache import folder as cache_folder
 from solvers.cache import solver as cache_key

@@ -42,8 +42,14 @@ from placer.profile.table_profile import TableProfile
 from placer.simulator.counts import StepCounts
 from placer.simulator.draws import drawn_batches
 from placer.simulator.replay import ReplayOptions, Simulator
-from placer.simulator.summary import device_totals, served
-from placer.simulator.windows import StepRecord, Window, drifted, equal_windows
+from placer.simulator.summary import (
+    StepRecord,
+    Window,
+    device_totals,
+    drifted,
+    equal_windows,
+    served,
+)
 from placer.tables import DType
 
 BATCHES = 12

@@ -14,8 +14,7 @@ from placer.units import counted, format_seconds
 if TYPE_CHECKING:
     from cost_models.simulation import Simulated
     from placer.simulator.counts import Totals
-    from placer.simulator.summary import DeviceTotals
-    from placer.simulator.windows import Drifted, StepRecord
+    from placer.simulator.summary import DeviceTotals, Drifted, StepRecord
 
 
 def simulate_report(simulated: "Simulated") -> Report:

@@ -10,9 +10,9 @@ from typing import Any
 from cost_models.dense import CPU_FLOPS, GPU_FLOPS, FlopRate
 from placer.dense import DenseLayers, DenseNetwork
 from placer.errors import ProblemError, TopologyError
+from placer.profile.cdf import zipf_cdf
 from placer.profile.profile import Profile
 from placer.profile.table_profile import TableProfile
-from placer.profile.zipf import zipf_cdf
 from placer.tables import Feature, Table
 from placer.topology.detect import host_memory_bytes
 from placer.topology.devices import Gpu, Host, Link

@@ -8,7 +8,7 @@ import cost_models as models
 from cost_models import CostModel, CostReport
 from placer.errors import ProblemError
 from placer.problem import Problem
-from placer.topology.prices import LIST_PRICES, Price
+from placer.topology.kinds import LIST_PRICES, Price
 from placer.topology.topology import Topology
 from placer.units import format_bytes
 from solvers.registry import solver as solver_called
