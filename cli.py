@@ -413,7 +413,7 @@ def fleet(
     placer fleet --workload mlperf-dcnv2 --plot fleet.png
     placer fleet --workload recshard-rm3 --topology 8xh100,2x8xl4 --price h100=2.5 --within 12h
     """
-    from solvers.analysis import fleet as machines
+    from solvers.analysis import compare as machines
 
     names, loaded = options.machines() or machines.FLEET, options.profile()
     searched = solvers.solver(solver), cost_models.cost_model(model)

@@ -289,7 +289,7 @@ def tables_of(source: str, arguments: Sequence[str]) -> tuple[list[Table], int]:
     """Return a profile's, workload's or model class's tables, and its count of other parameters."""
     stored = Path(source).exists()
     if ":" in source and not stored:
-        from placer.adapters.pytorch.estimate import tables_of_class
+        from placer.adapters.pytorch.models import tables_of_class
 
         return tables_of_class(source, arguments)
     from placer.workloads import named_workload

@@ -20,7 +20,7 @@ from placer.storage.checkpoint.dcp_metadata import Block, read_metadata
 from placer.storage.checkpoint.dcp_reader import _Files
 from placer.storage.manifest import Manifest, read_manifest
 from placer.training.growing import _ids_of
-from placer.training.metric_logs import JsonLines
+from placer.training.metrics import JsonLines
 from placer.units import parse_bytes
 
 MACHINE = """

@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 
 import placer
 from cost_models import Roofline
-from cost_models.calibrated.calibration import Calibration
-from cost_models.calibrated.model import Calibrated
+from cost_models.calibrated.model import Calibrated, Calibration
 from cost_models.roofline import RooflineConstants
 from placer import (
     AccessCdf,

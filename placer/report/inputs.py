@@ -226,17 +226,10 @@ def estimate_report(source: str, tables: Sequence[Table], dense_parameters: int 
         *columns(dtype="dtype", optimizer="optimizer"),
         *columns(weight_bytes="weights", state_bytes="state", total_bytes="together"),
     )
-    return Report(
-        f"Memory of {source}",
-        (memory,),
-        {
-            "source": source,
-            "tables": len(tables),
-            "rows": rows,
-            "dense_parameters": dense_parameters,
-        },
-        (f"{len(tables):,} table{'s' * (len(tables) != 1)}, {rows:,} rows{dense}",),
-    )
+    facts = {"source": source, "tables": len(tables), "rows": rows}
+    facts["dense_parameters"] = dense_parameters
+    words = f"{counted(len(tables), 'table')}, {rows:,} rows{dense}"
+    return Report(f"Memory of {source}", (memory,), facts, (words,))
 
 
 def topology_report(topology: Topology) -> Report:

@@ -21,7 +21,7 @@ from placer.data.files.stores import local_path, scheme_of, shown
 from placer.data.keys import offsets_of
 from placer.data.source import Place, RawBags, RawBatch, Source, Span
 from placer.errors import DataError
-from placer.torch_files.tensors import OtherContentError, TensorFileError, read_tensors
+from placer.torch_files import OtherContentError, TensorFileError, read_tensors
 
 MOST_UNPACKED = 200
 """Most bytes that a compressed log unpacks to, as a multiple of its own."""

@@ -1,6 +1,7 @@
-"""Samples without a label are neither trained on nor evaluated, and positions stay exact."""
+"""Batches of a log, however it is read; samples without a label are left out of them."""
 
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,14 +13,15 @@ from training_cases import QUICK, ArrayLog, plan_for, small_log
 
 from placer.data.log import Bags, Chunk, joined
 from placer.errors import DataError
-from placer.training.batches import labelled, slice_chunk
 from placer.training.checkpoint import load
 from placer.training.config import CheckpointPolicy
 from placer.training.loop import train
 from placer.training.parity import compare_training
+from placer.training.reading import batches, labelled, slice_chunk
 
 LOG = small_log(1600)
 PLAN = plan_for(LOG, "split")
+SHORT = small_log(60)
 
 
 def without_labels(log: ArrayLog, unlabelled: np.ndarray) -> ArrayLog:
@@ -126,3 +128,58 @@ def test_a_log_without_any_label_is_refused() -> None:
     column = replace(LOG, chunk=replace(LOG.chunk, labels=None))
     with pytest.raises(DataError, match="the evaluation log has no label column"):
         train(PLAN, LOG, replace(QUICK, max_steps=1), eval_log=column)
+
+
+@dataclass(frozen=True)
+class UnevenLog(ArrayLog):
+    """A log whose chunks end where its files do, as `Log` allows."""
+
+    ends: tuple[int, ...] = ()
+
+    def chunks(self, samples: int = 65536, skip: int = 0) -> Iterator[Chunk]:
+        start = skip
+        for end in sorted({*self.ends, self.chunk.samples}):
+            while start < end:
+                yield slice_chunk(self.chunk, start, min(start + samples, end))
+                start = min(start + samples, end)
+
+
+def assert_equal(one: Chunk, two: Chunk) -> None:
+    assert one.samples == two.samples
+    np.testing.assert_array_equal(one.dense, two.dense)
+    np.testing.assert_array_equal(one.labels, two.labels)
+    for name, bags in one.features.items():
+        np.testing.assert_array_equal(bags.ids, two.features[name].ids)
+        np.testing.assert_array_equal(lengths(bags), lengths(two.features[name]))
+        np.testing.assert_array_equal(bags.weights, two.features[name].weights)
+
+
+def lengths(bags: Bags) -> np.ndarray:
+    return np.ones(bags.ids.size) if bags.offsets is None else np.diff(bags.offsets)
+
+
+@given(
+    ends=st.lists(st.integers(1, 59), max_size=5),
+    size=st.integers(1, 70),
+    done=st.integers(0, 6),
+)
+def test_uneven_chunks_and_skipping_give_the_same_batches(
+    ends: list[int], size: int, done: int
+) -> None:
+    uneven = UnevenLog(
+        SHORT.chunk, SHORT.tables, SHORT.feature_tables, SHORT.dense_names, tuple(ends)
+    )
+    whole = list(batches(SHORT, size))
+    assert [batch.samples for batch in whole[:-1]] == [size] * (len(whole) - 1)
+    again = list(batches(uneven, size, skip=done * size))
+    assert len(again) == max(len(whole) - done, 0)
+    for one, two in zip(whole[done:], again, strict=True):
+        assert_equal(one, two)
+
+
+@given(st.integers(0, 60))
+def test_a_cut_chunk_can_be_joined_again(where: int) -> None:
+    bags = SHORT.chunk.features["b"]
+    weighted = replace(bags, weights=np.linspace(0, 1, bags.ids.size, dtype=np.float32))
+    chunk = replace(SHORT.chunk, features={**SHORT.chunk.features, "b": weighted})
+    assert_equal(joined([slice_chunk(chunk, 0, where), slice_chunk(chunk, where, 60)]), chunk)

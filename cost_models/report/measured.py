@@ -1,12 +1,13 @@
-"""`placer simulate`: what a replayed log did under a plan, device by device and over time."""
+"""`placer simulate` and `placer calibrate`: what a log did under a plan, and constants of steps."""
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from cost_models.calibrated.model import Calibration
 from placer.report import section as form
-from placer.report.section import Column, Report, Row, Section, columns, table_of
+from placer.report.section import Column, Report, Row, Section, attributes, columns, table_of
 from placer.report.training import keys_section
 from placer.units import counted, format_seconds
 
@@ -107,9 +108,6 @@ def _windows(drift: "Sequence[Drifted]") -> Section:
     def of(which: str, name: str) -> Callable[["Drifted"], Any]:
         return lambda one: getattr(getattr(one, which), name, None)
 
-    def vs_first(one: "Drifted") -> float | None:
-        return form.ratio(one.window.mean_s, one.first.mean_s)
-
     def pays_after(one: "Drifted") -> str | None:
         return None if one.other is None else break_even(one.break_even_steps, one.migration_s)
 
@@ -125,7 +123,7 @@ def _windows(drift: "Sequence[Drifted]") -> Section:
         Column("slow_rows", of=of("window", "slow_rows")),
         Column("step_mean_s", "step", of=of("window", "mean_s")),
         Column("step_p99_s", "p99", of=of("window", "p99_s")),
-        Column("ratio", "vs first", of=vs_first),
+        Column("ratio", "vs first", of=lambda d: form.ratio(d.window.mean_s, d.first.mean_s)),
         Column("other_hbm_share", "other: in HBM", of=of("other", "hbm_share")),
         Column("other_step_mean_s", "step", of=of("other", "mean_s")),
         Column("migration_s", "to move"),
@@ -158,3 +156,36 @@ def _steps(records: "Sequence[StepRecord]") -> Section:
         shown=3,
         order="first ones",
     )
+
+
+def calibration_warnings(calibration: Calibration) -> list[str]:
+    """Return what stands against the use of the constants."""
+    words = "the machine was too noisy to trust these constants; calibrate again with nothing else "
+    return [f"{words}running, or with --clock cpu"] if calibration.noisy else []
+
+
+def calibration_report(calibration: Calibration) -> Report:
+    """Report constants with error bars, how well they predict, and how the machine varied."""
+    noise = calibration.noise
+    headline = [
+        f"{calibration.cases} cases; step times of cases that a fit had not seen are off by "
+        f"{form.share(calibration.relative_error)} on average, one of ten by more than "
+        f"{form.share(calibration.p90_error)}",
+        f"steps of a case spread by {form.share(noise.spread)}, a case measured again and again "
+        f"by {form.share(noise.drift)}; {form.share(noise.wait)} of waiting for the processor",
+    ]
+    if calibration.noisy:
+        headline.append("THE MACHINE WAS TOO NOISY to trust this: calibrate again when it is idle")
+    constants = table_of(
+        [(name, one.value_s, one.low_s, one.high_s) for name, one in calibration.constants.items()],
+        "constants",
+        "Constants",
+        *columns(constant="constant", value_s="time of a unit", low_s="at least", high_s="at most"),
+    )
+    facts = {
+        **attributes(calibration, "cases", "relative_error", "p90_error"),
+        **attributes(noise, "spread", "drift", "wait"),
+        "noisy": calibration.noisy,
+    }
+    backend = calibration.setting.get("backend", "?")
+    return Report(f"Calibration of backend {backend}", (constants,), facts, tuple(headline))
