@@ -27,7 +27,7 @@ from cost_models import report as cost_reports
 from placer import report
 from placer.click_options import Commands, add_command, refuse_others, spoken
 from placer.click_types import Choice, InputPath, LocalPath, Name, OutputPath, Seconds
-from placer.data.names import FORMATS
+from placer.data.layout import FORMATS
 from placer.data.options import LogOptions, TextOptions, dims_of
 from placer.executor.names import Policy
 from placer.knobs import argument, option, options_of

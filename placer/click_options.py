@@ -18,7 +18,7 @@ import click
 from click.core import ParameterSource
 
 from placer.click_types import STAGING, Choice, OutputPath, Seconds, WholeNumber
-from placer.data.names import FORMATS
+from placer.data.layout import FORMATS
 from placer.default_options import (
     Key,
     check_variables,

@@ -13,7 +13,7 @@ import click
 import cost_models
 import placer
 from placer.click_types import Choice, InputPath, LocalPath, Name, Seconds, Suggested
-from placer.data.names import FORMATS
+from placer.data.layout import FORMATS
 from placer.data.options import POOLING, poolings_of
 from placer.executor.names import BACKENDS
 from placer.knobs import option

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from profile_cases import assert_same_profile, profile_of, profiles
 
 from placer import AccessCdf, Feature, Profile, Table, TableProfile
-from placer.data.encoding import Encoding
-from placer.data.mapping import Hash, Identity, Vocabulary
+from placer.data.encoding import Encoding, Hash, Identity, Vocabulary
 from placer.errors import ProfileError
 from placer.profile.counts import RowCounts
 

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from placer.data.encoding import Encoding
-from placer.data.text_keys import Keys
+from placer.data.log import Keys
 from placer.errors import PlacerError, ProfileError
 from placer.files import (
     SEAL,

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from placer.data.encoding import Encoding
-from placer.data.mapping import Hash, Vocabulary
+from placer.data.encoding import Encoding, Hash, Vocabulary
 from placer.errors import PlanMismatchError
 from placer.executor.id_order import TableTensor, rows_from, tensors_of
 from placer.executor.tensor_names import UPDATES

@@ -54,7 +54,7 @@ _logger = logging.getLogger(__name__)
 
 
 class LogFile(Strict):
-    """A file of a log; see `placer.data.files.identity.FileIdentity`."""
+    """A file of a log; see `placer.data.files.opening.FileIdentity`."""
 
     name: str
     size_bytes: int

@@ -32,12 +32,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from placer.data.formats.columns import Columns
 from placer.data.in_memory import ArrowSource, BatchSource, batches_of, is_in_memory
-from placer.data.layout import NamedColumns
-from placer.data.names import Missing
+from placer.data.layout import Columns, Missing, NamedColumns
+from placer.data.log import Keys
 from placer.data.source import Place, RawBatch
-from placer.data.text_keys import Keys
 from placer.data.vocabulary import DistinctKeys, Run
 from placer.errors import DataError
 from placer.profile.from_counts import parquet_batches
