@@ -90,8 +90,8 @@ def infer_columns(
         if name in single:
             own = id_type(schema.field(name).type)
             if name in sparse_names:
-                element = found[name].element
-                known[name] = (element or "text") if name in separators else own
+                element = found[name].element if name in separators else None
+                known[name] = element or own
             elif own == "boolean":
                 known[name] = own
     types = layout.types.items()
