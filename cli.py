@@ -801,7 +801,9 @@ def export(
     """
     loaded = placer.Plan.load(path)
     if (target in ("shards", "safetensors")) != (checkpoint is not None):
-        raise click.UsageError("--checkpoint goes with --to shards and --to safetensors")
+        needs = "goes with --to shards and --to safetensors"
+        words = f"is needed for --to {target}" if checkpoint is None else needs
+        raise click.UsageError(f"--checkpoint {words}")
     if with_optimizer and target != "safetensors":
         raise click.UsageError("--with-optimizer goes with --to safetensors; shards have it")
     if since is not None and (with_optimizer or target != "safetensors"):

@@ -99,6 +99,15 @@ def test_a_budget_that_nothing_fits(workbench: Workbench, tmp_path: Path, solver
     rules = ("--hbm", "1GiB", "--constraints", tmp_path / "rules.yaml")
     line = fail(*problem, *rules, exit_code=3)
     assert "0 B together, without what constraints reserve and dense layers take" in line
+    (tmp_path / "rules.yaml").write_text('tables: {"*": {tier: hbm}}')
+    line = fail(*problem, "--hbm", "30KiB", *rules[2:], exit_code=3)
+    assert "as many rows in DRAM as constraints allow, the other rows and the buffers of" in line
+    assert "or raise --hbm, or relax constraints" in line
+    (tmp_path / "rules.yaml").write_text('tables: {"*": {tier: ssd}}')
+    line = fail(*problem, *rules)
+    assert "its tier is ssd, but no host has a drive; give hosts one (--ssd)" in line
+    line = fail(*problem, "--dense", "measured:abc:")
+    assert line.startswith("placer: --dense measured:abc: "), "colons are no emoji"
     (tmp_path / "rules.yaml").unlink()
     line = fail(*problem, "--hbm", "60MiB", "--dram", "1KiB", "--dim", "100000", "-o",
                 tmp_path / "plan.json", exit_code=3)  # fmt: skip

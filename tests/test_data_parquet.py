@@ -132,10 +132,16 @@ def test_ids_out_of_range_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"log\.parquet, row 2: feature 'b' has id 50"):
         list(open_log(path, rows={"a": 10, "b": 50}).chunks())
     pq.write_table(pa.table({"a": [1, -5]}), path)
-    with pytest.raises(DataError, match="row 1: feature 'a' has id -5"):
+    # More rows would not help.
+    with pytest.raises(DataError, match=r"row 1: feature 'a' has id -5, .* 0\.\.1; map ids with"):
         list(open_log(path, id_mapping="identity").chunks())
     log = open_log(path)
     assert (log.tables, log.notes[1][:29]) == ({"a": 3}, "table a: a has negative ids, ")
+    unsigned = pa.array([2**63, 2**63 + 1], pa.uint64())
+    pq.write_table(pa.table({"a": unsigned}), path)
+    assert "a has negative ids, or ids from 2^63 on" in " ".join(open_log(path).notes) or (
+        f"ids up to {2**63 + 1:,}" in " ".join(open_log(path).notes)
+    )
     pq.write_table(pa.table({"a": [1, 2**40]}), path)
     with pytest.raises(DataError, match="too large for a row number"):
         open_log(path, id_mapping="identity")

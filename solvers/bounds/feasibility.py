@@ -44,12 +44,16 @@ def impossible(instance: Instance) -> Termination | None:
     least_hbm = math.fsum(need for need, _ in needs)
     if least_hbm > hbm:
         short = math.ceil(least_hbm - hbm)
+        what, ruled = "every table in DRAM, the buffers", ""
+        if instance.problem.constraints.tables:
+            what = "as many rows in DRAM as constraints allow, the other rows and the buffers"
+            ruled = ", or relax constraints"
         return _infeasible(
             Shortage("all GPUs", "hbm", short, "buffers of staged rows and exchanges"),
-            f"even with every table in DRAM, the buffers of a step of "
+            f"even with {what} of a step of "
             f"{instance.problem.batch_size} samples per GPU take {format_bytes(least_hbm)} of HBM; "
             f"the GPUs have {format_bytes(hbm)} together, {_LEFT}. Lower --batch-size or raise "
-            "--hbm",
+            f"--hbm{ruled}",
         )
     least = math.fsum(need for _, need in needs)
     if least > hbm + dram:
