@@ -21,7 +21,7 @@ ReadRows = Callable[[int, int], Tensor]
 """Rows ``start..stop`` of a tensor, on the host."""
 
 _NEAR = 4
-"""A block whose rows lie among at most so many times as many is read with those between them."""
+"""Rows are read with the gaps between them if that reads at most this many times as many rows."""
 
 
 @dataclass(frozen=True, slots=True)
