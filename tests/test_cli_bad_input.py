@@ -106,7 +106,7 @@ def test_a_budget_that_nothing_fits(workbench: Workbench, tmp_path: Path, solver
     (tmp_path / "rules.yaml").write_text('tables: {"*": {tier: ssd}}')
     line = fail(*problem, *rules)
     assert "its tier is ssd, but no host has a drive; give hosts one (--ssd)" in line
-    line = fail(*problem, "--dense", "measured:abc:")
+    line = fail(*problem, "--dense", "measured:abc")
     assert line.startswith("placer: --dense measured:abc: "), "colons are no emoji"
     (tmp_path / "rules.yaml").unlink()
     line = fail(*problem, "--hbm", "60MiB", "--dram", "1KiB", "--dim", "100000", "-o",

@@ -137,11 +137,9 @@ def test_ids_out_of_range_are_named(tmp_path: Path) -> None:
         list(open_log(path, id_mapping="identity").chunks())
     log = open_log(path)
     assert (log.tables, log.notes[1][:29]) == ({"a": 3}, "table a: a has negative ids, ")
-    unsigned = pa.array([2**63, 2**63 + 1], pa.uint64())
-    pq.write_table(pa.table({"a": unsigned}), path)
-    assert "a has negative ids, or ids from 2^63 on" in " ".join(open_log(path).notes) or (
-        f"ids up to {2**63 + 1:,}" in " ".join(open_log(path).notes)
-    )
+    text = tmp_path / "log.csv"
+    text.write_text(f"a,b\n{2**63},1\n{2**63 + 1},2\n")
+    assert "table a: a has negative ids, or ids from 2^63 on" in " ".join(open_log(text).notes)
     pq.write_table(pa.table({"a": [1, 2**40]}), path)
     with pytest.raises(DataError, match="too large for a row number"):
         open_log(path, id_mapping="identity")

@@ -57,8 +57,8 @@ def choose_mappings(
         if is_auto and name in negative:
             chosen[name] = "vocabulary"
             notes.append(
-                f"table {name}: {negative[name]} has negative ids, or ids from 2^63 on, which are no "
-                "row numbers, so rows are given to the ids that there are"
+                f"table {name}: {negative[name]} has negative ids, or ids from 2^63 on, which "
+                "are no row numbers, so rows are given to the ids that there are"
             )
         elif is_auto and most >= max(_SURELY_FINE_ROWS, _ROWS_A_SAMPLE * samples):
             chosen[name] = "vocabulary"
