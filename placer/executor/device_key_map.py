@@ -112,7 +112,7 @@ class DeviceCopy:
         return sent(torch.from_numpy(values), self.step.device)
 
     def write(self, of_rows: Tensor, of_slots: Tensor) -> None:
-        """Take over `DeviceKeyMap.changes`."""
+        """Apply what `DeviceKeyMap.changes` returned."""
         rows, keys, last, reads = of_rows
         self.keys[rows] = keys
         self.last[rows] = last.int()
@@ -206,7 +206,7 @@ class DeviceKeyMap(KeyMap):
             waiting = waiting.at(slice(done, None))
             if not waiting.places.size:
                 break
-            # The hand comes to rows of whose reads the device alone knows all.
+            # The hand reaches rows whose reads only the device has counted in full.
             more = max(LEAST_ROWS, ROWS_PER_KEY * waiting.places.size, passed)
             chunk = self._behind(hand, more, passed)
             answer = yield Asked(chunk, open_since)
@@ -228,12 +228,12 @@ class DeviceKeyMap(KeyMap):
         return Given(np.concatenate(places), given, self._numbered(again), new_keys, to_send)
 
     def _behind(self, hand: int, most: int, passed: int = 0) -> Int:
-        """Return the rows behind a hand, once around at most, but for those that it has passed."""
+        """Return the next rows of the hand after `passed` of them, at most once around."""
         used = int(self._state[self._kernels.USED])
         return (hand + np.arange(passed, min(used, passed + most))) % max(1, used) + 1
 
     def _refresh(self, rows: Int, last: Int, reads: Int) -> Int:
-        """Note what the device knows of rows, but for those that this step has read already.
+        """Take over what the device knows of rows that this step has not read on the host.
 
         Returns the step in which each was read last, −1 if it has no key.
         """

@@ -34,7 +34,7 @@ FIRST = 4096
 """Lookups for which a kernel has room at first. If it notes more, it runs again with more room."""
 
 _SHAPES = 16
-"""So many shapes of batches are remembered."""
+"""Shapes of batches whose segment tables are kept."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,7 +107,7 @@ class DeviceKeys(GrowingKeys):
         spans = self.spans(batch, features)
         held = {name: self.maps[name] for name in spans}
         maps = {name: own for name, own in held.items() if isinstance(own, DeviceKeyMap)}
-        if not maps or len(maps) < len(held):  # Who serves has maps of its own.
+        if not maps or len(maps) < len(held):  # A server's maps are on the host.
             return super().rows_of(batch, features, training, id_order)
         if training and any(own.known_steps for own in maps.values()):
             for own in maps.values():
@@ -116,7 +116,7 @@ class DeviceKeys(GrowingKeys):
             for own in maps.values():
                 own.push()
             return batch
-        if self._used is not None:  # Perhaps on another stream.
+        if self._used is not None:  # The step before may have run on another stream.
             torch.cuda.current_stream(self._device).wait_event(self._used)
         ids = batch.ids.to(self._device, non_blocking=True)
         table = self._segments(

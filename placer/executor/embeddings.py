@@ -1,4 +1,4 @@
-"""What embeddings have in common, whether one process holds them or many."""
+"""The base of embeddings that one process holds and of those that many share."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -120,7 +120,7 @@ class Embeddings(nn.Module, ABC):
 
     @abstractmethod
     def reset_hit_rates(self) -> None:
-        """Count hits from here on."""
+        """Set the counts of `hit_rates` to zero."""
 
     @abstractmethod
     def memory_use(self) -> dict[tuple[str, str], int]:
@@ -138,14 +138,14 @@ class Embeddings(nn.Module, ABC):
         return {}
 
     def reset_comm_stats(self) -> None:
-        """Count bytes from here on."""
+        """Set the counts of `comm_stats` to zero."""
 
     def routing_bytes(self) -> dict[str, int]:
         """Return bytes of the tables by which this process sends each table's ids to others."""
         return {}
 
     def close(self) -> None:
-        """Let go of the connections to other processes; nothing can be looked up any more."""
+        """Close the connections to other processes. After it, no lookup works."""
 
     @abstractmethod
     def id_order(self) -> "IdOrder":
@@ -153,10 +153,10 @@ class Embeddings(nn.Module, ABC):
 
     @abstractmethod
     def update_count(self) -> int:
-        """Updates so far in this process; waits for the device."""
+        """Return the updates so far in this process; waits for the device."""
 
     def set_update_count(self, updates: int) -> None:
-        """Go on counting updates from here."""
+        """Set the number of updates so far."""
         self.id_order().set_update_count(updates)
 
     def key_counts(self) -> dict[str, KeyCounts]:

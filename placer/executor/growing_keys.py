@@ -12,14 +12,13 @@ from placer.executor.id_order import IdOrder
 from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.lookups.batch_reads import FeatureRead, feature_bounds
 from placer.executor.memory.initial_weights import weights_of_keys
-from placer.growing.key_counts import KeyCounts
 from placer.growing.key_map import KeyMap
-from placer.growing.options import Growing, Int
+from placer.growing.options import Growing, Int, KeyCounts
 from placer.tables import Table
 
 MOST_OPEN_STEPS = 64
-"""Steps that are taken to be open at most: whoever drops a batch after its forward pass without a
-backward pass never closes its step."""
+"""Most steps that count as open. A batch that is dropped between its forward and its backward pass
+never closes its step, so older ones are taken to be closed."""
 
 
 class GrowingKeys:
@@ -75,7 +74,7 @@ class GrowingKeys:
         self.earlier: dict[str, tuple[int, Int]] = {}
 
     def read_by_rows(self) -> None:
-        """Let calls find the rows of keys once, however often rows are read and updated."""
+        """Find the rows of keys once a call, however often rows are read and updated in it."""
         self.in_batches, self.seed = False, 0  # The seed that `PlacedEmbeddings` has by default.
 
     def rows_of(
@@ -123,14 +122,14 @@ class GrowingKeys:
         self.ahead = max(0, self.ahead - 1)
 
     def drop_ahead(self) -> None:
-        """Give up the steps that are ahead: their batches are to come again."""
+        """Drop the steps that are ahead. Their batches will be looked up again."""
         for keys in self.maps.values():
             keys.give_up(self.ahead)
         self.open_steps = max(0, self.open_steps - self.ahead)
         self.ahead = 0
 
     def _read(self, name: str, keys: Int, id_order: Callable[[], IdOrder]) -> Int:
-        # One step is always taken to be open, so that looking ahead changes nothing.
+        # One step always counts as open, so that results are equal with and without look-ahead.
         step = self.maps[name].read(keys, max(1, self.open_steps))
         if step.reused.size:
             rows = torch.from_numpy(step.reused.copy())

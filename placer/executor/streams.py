@@ -18,16 +18,16 @@ def start_copy(tensor: Tensor) -> Tensor:
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return a tensor of the host on a device, which is not waited for."""
+    """Copy a tensor from the host to a device without waiting for the copy."""
     if device.type != "cuda":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def on_host(tensor: Tensor) -> Tensor:
-    """Return the tensor in the host's memory; waits for a device that it is on.
+    """Copy a tensor to the host's memory, and wait for the copy.
 
-    Through pinned memory, for a GPU copies to other memory at a few percent of its link's rate.
+    It goes through pinned memory: to other memory a GPU copies at a few percent of its link's rate.
     """
     if tensor.device.type != "cuda":
         return tensor

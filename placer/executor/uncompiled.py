@@ -12,7 +12,7 @@ Result = TypeVar("Result")
 
 
 def uncompiled(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """`torch.compiler.disable`, from when something is compiled on.
+    """Do what `torch.compiler.disable` does, once something is compiled.
 
     That decorator imports ``torch._dynamo``, which takes two seconds that a run without
     `torch.compile` need not wait for.

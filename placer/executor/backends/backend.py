@@ -1,9 +1,9 @@
-"""What a backend does in a step, and what all of them share: plain PyTorch in two memories.
+"""The base of all backends, which is itself a backend: plain PyTorch in two memories.
 
-A step's rows are located before it runs: ids become slots, rows that are staged or cached are
-copied to entries in HBM, and every lookup gets the *place* where its row then is. Forward
-and update see places alone, so that staging, caching and reading in place differ in nothing
-but what happens here, and results are bit-equal between them.
+Before a step runs, its rows are located: ids become slots, rows that are staged or cached are
+copied to entries in HBM, and every lookup gets the *place* of its row. Forward and update see
+places alone. So staging, caching and reading in place differ only here, and their results are
+bit-equal.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -42,19 +42,19 @@ from placer.growing import Growing
 from placer.tables import Table
 
 _SEGMENT_TABLES = 16
-"""So many shapes of batches are remembered."""
+"""Shapes of batches whose segment tables are kept."""
 
 
 class Backend(TorchKernels):
-    """Reads and updates one arena at a time. Results do not depend on it but for rounding.
+    """Reads and updates one arena at a time. Backends differ in rounding alone.
 
     All backends are deterministic: sums run in the order of the lookups, on any number of threads.
-    This one is plain PyTorch, and others override what they compute in another way.
+    This one is plain PyTorch; others override what they compute in another way.
 
-    Nowhere does preparing a step take more memory than where staged and cached rows get entries:
-    arrays of its lookups are let go of as soon as they can be. Rows move on a stream of their
-    own. They are bound by the link, and all else here by HBM: rows of one batch can be found
-    while those of the one before it are under way.
+    Preparing a step takes the most memory while staged and cached rows get entries, because arrays
+    of lookups are freed as early as possible. Rows are copied on a stream of their own: the link
+    limits the copies, and HBM limits the rest. So the rows of one batch are found while those of
+    the batch before it are still on the link.
 
     Parameters
     ----------
@@ -70,10 +70,10 @@ class Backend(TorchKernels):
     name : str
     in_one_memory : bool
     can_be_captured : bool
-        Whether steps over rows in HBM wait for nothing, so that they can be CUDA graphs.
+        Whether steps over rows in HBM never wait for the device: CUDA graphs may hold them.
     is_written : bool
-        Whether rows may have been read or written by others than prepared steps, so that a batch
-        that is found on another stream waits for them.
+        Whether something other than a prepared step may have read or written rows. A batch that is
+        found on another stream then waits for it.
     counts : LookupCounts
         Nothing is counted where all rows are in one memory.
     """
@@ -94,7 +94,7 @@ class Backend(TorchKernels):
         self._segment_table = lru_cache(_SEGMENT_TABLES)(partial(SegmentTable.of, device))
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
-            # First: a few programs take what the others leave, and keep the link busy.
+            # High priority: the copies need few programs, and these must keep the link busy.
             self._stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
 
     def allocate(self, spec: ArenaSpec, drive: Path | None = None) -> Arena:
@@ -108,7 +108,7 @@ class Backend(TorchKernels):
         return GrowingKeys(growing, tables, seed)
 
     def follow(self, stream: torch.cuda.Stream) -> None:
-        """Let rows move only once what is queued on a stream is done."""
+        """Copy rows only after the work that is queued on `stream` by now."""
         if self._stream is not None:
             self._stream.wait_stream(stream)
 
@@ -123,13 +123,13 @@ class Backend(TorchKernels):
     ) -> tuple[ArenaStep, ...]:
         """Find a batch's rows; `training` says that a backward pass may follow.
 
-        `fault` is lowered to the place of the first bad id; with it, the caller has it watched.
+        `fault` is lowered to the place of the first bad id. A caller that passes it also calls
+        `watch`.
 
         Raises
         ------
         DataError
-            If an id is no row of its table. A device is not waited for: a later call
-            raises for its faults.
+            If an id is no row of its table. On a GPU a later call raises, so that nothing waits.
         """
         found = self.new_fault() if fault is None else fault
         with phase("map"):
@@ -149,7 +149,7 @@ class Backend(TorchKernels):
         )
 
     def new_fault(self) -> Tensor:
-        """Return int64, shape (1,), above all places of a batch."""
+        """Return an int64 tensor of shape (1,) that says: no bad id so far."""
         return self._faults.new()
 
     def watch(self, fault: Tensor, batch: BagBatch, features: Sequence[FeatureRead]) -> None:
@@ -171,12 +171,12 @@ class Backend(TorchKernels):
     def join(self, arena: Arena, gradients: Sequence[Tensor]) -> Tensor:
         """Return gradients of an arena's bags from its segments': float32, (bags, width).
 
-        No copy is made of those that lie one after the other, as those of rows that were joined do.
+        Gradients that follow one another in memory, as those of joined rows do, are not copied.
         """
         whole = in_one_piece(gradients)
         if whole is not None:
             return whole
-        # One kernel, where a copy for each segment would start as many.
+        # One kernel for all segments instead of one copy each.
         return torch.cat([torch.empty((0, arena.spec.key.width), device=self._device), *gradients])
 
     def update(
@@ -234,7 +234,7 @@ class Backend(TorchKernels):
             self.squares(row_reads, own)
             if self.in_one_memory:
                 parts.append(own[: int(runs.count)])
-            else:  # A device holds two of them at most.
+            else:  # Added up at once, so that a device holds at most two of them.
                 parts = [parts[0].add_(own)] if parts else [own]
         squares = parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
         return updates, squares
@@ -256,7 +256,7 @@ class Backend(TorchKernels):
         return self._window.is_open(ticket)
 
     def finish(self, steps: Sequence[ArenaStep]) -> None:
-        """The rows of a step have been updated, or will not be."""
+        """End a step: its rows have been updated, or never will be."""
         for step in steps:
             if step.ticket is not None:
                 self._window.close(step.ticket)

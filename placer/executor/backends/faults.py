@@ -1,4 +1,4 @@
-"""Finds ids that are no rows of their tables, without waiting for the device."""
+"""Find ids that are no rows of their tables, without waiting for the device."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -14,13 +14,13 @@ NO_FAULT = torch.iinfo(torch.int64).max
 
 
 _Watched = tuple[Tensor, torch.cuda.Event, BagBatch, Sequence[FeatureRead]]
-"""A position, when it has been copied, and what it is of."""
+"""A position, the event after its copy, and the batch and features that it is of."""
 
 
 class Faults:
     """Raises for a batch's bad ids: at once on a CPU, at a later batch on a GPU.
 
-    Until then such lookups read nothing and update nothing.
+    Until then lookups of bad ids read nothing and update nothing.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -29,11 +29,11 @@ class Faults:
         self._spare: list[Tensor] = []  # Pinned memory takes long to get.
 
     def new(self) -> Tensor:
-        """int64, shape (1,): kernels lower it to the position of the first bad id."""
+        """Return int64, shape (1,), that kernels lower to the position of the first bad id."""
         return torch.full((1,), NO_FAULT, device=self._device)
 
     def watch(self, fault: Tensor, batch: BagBatch, features: Sequence[FeatureRead]) -> None:
-        """Check the position that kernels wrote, now or as soon as it is there."""
+        """Check the position that kernels wrote: now on a CPU, once it has arrived on a GPU."""
         if self._device.type != "cuda":
             if int(fault) != NO_FAULT:
                 _raise(int(fault), batch, features)
@@ -47,9 +47,9 @@ class Faults:
         self._watched.append((copy, recorded(), batch, features))
 
     def poll(self) -> None:
-        """Raise for earlier batches whose result has come in meanwhile; see `watch`."""
+        """Raise for earlier batches whose position has arrived; see `watch`."""
         if self._watched and torch.cuda.is_current_stream_capturing():
-            return  # Events must not be queried meanwhile.
+            return  # CUDA forbids to query events during a capture.
         while self._watched and self._watched[0][1].query():  # type: ignore[no-untyped-call]
             position, _, batch, features = self._watched.popleft()
             self._spare.append(position)

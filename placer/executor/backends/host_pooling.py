@@ -1,7 +1,7 @@
 """Rows that the host pools and updates itself, for a device that has the others.
 
-For large bags this sends fewer bytes over the link than their rows are. The host takes part in
-each step, so that it waits for the device's gradients and the device for its sums.
+For large bags, sums are fewer bytes on the link than rows. Each step then waits twice: the device
+for the host's sums, and the host for the device's gradients.
 """
 
 from collections.abc import Iterator

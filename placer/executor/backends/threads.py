@@ -1,7 +1,7 @@
-"""Threads: how many a step is worth, and those that kernels without Python's lock run on.
+"""How many threads a step is worth, and the threads that compiled kernels run on.
 
-The latter sleep between kernels. The threads of a second OpenMP runtime would spin, and take the
-cores from PyTorch's.
+These threads sleep between kernels. Those of a second OpenMP runtime would spin and take cores
+from PyTorch's threads.
 """
 
 import os
@@ -14,21 +14,21 @@ from typing import TypeVar
 import torch
 
 MIN_LOOKUPS = 4096
-"""Lookups of a thread below which waking it costs more than it saves."""
+"""Fewer lookups than this do not pay for waking a thread."""
 
 STEP_S_PER_THREAD = 0.1
-"""Work of a step for which one more thread pays, in seconds of one core.
+"""Work of a step, in seconds of one core, for which one more thread pays.
 
-Measured on two cores: of steps of 5 ms and 30 ms (1,024 and 8,192 samples through layers of 64 and
-32) two threads took 3.3 times the processor time of one, as PyTorch's wait by spinning, of 0.2 s
-1.4 times, of 1.5 s 1.2 times. Beside other processes two were up to five times as slow.
+Measured on two cores, as PyTorch's threads wait by spinning: for steps of 5 and 30 ms two threads
+took 3.3 times the processor time of one, for 0.2 s 1.4 times, for 1.5 s 1.2 times. Beside other
+processes two threads were up to five times as slow as one.
 """
 
 Result = TypeVar("Result")
 
 
 def threads_for(step_s: float) -> int:
-    """Threads that a step of so much work keeps busy: at most those that torch may use.
+    """Return how many threads `step_s` seconds of work keep busy, at most those of torch.
 
     >>> threads_for(0.02)
     1
@@ -38,7 +38,7 @@ def threads_for(step_s: float) -> int:
 
 @contextmanager
 def using_threads(threads: int) -> Iterator[None]:
-    """Compute on so many threads, and then on as many as before."""
+    """Compute on `threads` threads within the context."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -48,7 +48,7 @@ def using_threads(threads: int) -> Iterator[None]:
 
 
 def thread_count(lookups: int) -> int:
-    """Threads for a kernel over so many lookups: at most as many as torch may use."""
+    """Return the threads for a kernel over so many lookups, at most those of torch."""
     return max(1, min(torch.get_num_threads(), lookups // MIN_LOOKUPS))
 
 

@@ -1,4 +1,4 @@
-"""Memory of a file's blocks on their way, and of those that were read or written last."""
+"""Memory for blocks of a file that are being read or written, and for the last ones."""
 
 import mmap
 

@@ -19,7 +19,7 @@ from placer.executor.lookups.batch_reads import ArenaReads, Bags, FeatureRead
 from placer.executor.lookups.steps import ArenaStep, Ticket
 
 SEEN = 3
-"""Batches of one shape before it is captured."""
+"""Batches of one shape that are prepared as usual before the shape is captured."""
 
 MOST_LOOKUPS = 1 << 22
 """Larger batches keep the GPU busy for longer than the host needs to start their kernels."""

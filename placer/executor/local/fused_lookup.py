@@ -20,12 +20,12 @@ from placer.executor.phases import phase
 from placer.executor.scaled_gradients import refuse_scaled
 
 if TYPE_CHECKING:
-    from placer.executor.distributed.whole_rows import RowTotals
+    from placer.executor.distributed.row_sums import RowTotals
 
 
 @dataclass(slots=True, eq=False)
 class Runtime:
-    """What a step works on.
+    """The memory, kernels and constants of a step.
 
     Attributes
     ----------
@@ -59,7 +59,7 @@ class Runtime:
 
 
 class FusedLookup(torch.autograd.Function):
-    """Sums of rows of each segment of each arena; backward updates the rows in place.
+    """Sum the rows of each segment of each arena; in backward, update the rows in place.
 
     Inputs are an anchor that requires a gradient, without which autograd would skip the
     node (the weights are no inputs of it), and the weights of the batch's lookups. Outputs
@@ -105,7 +105,7 @@ class FusedLookup(torch.autograd.Function):
             update(runtime, ctx.steps, gradients, weights)
         runtime.backend.finish(ctx.steps)
         runtime.keys.end_step()
-        ctx.steps = ()  # Whoever keeps an output keeps this node.
+        ctx.steps = ()  # A kept output keeps this node; it must not keep the step as well.
         return None, weight_gradients, None, None
 
 

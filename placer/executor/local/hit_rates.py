@@ -1,4 +1,4 @@
-"""How many lookups were served from where."""
+"""Counts of the lookups that HBM, row caches and other memories served."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from placer.executor.memory.layout import ArenaSpec
 from placer.executor.memory.row_cache import RowCache
 
 ALL_STEPS, EVERY = 64, 8
-"""Lookups are counted by table in all of the first steps, and later in some, to take no time."""
+"""By table, lookups are counted in the first `ALL_STEPS` steps, then in one step of `EVERY`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,16 +23,16 @@ class HitRates:
     Attributes
     ----------
     lookups : int
-        All; a row with several column slices counts once for each.
+        All lookups. A row with several column slices counts once for each slice.
     home_lookups : int
         Of rows that the plan keeps in HBM.
     row_cache : RowCacheStats
         Of staged and cached rows. Other rows are read in place or pooled by the host.
     tables : mapping of table name to float
-        Share of each table's lookups that HBM served; a row with several column slices is served
-        by the share of the columns. Of the first `ALL_STEPS` steps and of every `EVERY`-th after
-        them, which stands for the others. Tables that were not read are left out; all are before
-        `Embeddings.count_by_table`, and where processes share them.
+        Share of each table's lookups that HBM served, weighted by columns where a table has several
+        column slices. Counted in the first `ALL_STEPS` steps and in one of `EVERY` after them.
+        Without tables that were not read; empty before `Embeddings.count_by_table`, and where
+        several processes share the tables.
     """
 
     lookups: int
@@ -49,7 +49,7 @@ class HitRates:
 
 
 class LookupCounts:
-    """Counts on the device, which nobody waits for before they are read."""
+    """Counts that stay on the device until they are read."""
 
     def __init__(self, device: torch.device) -> None:
         self._lookups = 0
@@ -61,7 +61,7 @@ class LookupCounts:
         self._in_hbm: dict[str, Tensor] = {}
 
     def begin(self) -> None:
-        """Another step."""
+        """Begin a step."""
         self._step += 1
 
     def add(
@@ -75,7 +75,9 @@ class LookupCounts:
         self._lookups += slots.numel()
         if spec.home == spec.rows:
             self.home += slots.numel()
-        elif row_cache is None and spec.home:  # Else whoever sorts the slots counts them.
+        elif (
+            row_cache is None and spec.home
+        ):  # Otherwise the kernel that sorts the slots counts them.
             self.home += ((slots >= 0) & (slots < spec.home)).sum()
 
     def add_captured(self, lookups: int) -> None:

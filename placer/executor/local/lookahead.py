@@ -1,4 +1,4 @@
-"""A loop over batches whose next batch is prepared while the present one trains."""
+"""Prepare the next batch while the present one trains."""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
@@ -24,18 +24,18 @@ def look_ahead(batches: Iterable[Any], embeddings: "Embeddings") -> Generator[An
             loss.backward()
             ...
 
-    The loop body runs one batch behind: when it gets batch t, the ids of batch t + 1 are mapped
-    and its rows on their way; over many ranks, the ids of batch t + 2 are on their way to the
-    ranks that hold their rows. Training is exact all the same: rows that batch t updates are read
-    by batch t + 1 as they are after the update. An error that reading or preparing a batch
-    raises comes when that batch's turn has come, after the steps before it; over many ranks one
-    that not all of them meet comes at once.
+    When the loop body gets batch t, the ids of batch t + 1 are mapped and its rows are being
+    copied. Over many ranks, the ids of batch t + 2 are also being sent to the ranks that hold
+    their rows. Training is exact all the same: batch t + 1 reads the rows that batch t updates
+    after that update. If reading or preparing a batch fails, the error is raised when that batch
+    is due, after the steps before it. Over many ranks, an error that only some of them meet is
+    raised at once.
 
     Parameters
     ----------
     batches : iterable of BagBatch, or of tuples whose first element is one
-        The other elements of a tuple are handed on. A tuple whose first element is None, such as
-        a batch that is not trained on, is handed on as it is; one such is looked past.
+        The other elements of a tuple are passed through. A tuple whose first element is None, such
+        as a batch that is not trained on, is passed through as it is.
     embeddings : PlacedEmbeddings or ShardedEmbeddings
 
     Yields
@@ -112,7 +112,7 @@ def _behind(
 
 
 def on_every_rank(error: Exception) -> bool:
-    """Return whether an error of the exchange of a batch has come on every rank, which all go on.
+    """Return whether every rank has met this error of a batch, so that all can go on.
 
     >>> errors = DataError("an id is negative"), BackendError("rank 1 is lost"), ValueError()
     >>> [on_every_rank(error) for error in errors]
@@ -122,7 +122,7 @@ def on_every_rank(error: Exception) -> bool:
 
 
 def _checked(batches: Iterable[Any]) -> Generator[Any, None, None]:
-    """Return the same items, if they are such as `look_ahead` takes."""
+    """Yield the items; raise DataError for one that `look_ahead` does not take."""
     source = iter(batches)
     try:
         for item in source:

@@ -44,10 +44,10 @@ from placer.plan.plan import Plan
 from placer.tables import OptimizerName
 
 if TYPE_CHECKING:
-    from placer.executor.distributed.whole_rows import RowTotals
+    from placer.executor.distributed.row_sums import RowTotals
 
 _MOST_AHEAD = 3
-"""Batches that the host may have prepared before the first of them is there."""
+"""Batches that the host may prepare before the device has finished the first of them."""
 
 
 class PlacedEmbeddings(Embeddings):
@@ -241,10 +241,10 @@ class PlacedEmbeddings(Embeddings):
 
         Call it with the next batch before the forward pass of the current one, as
         `placer.executor.look_ahead` does: on a GPU the copies then run beside that step.
-        Results are those without it, to the bit. A step is open from here to the end of its
-        backward pass, and rows that an open step reads stay where they are; so one batch
-        ahead is what the plan's staging rows are for, and with more of them rows may have to
-        be read in place.
+        Results are equal to the bit with and without it. A step is open from here to the end of
+        its backward pass, and rows that an open step reads stay where they are. The plan has
+        staging rows for one batch ahead; with more batches ahead, some rows may have to be read
+        in place.
 
         Parameters
         ----------
@@ -260,20 +260,20 @@ class PlacedEmbeddings(Embeddings):
         if self._stream is None:
             return self._prepare(batch, training=True)
         training, backend = torch.cuda.current_stream(self.device), self._runtime.backend
-        # Rows move once the updates queued so far are done; where they are is known before. So a
-        # batch on the host is found beside the step that is trained now.
+        # Copies of rows wait for the updates that are queued by now. Finding the rows of a batch
+        # from the host need not wait, and so runs beside the step in training.
         backend.follow(training)
         on_device = [tensor for tensor in tensors_of(batch) if tensor.is_cuda]
         if backend.is_written or on_device:
             self._stream.wait_stream(training)
             backend.is_written = False
-        for tensor in on_device:  # It may be let go of before it is read.
+        for tensor in on_device:  # Its memory must not be reused before it is read.
             tensor.record_stream(self._stream)
         self._begun.append(recorded())
         with torch.cuda.stream(self._stream):
             prepared = self._prepare(batch, training=True, behind=training)
             ready = recorded()
-        # A host that runs further ahead gains nothing, and holds memory for all those batches.
+        # To run further ahead gains nothing, and keeps the memory of all those batches.
         if len(self._begun) > _MOST_AHEAD:
             self._begun.popleft().synchronize()
         return replace(prepared, ready=ready)
@@ -294,7 +294,7 @@ class PlacedEmbeddings(Embeddings):
         is_step = training or not isinstance(batch, BagBatch)
         if isinstance(batch, BagBatch):
             if self._stream is not None and not torch.cuda.is_current_stream_capturing():
-                # Rows staged for another batch may be this one's.
+                # This batch may read rows that are just being staged for another.
                 torch.cuda.current_stream(self.device).wait_stream(self._stream)
             batch = self._prepare(batch, training)
             self._runtime.backend.is_written = True

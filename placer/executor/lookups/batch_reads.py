@@ -16,7 +16,7 @@ from placer.plan.plan import Plan
 from placer.tables import Feature, OptimizerName, Pooling, Table
 
 MOST_LOOKUPS = 1 << 30
-"""Of a step and an arena: kernels count some of them on, and must not come to 2³¹."""
+"""Most lookups of a step in an arena: kernels number them and a few more in 31 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +230,7 @@ def feature_bounds(batch: BagBatch, features: Sequence[FeatureRead]) -> tuple[tu
 
 
 def keep_until_used(prepared: object, stream: torch.cuda.Stream) -> None:
-    """Let no memory of a prepared batch be reused before what is queued on a stream is done."""
+    """Keep the memory of a prepared batch from reuse until the work queued on `stream` is done."""
     for tensor in tensors_of(prepared):
         if tensor.is_cuda:
             tensor.record_stream(stream)

@@ -1,4 +1,4 @@
-"""What a step reads from each arena, and where these rows are until it has ended."""
+"""The rows that a step reads from each arena, and where they are until it ends."""
 
 import weakref
 from concurrent.futures import Future
@@ -174,7 +174,7 @@ class PreparedBatch:
     bags : Bags
         On the computing device.
     steps : list of ArenaStep
-        The forward pass takes them out, so that who still has the batch then keeps no memory.
+        The forward pass takes them out, so that a batch that is still referred to keeps no memory.
     ready : torch.cuda.Event or None
         When all this is there, if it was made on a stream of its own.
     """

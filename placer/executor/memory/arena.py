@@ -3,7 +3,7 @@
 The *place* of a row says where it is now. Places below ``hbm.shape[0]`` are rows of `hbm`:
 first the *home* rows, which a plan keeps there, then the entries of a row cache that holds copies
 of cold rows (see `placer.executor.memory.row_cache`). Places from there on are rows of `dram`, read
-over the link. −1 is no place: whoever meets it skips the lookup.
+over the link. −1 is no place: kernels skip such a lookup.
 
 Cold rows that are records (`placer.executor.cold`) have places of their own between the two
 matrices. What reads such a row where it is, because it got no entry, goes through the store.

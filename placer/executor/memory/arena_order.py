@@ -1,4 +1,4 @@
-"""Which rows share an arena, and in which order they lie there.
+"""The rows that share an arena, and their order in it.
 
 This one rule serves the layout of the executor's memory, the division of tables over processes,
 and the simulator, whose counts equal the executor's only if ties between rows fall alike.

@@ -142,7 +142,7 @@ class Layout:
     column_slices: dict[str, tuple[ArenaSlice, ...]]
 
     def of_tables(self, names: Iterable[str]) -> tuple["Layout", tuple[int, ...]]:
-        """Return the same for some of the tables, and which arenas that has."""
+        """Return the layout of some of the tables, and the numbers of its arenas."""
         slices = {name: self.column_slices[name] for name in names}
         held = sorted({columns.arena for parts in slices.values() for columns in parts})
         place = {arena: at for at, arena in enumerate(held)}

@@ -1,9 +1,8 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, operator, index"
 """Triton kernels that find a step's staged and cached rows and give them entries of a row cache.
 
-How many runs, rows or misses there are is known on the device alone, and is a small part of the
-lookups. A fixed number of programs walks up to the count and no further; what is behind it in
-arrays of fixed size is never touched.
+Only the device knows how many runs, rows and misses there are, and they are few beside the lookups.
+A fixed number of programs walks up to that count; the rest of the arrays is never touched.
 """
 
 import triton

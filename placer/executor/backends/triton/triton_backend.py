@@ -77,7 +77,7 @@ WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 
 class TritonBackend(TritonStaging):
-    """A handful of Triton kernels for what takes a hundred PyTorch operators, with equal results.
+    """Computes in a few Triton kernels what takes PyTorch a hundred operators, with equal results.
 
     Runs on a GPU, and on the CPU in Triton's interpreter. All matrices must be contiguous. Rows in
     host memory must be pinned, or registered with CUDA, where the device is a GPU.
@@ -141,7 +141,7 @@ class TritonBackend(TritonStaging):
         )  # fmt: skip
 
     def squares(self, reads: RowReads, out: Tensor) -> None:
-        # Neither rows nor a rule are looked at.
+        # The kernel reads neither rows nor a rule: anything may stand for them.
         matrices = (reads.gradients,) * 4 + (0,)
         constants = (reads.gradients, reads.gradients, 0.0, 0.0, 0.0)
         self._sum_and_apply(reads, matrices, "squares", False, None, out, constants)
