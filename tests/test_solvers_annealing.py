@@ -93,7 +93,7 @@ def test_of_two_starts_neither_is_lost() -> None:
     def found_from(start: Assignment, other: Assignment | None, steps: int) -> float:
         clock = Clock.start(Limits(time_limit_s=600, max_steps=steps))
         params = AnnealingParams(first_steps=100)
-        best.append(anneal(start, other, target_s=0, seed=1, clock=clock, params=params))
+        best.append(anneal(start, other=other, target_s=0, seed=1, clock=clock, params=params))
         return best[-1].step_time_s
 
     best: list[Assignment] = []

@@ -174,7 +174,7 @@ def anneal(search: Search, share: float) -> Assignment | None:
         near = None if search.branched is None else search.branched.near
     return annealing.anneal(
         search.best,
-        near,
+        other=near,
         target_s=search.target_s,
         seed=search.another_seed(),
         clock=search.clock.part(share),

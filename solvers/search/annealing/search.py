@@ -94,8 +94,8 @@ class AnnealingParams:
 
 def anneal(
     start: Assignment,
-    other: Assignment | None = None,
     *,
+    other: Assignment | None = None,
     target_s: float,
     seed: int,
     clock: Clock,
