@@ -50,7 +50,7 @@ def annealed(
     bound = lagrangian_bound(instance)
     start = construct(instance, bound, bound.step_time_s)
     assert start is not None
-    arrays = AnnealingProblem(start, Clock.start(Limits(time_limit_s=60.0)))
+    arrays = AnnealingProblem([start], Clock.start(Limits(time_limit_s=60.0)))
     model, state, step_s = arrays.start(start, power)
     rules = Rules(0.4, 0.75, many_gpus, 0.5, power, step_s, hot, 0.0)
     option, gpu = state.option.copy(), state.gpu.copy()
@@ -81,6 +81,28 @@ def test_sums_of_a_state_are_those_of_its_shards(hot: float, many_gpus: int) -> 
     ]
     assert again.costs is arrays.start(now)[0].costs
     assert fresh.phase_s == pytest.approx(state.phase_s, rel=1e-6)
+
+
+def test_of_two_starts_neither_is_lost() -> None:
+    """Runs go on from both by turns, and what they find is no slower than either."""
+    instance = Instance(problem(), Roofline())
+    bound = lagrangian_bound(instance)
+    slow = construct(instance, bound, bound.step_time_s)
+    assert slow is not None
+
+    def found_from(start: Assignment, other: Assignment | None, steps: int) -> float:
+        clock = Clock.start(Limits(time_limit_s=600, max_steps=steps))
+        params = AnnealingParams(first_steps=100)
+        best.append(anneal(start, other=other, target_s=0, seed=1, clock=clock, params=params))
+        return best[-1].step_time_s
+
+    best: list[Assignment] = []
+    fast_s = found_from(slow, None, 500)
+    fast = best[0]
+    assert fast_s < 0.9 * slow.step_time_s
+    assert found_from(slow, fast, 1) <= fast_s
+    # The first four runs are from the slow one, the next four from the other.
+    assert found_from(slow, fast, 1_200) < fast_s
 
 
 def test_phases_count_less_where_more_gpus_are_the_slowest() -> None:
@@ -192,7 +214,7 @@ def test_tables_with_much_work_and_with_few_lookups_are_sharded_anew_first(
         )
         for most_items, more in ((room - 1, set[int]()), (room, {table})):
             monkeypatch.setattr(arrays_of_problems, "_MOST_ITEMS", most_items)
-            options = AnnealingProblem(start, clock).options
+            options = AnnealingProblem([start], clock).options
             assert {one for one in range(3) if len(options[one]) > 1} == anew | more
         anew.add(table)
 

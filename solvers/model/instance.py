@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from cost_models import (
     ANY_SHARE,
+    IN_DRAM,
     WHOLE_TABLE,
     CostCurve,
     CostModel,
@@ -270,6 +271,8 @@ class Instance:
 
     def model_curve(self, shard: TableShard, gpu: int) -> CostCurve:
         """Return the cost model's curve of a shard."""
+        if not self.is_gpu(gpu):  # All its rows are in memory, in their table's type.
+            shard = shard._replace(option=shard.option._replace(home=IN_DRAM))
         key, kind = self._key(shard, gpu), self.kinds[self.kind_of_gpu[gpu]]
         if key not in self._model_curves:
             self._model_curves[key] = self.cost_model.cost_curve(self.problem, shard, kind)

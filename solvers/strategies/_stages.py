@@ -160,13 +160,21 @@ def anneal(search: Search, share: float) -> Assignment | None:
 
     if search.best is None:
         return None
-    if search.instance.needs_servers and not search.instance.dram_price:
+    instance = search.instance
+    if instance.needs_servers and not instance.dram_price:
         # Annealing does not count DRAM here, where GPUs' hosts are mostly full.
         moved = search.best.copy()
         improve(moved, search.clock.part(share))
         return moved
+    near: Assignment | None = None
+    if instance.problem.widths and instance.servers and instance.dram_price and not search.repeated:
+        # Few moves lead from whole tables on servers to tables that servers and GPUs share. With
+        # rows of one width, runs from the greedy's plan alone found better ones.
+        prove(search, share, is_first=True)
+        near = None if search.branched is None else search.branched.near
     return annealing.anneal(
         search.best,
+        other=near,
         target_s=search.target_s,
         seed=search.another_seed(),
         clock=search.clock.part(share),
@@ -178,14 +186,17 @@ def is_branched(instance: Instance) -> bool:
     return instance.gpus > 1 and instance.tables * instance.gpus <= _BRANCHED_PLACES
 
 
-def prove(search: Search, share: float) -> Assignment | None:
-    """Lift the bound by delays and by branch and bound, which may find a better plan, too."""
+def prove(search: Search, share: float, *, is_first: bool = False) -> Assignment | None:
+    """Lift the bound by delays and by branch and bound, which may find a better plan, too.
+
+    With `is_first`, by its first relaxation alone.
+    """
     instance, clock = search.instance, search.clock.part(share)
     if search.best is None or instance.gpus == 1:
         return None
     if clock.repeats or clock.left_s >= _DELAYED_BOUNDS * search.bounded_in_s:
         _count_delays(search)
-    is_whole = is_branched(instance)
+    is_whole = is_branched(instance) and not is_first
     if not is_whole and (search.branched is not None or instance.tables > _RELAXED_TABLES):
         return None
     is_begun = search.branched is not None or clock.repeats

@@ -1,7 +1,7 @@
 """A problem and its assignments as the arrays that annealing works on."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -52,16 +52,16 @@ class AnnealingProblem:
 
     Parameters
     ----------
-    start : Assignment
-        Its options are among them.
+    starts : sequence of Assignment
+        Their options are among them.
     clock : Clock
         Of computing their costs.
     """
 
-    def __init__(self, start: Assignment, clock: Clock) -> None:
-        self.instance = start.instance
-        fixed, free = _units(start)
-        options = _options(start, free, clock)
+    def __init__(self, starts: Sequence[Assignment], clock: Clock) -> None:
+        self.instance = starts[0].instance
+        fixed, free = _units(starts[0])
+        options = _options(starts, free, clock)
         self.tables = [_tables_of(unit[0]) for unit in fixed] + [[table] for table in free]
         self.options = [*fixed, *options]
         self.items: list[Block] = []
@@ -270,17 +270,18 @@ def _units(start: Assignment) -> tuple[list[list[_Option]], list[int]]:
     return [[_Option(sorted(blocks))] for blocks in groups.values()], free
 
 
-def _options(start: Assignment, tables: list[int], clock: Clock) -> list[list[_Option]]:
+def _options(starts: Sequence[Assignment], tables: list[int], clock: Clock) -> list[list[_Option]]:
     """Return the options of each table, cheap ones first."""
-    instance, own = start.instance, start.option_of
+    instance, own = starts[0].instance, starts[0].option_of
+    owned = {table: list(dict.fromkeys(s.option_of[table] for s in starts)) for table in tables}
     many, items = instance.gpus > _REPLICATED_GPUS, 0
     work_s = {t: float(instance.option_costs(t, own[t])[GPU_S, -1]) for t in tables}
-    options = {table: [own[table]] for table in tables}
+    options = dict(owned)
     for table in _promising(instance, work_s):
         others = [
             option
             for option in instance.options_of(table)
-            if option != own[table]
+            if option not in owned[table]
             and option.shard_count <= min(_MOST_SHARDS, instance.gpus)
             and not (option.replicated_rows and many)
         ]
@@ -291,7 +292,7 @@ def _options(start: Assignment, tables: list[int], clock: Clock) -> list[list[_O
             for gpu in instance.kinds:
                 instance.priced_costs(shard, gpu)
         # Its own option may have a share of rows in HBM, as no other one.
-        options[table] = [*others, own[table]]
+        options[table] = [*others, *owned[table]]
     return [
         [
             _Option([(shard,) for shard in instance.shards(table, option)], replica)

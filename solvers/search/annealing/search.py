@@ -95,6 +95,7 @@ class AnnealingParams:
 def anneal(
     start: Assignment,
     *,
+    other: Assignment | None = None,
     target_s: float,
     seed: int,
     clock: Clock,
@@ -103,7 +104,8 @@ def anneal(
     """Return the best assignment of runs of growing length, each from the best one so far.
 
     As many runs at once as there are threads; one where steps are limited. Ends at `target_s`
-    seconds, when the clock is spent, or when long runs gain nothing.
+    seconds, when the clock is spent, or when long runs gain nothing. With an `other` start, which
+    may be slower, by turns from the best of what came of either.
     """
     if start.instance.gpus == 1 or not (is_compiled(run_moves) or clock.repeats):
         return start
@@ -111,8 +113,9 @@ def anneal(
         return start
     if not _is_expressible(start):
         return start
-    problem = AnnealingProblem(start, clock.part(_OPTIONS_SHARE))
-    return _Annealing(problem, seed, clock, params).improved(start, target_s)
+    starts = [start] if other is None else [start, other]
+    problem = AnnealingProblem(starts, clock.part(_OPTIONS_SHARE))
+    return _Annealing(problem, seed, clock, params).improved(starts, target_s)
 
 
 class _Annealing:
@@ -142,9 +145,11 @@ class _Annealing:
             steps = min(steps, max(1, possible))
         return steps // SLOWER
 
-    def improved(self, best: Assignment, target_s: float) -> Assignment:
-        """Return the best of runs that get longer, each from the best one so far."""
+    def improved(self, starts: Sequence[Assignment], target_s: float) -> Assignment:
+        """Return the best of runs that get longer, each from the best one of a start so far."""
         clock, params, heats = self._clock, self._params, self._heats
+        found = list(starts)
+        best = min(found, key=lambda one: one.step_time_s)
         threads, number, idle = len(self._rngs), 0, 0
         steps_per_s = 0.0 if clock.repeats else self._speed(best)
         first = self._steps_of_first_runs(steps_per_s)
@@ -156,7 +161,8 @@ class _Annealing:
                 steps = max(1, min(steps, int(steps_per_s * clock.left_s)))
             began = time.monotonic()
             turns = [heats[(number + at) % len(heats)] for at in range(threads)]
-            runs = self._runs(best, steps, turns)
+            start = number // max(threads, len(heats)) % len(found)
+            runs = self._runs(found[start], steps, turns)
             make_moves(runs, clock)
             steps_per_s = steps / max(1e-9, time.monotonic() - began)
             before_s = best.step_time_s
@@ -165,8 +171,9 @@ class _Annealing:
             for annealed in filter(None, ends):
                 if annealed.step_time_s < best.step_time_s * (1 + _POLISHED):
                     improve(annealed, clock.part(_POLISH_SHARE), reshard_tables=False)
-                if annealed.step_time_s < best.step_time_s * (1 - 1e-7):
-                    best = annealed
+                if annealed.step_time_s < found[start].step_time_s * (1 - 1e-7):
+                    found[start] = annealed
+            best = min(found, key=lambda one: one.step_time_s)
             if best.step_time_s < before_s:
                 idle = 0
             elif length == params.longest:
@@ -212,5 +219,5 @@ def prepare(limits: Limits) -> None:
     instance = Instance(problem, Roofline())
     start = Assignment.of(instance, [(instance.whole(table), table) for table in range(2)])
     assert start is not None, "two tables fit on two GPUs"
-    arrays = AnnealingProblem(start, Clock.start(limits))
+    arrays = AnnealingProblem([start], Clock.start(limits))
     Run(arrays, arrays.start(start), np.random.default_rng(0), 0, _HEATS[0])

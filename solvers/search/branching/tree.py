@@ -89,6 +89,8 @@ class BranchAndBound:
     formulation : Formulation
     root : Node or None
         The whole search space with its first relaxation; it has all plans below `below_s`.
+    near : Assignment or None
+        A placement near the first relaxation, however slow, if servers are there for lack of DRAM.
     """
 
     def __init__(
@@ -102,6 +104,7 @@ class BranchAndBound:
     ) -> None:
         self.best, self.clock, self.params = best, clock, params
         self.root: Node | None = None
+        self.near: Assignment | None = None
         self.below_s = best.step_time_s
         if before is not None and before.formulation.instance is instance:
             formulation = before.formulation
@@ -189,7 +192,11 @@ class BranchAndBound:
         extra = np.where(f.cheap_options, 0.0, np.inf)
         root = Node(0.0, 0, 0, first_groups(f), {}, options, extra, f.first_points)
         found = self._relaxed(root, self.limit, _ROOT_ROUNDS)
-        return root.with_relaxation(found) if found.is_solved else None
+        if not found.is_solved:
+            return None
+        if f.unit_dram and f.instance.servers:
+            self.near = rounded(self.best.instance, f, root, found)
+        return root.with_relaxation(found)
 
     @property
     def _left(self) -> float:
