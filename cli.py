@@ -27,7 +27,7 @@ from cost_models import report as cost_reports
 from placer import report
 from placer.click_options import Commands, add_command, refuse_others, spoken
 from placer.click_types import Choice, InputPath, LocalPath, Name, OutputPath, Seconds
-from placer.data.names import FORMATS
+from placer.data.layout import FORMATS
 from placer.data.options import LogOptions, TextOptions, dims_of
 from placer.executor.names import Policy
 from placer.knobs import argument, option, options_of
@@ -413,7 +413,7 @@ def fleet(
     placer fleet --workload mlperf-dcnv2 --plot fleet.png
     placer fleet --workload recshard-rm3 --topology 8xh100,2x8xl4 --price h100=2.5 --within 12h
     """
-    from solvers.analysis import fleet as machines
+    from solvers.analysis import compare as machines
 
     names, loaded = options.machines() or machines.FLEET, options.profile()
     searched = solvers.solver(solver), cost_models.cost_model(model)

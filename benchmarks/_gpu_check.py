@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from _gpu_contenders import EPS, LR, PlacedSteps
+from _gpu_contenders import EPS, LR, PlacedSteps, on_host
 from _gpu_measure import why
 from _gpu_model import Model, draw, gradients, make_plan
-from _gpu_training import on_host
 from torch import Tensor
 
 from placer.executor import PlacedEmbeddings, UnplacedEmbeddings
@@ -49,24 +48,12 @@ KINDS: tuple[Kind, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Equivalence:
-    """What training the same batches gave.
+    """What training the same batches gave."""
 
-    Attributes
-    ----------
-    equal : bool
-        Within float32 rounding of sums in another order.
-    largest_difference : float or None
-        Of any weight or state, to the unplaced model's.
-    same_bits : bool or None
-        As with all rows in HBM.
-    error : str
-        Why it could not be trained at all.
-    """
-
-    equal: bool
-    largest_difference: float | None = None
-    same_bits: bool | None = None
-    error: str = ""
+    equal: bool  # Within float32 rounding of sums in another order.
+    largest_difference: float | None = None  # Of any weight or state, to the unplaced model's.
+    same_bits: bool | None = None  # As with all rows in HBM.
+    error: str = ""  # Why it could not be trained at all.
 
 
 def check_kinds(model: Model, batch_size: int, device: torch.device) -> dict[str, Equivalence]:

@@ -6,7 +6,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
@@ -89,19 +89,10 @@ def time_steps(
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """Bytes per second of large copies: what the machine can do.
+    """Bytes per second of large copies: what the machine can do."""
 
-    Attributes
-    ----------
-    hbm_bytes_per_s : float
-        Device to device; bytes read and bytes written both count.
-    to_device_bytes_per_s, to_host_bytes_per_s : float
-        Over the link, one way alone.
-    both_bytes_per_s : float
-        Over the link, each way while the other is as busy.
-    """
-
-    hbm_bytes_per_s: float
+    hbm_bytes_per_s: float  # Device to device; bytes read and bytes written both count.
+    # Over the link, one way alone; and each way while the other is as busy.
     to_device_bytes_per_s: float
     to_host_bytes_per_s: float
     both_bytes_per_s: float
@@ -131,9 +122,8 @@ def measure_copies(device: torch.device, size: int) -> Copies:
             current.wait_stream(stream)
 
     def seconds(copy: Step) -> float:
-        times = []
-        for _ in range(_COPY_ROUNDS + 2):
-            times.append(time_steps(copy, device, 0.0, warm_up=0).mean_s)
+        rounds = range(_COPY_ROUNDS + 2)
+        times = [time_steps(copy, device, 0.0, warm_up=0).mean_s for _ in rounds]
         return statistics.median(times[2:])
 
     return Copies(
@@ -183,8 +173,3 @@ def why(error: BaseException) -> str:
         if "/placer/" in frame.filename or "/benchmarks/" in frame.filename
     ]
     return f"{type(error).__name__}: {text[:200]}" + (f" at {frames[-1]}" if frames else "")
-
-
-def measured(copies: Copies) -> dict[str, float]:
-    """For a report."""
-    return asdict(copies)

@@ -5,8 +5,11 @@ tables of 128 float32 columns, 104,857 samples with one id for each table, drawn
 with exponent 1.05; forward, backward and update of a step, waited for before the next begins. Its
 large tables have 26.8 million rows each, of which a step reads 433,723 in all. Hosts with less
 memory have fewer rows here, and the exponent with which as many are read.
+
+Tables that grow, beside fixed ones, have the same setting with Adam (`print_growing`).
 """
 
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -15,6 +18,8 @@ from _gpu_contenders import HostMemory, PlacedSteps, placed
 from _gpu_measure import why
 from _gpu_model import Model, draw, gradients, make_plan
 
+from placer.executor import BagBatch, PlacedEmbeddings
+from placer.growing import Growing
 from placer.plan.plan import Plan
 from placer.profile.cdf import AccessCdf
 from placer.profile.table_profile import TableProfile
@@ -110,8 +115,7 @@ def _step(
     optimizer = model.tables[0].optimizer
     kind = {"hbm": "device", "host": "staged", "cache": "cached"}[memory]
     name = f"{kind} + look-ahead" if ahead else kind
-    published = PUBLISHED_MS[optimizer, memory]
-    entry_bytes = 0
+    entry_bytes, alone, behind, note = 0, None, None, ""
     try:
         placed_model = placed(_plan(model, memory, samples), block, device)
         entry_bytes = sum(
@@ -127,10 +131,9 @@ def _step(
         alone = None if ahead else _seconds(steps, device, waits=True)
         behind = _seconds(steps, device, waits=False)
     except Exception as error:
-        return PublishedStep(
-            optimizer, memory, name, None, None, entry_bytes, published, why(error)
-        )
-    return PublishedStep(optimizer, memory, name, alone, behind, entry_bytes, published)
+        alone, behind, note = None, None, why(error)
+    known = optimizer, memory, name, alone, behind, entry_bytes
+    return PublishedStep(*known, PUBLISHED_MS[optimizer, memory], note)
 
 
 def _seconds(step: Callable[[], None], device: torch.device, waits: bool) -> float:
@@ -138,26 +141,18 @@ def _seconds(step: Callable[[], None], device: torch.device, waits: bool) -> flo
     if device.type != "cuda":
         step()
         return float("nan")
-    total = 0.0
     first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    for _ in range(STEPS):
-        step()
-    torch.cuda.synchronize()
-    if not waits:
+
+    def took_ms(steps: int) -> float:
         first.record()
-    for _ in range(STEPS):
-        if waits:
-            first.record()
-        step()
-        if waits:
-            last.record()
-            torch.cuda.synchronize()
-            total += first.elapsed_time(last)
-    if not waits:
+        for _ in range(steps):
+            step()
         last.record()
         torch.cuda.synchronize()
-        total = first.elapsed_time(last)
-    return total / STEPS / 1e3
+        return first.elapsed_time(last)
+
+    took_ms(STEPS)
+    return sum(map(took_ms, [1] * STEPS if waits else [STEPS])) / STEPS / 1e3
 
 
 def lines(found: list[PublishedStep]) -> list[str]:
@@ -176,3 +171,46 @@ def lines(found: list[PublishedStep]) -> list[str]:
             f"{alone:>10}{behind:>11}{fbgemm:>8}{dynamicemb:>12}  {step.note}"
         )
     return rows
+
+
+SPREAD = 1_000_003 * 1_000_003
+"""Ids are multiplied by it, so that keys are any int64."""
+
+
+def print_growing(device: torch.device, tiny: bool) -> None:
+    """Print milliseconds of a step, waited for and not, and how many times those of fixed tables.
+
+    All ids have rows, but in the last line: there a twentieth of the ids, those that are read
+    least, take rows from others. Batches are in HBM, or in pinned host memory.
+    """
+    samples, rows = (6, 40) if tiny else (SAMPLES, SMALL_ROWS)
+    read = TABLES * samples * SMALL_READ / 1_048_570
+    drawn = draw(tables("adam", rows, read, samples), samples, STEPS, device, seed=3).batches
+    print(f"{'tables, batches in':<36}{'alone ms':>10}{'behind ms':>11}{'times':>7}{'misses':>9}")
+    fixed_s, few = 0.0, rows * 19 // 20
+    cases = ((0, 0, 0), (0, 1, 1), (rows, 0, 0), (rows, 0, 1), (rows, 1, 0), (rows, 1, 1))
+    for capacity, on_host, ahead in (*cases, (few, 1, 1)):
+        model = tables("adam", capacity + 1 if capacity else rows, read, samples)
+        growing = {table.name: Growing(capacity) for table in model.tables if capacity}
+        plan = make_plan(model, "device", 1.0, samples)
+        placed = PlacedEmbeddings(plan, device=device, backend="triton", seed=None, growing=growing)
+        for keys in placed.keys.maps.values():
+            keys.read(torch.arange(capacity).mul(SPREAD).numpy())
+        placed.keys.load_state(placed.keys.state())
+        batches = tuple(_with_keys(batch, SPREAD if capacity else 1, on_host) for batch in drawn)
+        step = PlacedSteps(placed, batches, gradients(model, samples, device), bool(ahead))
+        alone_s, behind_s = (_seconds(step, device, waits) for waits in (True, False))
+        fixed_s = fixed_s or behind_s
+        misses = sum(counts.misses for counts in placed.key_counts().values())
+        name = f"{'growing' if capacity else 'fixed'}, {'host' if on_host else 'HBM'}"
+        name += ", look-ahead" * ahead + ", a twentieth less" * (capacity == few)
+        new = max(0, misses - TABLES * capacity) / max(1, step.taken)
+        times = f"{alone_s * 1e3:>10.3f}{behind_s * 1e3:>11.3f}{behind_s / fixed_s:>7.2f}"
+        print(f"{name:<36}{times}{new:>9.1f}", flush=True)
+        del placed, step
+        gc.collect()
+
+
+def _with_keys(batch: BagBatch, times: int, on_host: int) -> BagBatch:
+    batch = replace(batch, ids=batch.ids * times)
+    return batch.to("cpu").pin_memory() if on_host and batch.ids.is_cuda else batch

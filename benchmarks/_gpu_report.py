@@ -65,9 +65,6 @@ def targets(records: Sequence[Record], batch_size: int) -> list[Target]:
         found = None if record is None else of(record)
         return float("nan") if found is None else found
 
-    def link(record: Record) -> float | None:
-        return record.link_share
-
     def hits(record: Record) -> float | None:
         """What was in HBM by frequency; what a split model staged before does not count."""
         is_cache = record.contender.startswith("cached")
@@ -103,7 +100,11 @@ def targets(records: Sequence[Record], batch_size: int) -> list[Target]:
             0.9,
             max(value(criteo, 0.015, name, hits) for name in fang),
         ),
-        ("0% in HBM, staged + look-ahead: share of the link", 0.9, value(zipf, 0.0, ahead, link)),
+        (
+            "0% in HBM, staged + look-ahead: share of the link",
+            0.9,
+            value(zipf, 0.0, ahead, lambda record: record.link_share),
+        ),
         (
             "10% in HBM, staged + look-ahead: shortest step over longest",
             0.8,

@@ -3,7 +3,7 @@
 import gc
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 import torch
 from _gpu_check import KINDS, Equivalence, Kind, check_kinds
@@ -11,20 +11,20 @@ from _gpu_contenders import (
     EmbeddingBags,
     HostMemory,
     PlacedSteps,
+    TrainingSteps,
+    on_host,
     placed,
 )
 from _gpu_measure import (
     TIMED_STEPS,
     WARM_UP_STEPS,
     Copies,
-    Step,
     Timing,
     host_waits,
     time_steps,
     why,
 )
 from _gpu_model import SKEWS, Batches, Model, Skew, dcnv2, draw, gradients, make_plan, shrunk
-from _gpu_training import TrainingSteps, on_host
 from torch import Tensor
 
 from placer.plan.memory import device_memory
@@ -82,50 +82,34 @@ class Sizes:
 
 @dataclass(slots=True)
 class Record:
-    """One row of the table; what does not apply is None.
-
-    Attributes
-    ----------
-    hbm_row_share : float
-        Rows that live, or are cached, in HBM.
-    step_s : float or None
-        Mean; None where it was not timed, and `note` says why.
-    roofline_share : float
-        Samples per second × the bytes of DESIGN.md section 5, over the bytes per second of the
-        copy within HBM. Rows that several lookups read come from caches: it may pass 1.
-    moved_bytes_per_s : float
-        Those bytes per second.
-    link_bytes : float
-        Distinct rows of a batch that are not among the rows in HBM, with their state: what has
-        to cross the link each way.
-    link_share : float
-        Time that a copy of so many bytes takes, both ways busy, over the step's.
-    hbm_hit_rate, split_hit_rate, pool_hit_rate, in_place_share : float
-        Shares: of lookups whose row was in HBM before the step asked; of lookups whose row lives
-        there for good; of those of staged or cached rows that were there from earlier steps; and
-        of distinct staged or cached rows that found no room.
-    hbm_peak_bytes, hbm_plan_bytes : int
-        HBM beside batches and their gradients, and what the plan says.
-    """
+    """One row of the table; what does not apply is None."""
 
     batch_size: int
     skew: str
-    hbm_row_share: float
+    hbm_row_share: float  # Rows that live, or are cached, in HBM.
     contender: str
-    step_s: float | None = None
+    step_s: float | None = None  # Mean; None where it was not timed, and `note` says why.
     seconds: tuple[float, ...] = ()
     samples_per_s: float | None = None
+    # Samples per second × the bytes of DESIGN.md section 5, over the bytes per second of the copy
+    # within HBM. Rows that several lookups read come from caches: it may pass 1.
     roofline_share: float | None = None
-    moved_bytes_per_s: float | None = None
+    moved_bytes_per_s: float | None = None  # Those bytes per second.
     distinct_rows: float | None = None
+    # Distinct rows of a batch that are not among the rows in HBM, with their state: what has to
+    # cross the link each way; and the time that a copy of so many takes over the step's.
     link_bytes: float | None = None
     link_share: float | None = None
+    # Shares: of lookups whose row was in HBM before the step asked, and of those whose row lives
+    # there for good; of lookups of staged or cached rows, those that were there from earlier steps,
+    # and of distinct ones, those that found no room.
     hbm_hit_rate: float | None = None
     split_hit_rate: float | None = None
     pool_hit_rate: float | None = None
     in_place_share: float | None = None
     staging_rows: int | None = None
     host_waits: str = ""
+    # HBM beside batches and their gradients, and what the plan says.
     hbm_peak_bytes: int | None = None
     hbm_plan_bytes: int | None = None
     failed: bool = False
@@ -314,9 +298,7 @@ class _Group:
             steps = PlacedSteps(model, drawn.batches, grads, kind.ahead)
             limit_s, warm_up = bench.sizes.limit_s, bench.sizes.warm_up(lookup)
             timing = time_steps(steps, bench.device, limit_s, warm_up, model.reset_hit_rates)
-            self._timed(record, timing)
-            if bench.device.type == "cuda":
-                record.hbm_peak_bytes = torch.cuda.max_memory_allocated() - before
+            self._timed(record, timing, before)
             planned = make_plan(self._model, lookup, share, self._size, kind.pipeline)
             record.hbm_plan_bytes = device_memory(planned)["gpu:0"].total_bytes
             record.staging_rows = sum(shard.staging_rows for shard in plan.shards)
@@ -336,24 +318,22 @@ class _Group:
             bench.add(record)
 
     def _bags(self) -> None:
-        record = self._record(1.0, BAGS_IN_HBM)
-        if not self._skip(self._bench.sizes.job_s, record):
-            self._time(record, lambda: EmbeddingBags(self._model, *self._batches()))
-
-    def _time(self, record: Record, make: Callable[[], Step]) -> None:
-        bench = self._bench
+        bench, record = self._bench, self._record(1.0, BAGS_IN_HBM)
+        if self._skip(bench.sizes.job_s, record):
+            return
         try:
-            self._batches()
+            drawn = self._batches()
             before = bench.free()
-            step = make()
-            self._timed(record, time_steps(step, bench.device, bench.sizes.limit_s))
-            if bench.device.type == "cuda":
-                record.hbm_peak_bytes = torch.cuda.max_memory_allocated() - before
+            step = EmbeddingBags(self._model, *drawn)
+            self._timed(record, time_steps(step, bench.device, bench.sizes.limit_s), before)
         except Exception as error:  # A rival that cannot run here is a row that says so.
             record.note = f"not timed: {why(error)}"
         bench.add(record)
 
-    def _timed(self, record: Record, timing: Timing) -> None:
+    def _timed(self, record: Record, timing: Timing, before: int) -> None:
+        """Note the times, and the peak of HBM since `before`."""
+        if self._bench.device.type == "cuda":
+            record.hbm_peak_bytes = torch.cuda.max_memory_allocated() - before
         record.seconds = timing.seconds
         record.step_s = timing.mean_s
         record.samples_per_s = self._size / timing.mean_s
@@ -363,8 +343,3 @@ class _Group:
     def _failed(self, record: Record, note: str) -> Record:
         record.failed, record.note = True, note
         return record
-
-
-def as_json(records: Sequence[Record]) -> list[dict[str, object]]:
-    """Records as a file keeps them."""
-    return [asdict(record) for record in records]

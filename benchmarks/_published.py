@@ -17,7 +17,7 @@ import yaml
 from placer import Feature, Problem, Profile, Table, TableProfile, Topology
 from placer.dense import DenseLayers
 from placer.pipeline import Pipeline
-from placer.profile.zipf import zipf_cdf
+from placer.profile.cdf import zipf_cdf
 from placer.topology.presets import RESERVED_HBM_SHARE
 from placer.workloads import named_workload
 

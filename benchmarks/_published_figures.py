@@ -40,8 +40,8 @@ class Figure:
         return {**self.facts, "placer": self.ours, "error": self.error}
 
 
-def _link(topology: Topology) -> float:
-    return topology.host_link_bytes_per_s(topology.gpus[0].id) / _GB
+def _link(topology: Topology, share: float = 1.0) -> float:
+    return topology.host_link_bytes_per_s(topology.gpus[0].id) / _GB * share
 
 
 def _peer(topology: Topology) -> float:
@@ -52,10 +52,6 @@ def _network(topology: Topology) -> float:
     """A GPU's part of its host's network."""
     (link, *_) = (link for link in topology.links if link.kind == "network")
     return link.bytes_per_s / len(topology.gpus_of(link.a)) / _GB
-
-
-def _hbm(topology: Topology) -> float:
-    return topology.gpus[0].hbm_bytes_per_s / _GB
 
 
 def _lookup_share(topology: Topology) -> float:
@@ -89,12 +85,12 @@ def _lookup_s(topology: Topology, dim: int) -> float:
 _CONSTANTS = RooflineConstants()
 _OURS: dict[str, Callable[[Topology], float]] = {
     "copy": _link,
-    "copy-busy": lambda topology: _link(topology) * _CONSTANTS.copy_share,
-    "in-place": lambda topology: _link(topology) * _CONSTANTS.in_place_share,
+    "copy-busy": lambda topology: _link(topology, _CONSTANTS.copy_share),
+    "in-place": lambda topology: _link(topology, _CONSTANTS.in_place_share),
     "nvlink": _peer,
     "allreduce": _peer,
     "network": _network,
-    "hbm": _hbm,
+    "hbm": lambda topology: topology.gpus[0].hbm_bytes_per_s / _GB,
     "lookup-share": _lookup_share,
     "narrow-rows": _narrow_rows,
 }

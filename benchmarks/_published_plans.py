@@ -25,24 +25,23 @@ from typing import Any
 import numpy as np
 
 from placer import Plan, Problem, Profile, Shard, Table
-from placer.profile.table_profile import TableProfile
+from placer.plan.shard import whole_table_shard
 from solvers import solve
 
-Rows = tuple[int, int, int]
 Facts = Mapping[str, Any]
+Rows = Mapping[str, int]
+"""Rows of each table, by its name."""
+
+_FOUND: dict[str, Plan] = {}
 
 
 def plan_of(problem: Problem, facts: Facts) -> Plan:
     """The plan of a placement; `facts` are those of `Measurement.placement`."""
-    name = facts["placement"]
-    if name == "greedy-cost":
+    if facts["placement"] == "greedy-cost":
         return _greedy_cost(problem.sha256, problem)
     tables = tuple(profile.table for profile in problem.profile)
-    shards = tuple(PLACEMENTS[name](problem, facts))
+    shards = tuple(_shards(problem, facts))
     return Plan(tables, problem.topology, shards, batch_size=problem.batch_size)
-
-
-_FOUND: dict[str, Plan] = {}
 
 
 def _greedy_cost(sha256: str, problem: Problem) -> Plan:
@@ -55,21 +54,49 @@ def _greedy_cost(sha256: str, problem: Problem) -> Plan:
     return _FOUND[sha256]
 
 
+def _shards(problem: Problem, facts: Facts) -> list[Shard]:
+    profile, gpus = problem.profile, len(problem.topology.gpus)
+    sizes = {one.name: one.table.rows for one in profile}
+    nothing = dict.fromkeys(sizes, 0)
+    match facts["placement"]:
+        case "table-wise":
+            return _table_wise(problem)
+        case "column-wise":
+            return _column_wise(problem)
+        case "row-wise":
+            return _divided(problem, nothing, sizes)
+        case "data-parallel":
+            return _divided(problem, sizes, sizes)
+        case "uva":
+            return _divided(problem, nothing, nothing)
+        case "cached" | "hot-cached":
+            return _caches(problem, facts)
+        case "largest-on-host":
+            return _largest_on_host(problem)
+        case "split":
+            part = {name: int(facts["share"] * rows) for name, rows in sizes.items()}
+            return _divided(problem, part, part)
+        case "hot-replicated":
+            hot = _hottest(profile, facts["share"])
+            return _divided(problem, hot, hot)
+        case "hot-partitioned":
+            return _divided(problem, nothing, _hottest(profile, min(1.0, facts["share"] * gpus)))
+        case "hot-both":
+            # A GPU holds 1/N of the rows that are on one GPU each: (N - 1)/N of their lookups are
+            # remote.
+            on_one = facts["remote"] * gpus / (gpus - 1)
+            replicated = _serving(profile, 1 - facts["host"] - on_one)
+            return _divided(problem, replicated, _serving(profile, 1 - facts["host"]))
+        case other:
+            raise ValueError(f"no placement is called {other!r}")
+
+
 def _devices(problem: Problem) -> tuple[str, ...]:
     return tuple(gpu.id for gpu in problem.topology.gpus)
 
 
-def _hbm(table: Table, rows: Rows, *devices: str) -> Shard:
-    return Shard(table.name, rows, (0, table.dim), devices, "hbm", "device")
-
-
-def _in_place(table: Table, rows: Rows, *devices: str) -> Shard:
-    return Shard(table.name, rows, (0, table.dim), devices, "dram", "uva")
-
-
-def _table_wise(problem: Problem, facts: Facts) -> list[Shard]:
+def _table_wise(problem: Problem) -> list[Shard]:
     """Slices of columns as wide as a GPU's part of all bytes allows, the largest first."""
-    del facts
     devices = _devices(problem)
     part = problem.profile.total_bytes / len(devices)
     slices = []
@@ -93,11 +120,9 @@ def _bytes(table: Table, cols: tuple[int, int]) -> int:
     return table.rows * table.bytes_per_row(cols[1] - cols[0])
 
 
-def _column_wise(problem: Problem, facts: Facts) -> list[Shard]:
-    del facts
+def _column_wise(problem: Problem) -> list[Shard]:
     devices, shards = _devices(problem), []
-    for profile in problem.profile:
-        table = profile.table
+    for table in (one.table for one in problem.profile):
         count = min(len(devices), table.dim)
         edges = [table.dim * number // count for number in range(count + 1)]
         shards += [
@@ -107,132 +132,56 @@ def _column_wise(problem: Problem, facts: Facts) -> list[Shard]:
     return shards
 
 
-def _strided(problem: Problem, table: Table, start: int, stop: int) -> list[Shard]:
-    """Ranks from `start` to `stop`, dealt out to all GPUs; each table begins with another one."""
-    devices = _devices(problem)
-    first = problem.profile.table_names.index(table.name)
-    return [
-        _hbm(table, (start + number, stop, len(devices)), devices[(first + number) % len(devices)])
-        for number in range(min(len(devices), stop - start))
-    ]
+def _divided(problem: Problem, on_every: Rows, in_hbm: Rows) -> list[Shard]:
+    """Ranks on every GPU, then ranks on one GPU each, then ranks that are read in place.
 
-
-def _row_wise(problem: Problem, facts: Facts) -> list[Shard]:
-    del facts
-    return [
-        shard
-        for profile in problem.profile
-        for shard in _strided(problem, profile.table, 0, profile.table.rows)
-    ]
-
-
-def _data_parallel(problem: Problem, facts: Facts) -> list[Shard]:
-    del facts
-    devices = _devices(problem)
-    return [_hbm(p.table, (0, p.table.rows, 1), *devices) for p in problem.profile]
-
-
-def _uva(problem: Problem, facts: Facts) -> list[Shard]:
-    del facts
-    devices = _devices(problem)
-    return [_in_place(p.table, (0, p.table.rows, 1), *devices) for p in problem.profile]
-
-
-def _caches(problem: Problem, cache_rows: Mapping[str, int]) -> list[Shard]:
-    shards = []
-    for profile in problem.profile:
-        table, size = profile.table, cache_rows[profile.name]
-        rows, columns = (0, table.rows, 1), (0, table.dim)
-        shards.append(
-            Shard(table.name, rows, columns, _devices(problem), "dram", "cached", cache_rows=size)
-        )
+    Those on one GPU are dealt out to all GPUs; each table begins with another one.
+    """
+    devices, shards = _devices(problem), []
+    for first, table in enumerate(one.table for one in problem.profile):
+        start, stop, cols = on_every[table.name], in_hbm[table.name], (0, table.dim)
+        if start:
+            shards.append(Shard(table.name, (0, start, 1), cols, devices, "hbm", "device"))
+        for number in range(min(len(devices), stop - start)):
+            rows = start + number, stop, len(devices)
+            device = devices[(first + number) % len(devices)]
+            shards.append(Shard(table.name, rows, cols, (device,), "hbm", "device"))
+        if stop < table.rows:
+            cold = (stop, table.rows, 1)
+            shards.append(Shard(table.name, cold, cols, devices, "dram", "uva"))
     return shards
 
 
-def _cached(problem: Problem, facts: Facts) -> list[Shard]:
-    if "share_of_rows" in facts:
-        return _caches(problem, _hottest(problem.profile, facts["share_of_rows"]))
-    samples = problem.global_batch_size * facts["steps"]
-    sizes = {
-        profile.name: int(
-            facts["share"] * profile.cdf.unique(samples * profile.table.lookups_per_sample)
+def _caches(problem: Problem, facts: Facts) -> list[Shard]:
+    """Caches of the hottest rows of all tables, or of some of the rows that some steps read."""
+    if facts["placement"] == "hot-cached" or "share_of_rows" in facts:
+        share = facts["share" if facts["placement"] == "hot-cached" else "share_of_rows"]
+        sizes = _hottest(problem.profile, share)
+    else:
+        samples = problem.global_batch_size * facts["steps"]
+        sizes = {
+            one.name: int(facts["share"] * one.cdf.unique(samples * one.table.lookups_per_sample))
+            for one in problem.profile
+        }
+    return [
+        Shard(
+            *(one.name, (0, one.table.rows, 1), (0, one.table.dim), _devices(problem)),
+            *("dram", "cached"),
+            cache_rows=sizes[one.name],
         )
-        for profile in problem.profile
-    }
-    return _caches(problem, sizes)
+        for one in problem.profile
+    ]
 
 
-def _largest_on_host(problem: Problem, facts: Facts) -> list[Shard]:
-    del facts
+def _largest_on_host(problem: Problem) -> list[Shard]:
     tables = sorted((p.table for p in problem.profile), key=lambda table: -table.total_bytes)
     (gpu,) = problem.topology.gpus
     shards, left = [], sum(table.total_bytes for table in tables)
     for table in tables:
-        rows, cols = (0, table.rows, 1), (0, table.dim)
         fits = left <= gpu.memory_bytes
-        memory, lookup = ("hbm", "device") if fits else ("dram", "host")
-        shards.append(Shard(table.name, rows, cols, (gpu.id,), memory, lookup))  # type: ignore[arg-type]
+        where = ("hbm", "device") if fits else ("dram", "host")
+        shards.append(whole_table_shard(table, gpu.id, *where))  # type: ignore[arg-type]
         left -= 0 if fits else table.total_bytes
-    return shards
-
-
-def _ranks_split(problem: Problem, facts: Facts) -> list[Shard]:
-    devices = _devices(problem)
-    return [
-        shard
-        for profile in problem.profile
-        for size in [int(facts["share"] * profile.table.rows)]
-        for shard in _split(profile, size, size, problem, devices)
-    ]
-
-
-def _hot_replicated(problem: Problem, facts: Facts) -> list[Shard]:
-    sizes, devices = _hottest(problem.profile, facts["share"]), _devices(problem)
-    return [
-        shard
-        for profile in problem.profile
-        for shard in _split(profile, sizes[profile.name], sizes[profile.name], problem, devices)
-    ]
-
-
-def _hot_cached(problem: Problem, facts: Facts) -> list[Shard]:
-    return _caches(problem, _hottest(problem.profile, facts["share"]))
-
-
-def _hot_partitioned(problem: Problem, facts: Facts) -> list[Shard]:
-    devices = _devices(problem)
-    sizes = _hottest(problem.profile, min(1.0, facts["share"] * len(devices)))
-    return [
-        shard
-        for profile in problem.profile
-        for shard in _split(profile, 0, sizes[profile.name], problem, devices)
-    ]
-
-
-def _hot_both(problem: Problem, facts: Facts) -> list[Shard]:
-    devices = _devices(problem)
-    # A GPU holds 1/N of the rows that are on one GPU each: of their lookups, (N - 1)/N are remote.
-    on_one = facts["remote"] * len(devices) / (len(devices) - 1)
-    replicated = _serving(problem.profile, 1 - facts["host"] - on_one)
-    in_hbm = _serving(problem.profile, 1 - facts["host"])
-    return [
-        shard
-        for profile in problem.profile
-        for shard in _split(
-            profile, replicated[profile.name], in_hbm[profile.name], problem, devices
-        )
-    ]
-
-
-def _split(
-    profile: TableProfile, replicated: int, in_hbm: int, problem: Problem, devices: tuple[str, ...]
-) -> list[Shard]:
-    """Ranks on every GPU, then ranks on one GPU each, then ranks that are read in place."""
-    table = profile.table
-    shards = [_hbm(table, (0, replicated, 1), *devices)] if replicated else []
-    shards += _strided(problem, table, replicated, in_hbm)
-    if in_hbm < table.rows:
-        shards.append(_in_place(table, (in_hbm, table.rows, 1), *devices))
     return shards
 
 
@@ -266,19 +215,3 @@ def _hotter(profile: Profile, fits: Callable[[dict[str, int]], bool]) -> dict[st
         middle = (low * high) ** 0.5
         low, high = (low, middle) if fits(sizes(middle)) else (middle, high)
     return sizes(high)
-
-
-PLACEMENTS: dict[str, Callable[[Problem, Facts], list[Shard]]] = {
-    "table-wise": _table_wise,
-    "column-wise": _column_wise,
-    "row-wise": _row_wise,
-    "data-parallel": _data_parallel,
-    "uva": _uva,
-    "cached": _cached,
-    "largest-on-host": _largest_on_host,
-    "split": _ranks_split,
-    "hot-replicated": _hot_replicated,
-    "hot-cached": _hot_cached,
-    "hot-partitioned": _hot_partitioned,
-    "hot-both": _hot_both,
-}

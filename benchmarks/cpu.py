@@ -44,14 +44,12 @@ from placer.plan.shard import whole_table_shard
 from placer.tables import Feature, OptimizerName, Table
 from placer.topology.devices import Gpu, Host, Link
 from placer.topology.topology import Topology
+from placer.workloads import named_workload
 
-# MLPerf DLRM-DCNv2 (Criteo 1TB, multi-hot): rows and lookups per sample of each table.
-ROWS = (
-    40_000_000, 39_060, 17_295, 7_424, 20_265, 3, 7_122, 1_543, 63, 40_000_000, 3_067_956,
-    405_282, 10, 2_209, 11_938, 155, 4, 976, 14, 40_000_000, 40_000_000, 40_000_000, 590_152,
-    12_973, 108, 36,
-)  # fmt: skip
-LOOKUPS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
+# Of MLPerf DLRM-DCNv2: rows and lookups per sample of each table.
+MLPERF = [one.table for one in named_workload("mlperf-dcnv2")]
+ROWS = [table.rows for table in MLPERF]
+LOOKUPS = [int(table.lookups_per_sample) for table in MLPERF]
 
 OPTIMIZERS: tuple[OptimizerName, ...] = ("rowwise_adagrad", "adagrad", "adam")
 SHAPES = "1024x64,256x64,4096x64,1024x16,1024x128"

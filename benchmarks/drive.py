@@ -12,7 +12,6 @@ turn. Keys of the others are made before the time begins. Writes results/drive-*
 import argparse
 import ctypes
 import itertools
-import json
 import mmap
 import os
 import tempfile
@@ -26,8 +25,7 @@ from typing import Any
 import numba
 import numpy as np
 import torch
-from _machine import RESULTS, machine, slug, versions
-from _markdown import markdown
+from _machine import markdown, write_results
 
 from placer import Feature, Plan, Shard, Table, Topology
 from placer.executor import BagBatch, PlacedEmbeddings, look_ahead
@@ -36,6 +34,7 @@ from placer.training import Dlrm
 
 BLOCK, RECORD, CHUNK, LOOKUPS = 4096, 516, 500_000, 262_144
 TABLE_ROWS, WIDTH, SAMPLES = 500_000, 64, 2048
+PACKAGES = ("torch", "numba", "rocksdict", "lmdb")
 TABLES = tuple(Table(f"t{n}", TABLE_ROWS, WIDTH, features=(Feature(f"t{n}"),)) for n in range(8))
 Side = Callable[[np.ndarray[Any, Any]], Callable[[], Any]]
 """Gets ready for rows, and returns what is timed."""
@@ -190,12 +189,10 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=12)
     parser.add_argument("--steps", action="store_true", help="training steps instead of reads")
     asked = parser.parse_args()
-    known = {"machine": machine(), "versions": versions("torch", "numba", "rocksdict", "lmdb")}
     if asked.steps:
         edges = {"DRAM": TABLE_ROWS, "drive": TABLE_ROWS * 11 // 100}
         models = {name: trained(asked.folder, edge) for name, edge in edges.items()}
-        results = known | {"steps_s": steps(models, asked.turns)}
-        (RESULTS / f"drive-steps-{slug()}.json").write_text(json.dumps(results, indent=1) + "\n")
+        write_results("drive-steps", PACKAGES, {"steps_s": steps(models, asked.turns)})
         return
     with tempfile.TemporaryDirectory(dir=asked.folder) as name:
         folder = Path(name)
@@ -233,8 +230,7 @@ def main() -> None:
         for name, speed in speeds.items()
     ]
     print(markdown(["side", "rows/s", "MB/s", "placer's speed over it"], lines))
-    results = {**known, "rows": asked.rows, "rows_per_s": turns}
-    (RESULTS / f"drive-{slug()}.json").write_text(json.dumps(results, indent=1) + "\n")
+    write_results("drive", PACKAGES, {"rows": asked.rows, "rows_per_s": turns})
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -50,6 +51,8 @@ _HBM_FOR_STEPS = 40e9
 """Bytes left for what `nn.EmbeddingBag`'s sparse gradients take, batches and outputs."""
 
 _HOST_SHARE = 0.75
+
+PACKAGES = ("torch", "triton", "numpy", "numba", "fbgemm-gpu")
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -96,9 +99,9 @@ def main() -> int:
     if options.published:
         return run_published(options, device)
     if options.growing:
-        from _gpu_growing import print_steps
+        from _gpu_published import print_growing
 
-        print_steps(device, options.tiny)
+        print_growing(device, options.tiny)
         return 0
     sizes = _sizes(options, device)
     return run(options, sizes, device, started)
@@ -107,6 +110,7 @@ def main() -> int:
 def run_published(options: argparse.Namespace, device: "torch.device") -> int:
     """NVIDIA's setting, its table and file."""
     from _gpu_published import lines, measure
+    from _machine import versions
 
     from placer.files import write_text
 
@@ -118,8 +122,8 @@ def run_published(options: argparse.Namespace, device: "torch.device") -> int:
             "benchmark": "ten tables of 128 columns, one id of each a sample, as NVIDIA publishes",
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "machine": _machine(device),
-            "versions": _versions(),
-            "steps": [_plain(step) for step in found],
+            "versions": versions(*PACKAGES),
+            "steps": [asdict(step) for step in found],
         }
         write_text(output, json.dumps(report, indent=1) + "\n")
     return int(any(step.note for step in found))
@@ -128,9 +132,10 @@ def run_published(options: argparse.Namespace, device: "torch.device") -> int:
 def run(options: argparse.Namespace, sizes: "Sizes", device: "torch.device", started: float) -> int:
     """The table, its targets, and the file."""
     from _gpu_contenders import HostMemory
-    from _gpu_measure import measure_copies, measured
+    from _gpu_measure import measure_copies
     from _gpu_report import HEADER, line, target_lines, targets
-    from _gpu_run import Bench, as_json
+    from _gpu_run import Bench
+    from _machine import versions
 
     from placer.files import write_text
 
@@ -142,7 +147,7 @@ def run(options: argparse.Namespace, sizes: "Sizes", device: "torch.device", sta
         flush=True,
     )
     copies = measure_copies(device, 1 << 20 if options.tiny else 1 << 30)
-    for name, value in measured(copies).items():
+    for name, value in asdict(copies).items():
         print(f"{name.removesuffix('_bytes_per_s'):<12}{value / 1e9:>9.1f} GB/s")
     floats = model.rows * (model.width + 1) + 512 * (len(model.tables) + 2)
     memory = HostMemory(floats, device)
@@ -151,7 +156,7 @@ def run(options: argparse.Namespace, sizes: "Sizes", device: "torch.device", sta
         "benchmark": "embedding step on a GPU: forward, backward, update",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": _machine(device),
-        "versions": _versions(),
+        "versions": versions(*PACKAGES),
         "options": {
             "scale": sizes.scale,
             "batch_sizes": sizes.batch_sizes,
@@ -162,19 +167,19 @@ def run(options: argparse.Namespace, sizes: "Sizes", device: "torch.device", sta
         "rows": model.rows,
         "lookups_per_sample": sum(model.lookups),
         "roofline_bytes_per_sample": model.roofline_bytes,
-        "copies": measured(copies),
+        "copies": asdict(copies),
     }
     output = _output(options, device)
 
     def save(bench: Bench) -> None:
         if output is not None:
             found = targets(bench.records, sizes.batch_sizes[0])
-            kinds = {name: _plain(outcome) for name, outcome in bench.equivalence.items()}
+            kinds = {name: asdict(outcome) for name, outcome in bench.equivalence.items()}
             rest = {
                 "seconds": time.perf_counter() - started,
                 "equivalence": kinds,
-                "targets": [_plain(target) for target in found],
-                "records": as_json(bench.records),
+                "targets": [asdict(target) for target in found],
+                "records": [asdict(record) for record in bench.records],
             }
             write_text(output, json.dumps({**report, **rest}, indent=1) + "\n")
 
@@ -231,12 +236,6 @@ def _host_bytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _plain(record: object) -> dict[str, object]:
-    from dataclasses import asdict
-
-    return asdict(record)  # type: ignore[call-overload, no-any-return]
-
-
 def _machine(device: "torch.device") -> dict[str, object]:
     import torch
     from _machine import machine
@@ -254,12 +253,6 @@ def _machine(device: "torch.device") -> dict[str, object]:
             answer = subprocess.run(asked, capture_output=True, text=True, check=False)
             found["driver"] = answer.stdout.strip()
     return found
-
-
-def _versions() -> dict[str, str]:
-    from _machine import versions
-
-    return versions("torch", "triton", "numpy", "numba", "fbgemm-gpu")
 
 
 def _output(options: argparse.Namespace, device: "torch.device", kind: str = "gpu") -> Path | None:

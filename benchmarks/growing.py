@@ -10,16 +10,13 @@ which tables fill, does not count. Writes results/growing-*.json.
 """
 
 import argparse
-import json
-import sys
 import time
 from collections.abc import Callable
 from statistics import median
 
 import numpy as np
 import torch
-from _machine import RESULTS, machine, slug, versions
-from _markdown import markdown
+from _machine import markdown, write_results
 
 from placer import Feature, Plan, Shard, Table, Topology
 from placer.executor import BagBatch, Embeddings, make_embeddings
@@ -115,16 +112,8 @@ def main() -> None:
             ],
         )
     )
-    results = {
-        "machine": machine(),
-        "versions": versions("torch", "numba", "torchrec", "fbgemm-gpu-cpu"),
-        "asked": vars(asked),
-        "hit_rate": keys.counts.hit_rate,
-        "seconds": counted,
-    }
-    path = RESULTS / f"growing-{slug()}.json"
-    path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    print(f"written to {path}", file=sys.stderr)
+    results = {"asked": vars(asked), "hit_rate": keys.counts.hit_rate, "seconds": counted}
+    write_results("growing", ("torch", "numba", "torchrec", "fbgemm-gpu-cpu"), results)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ search: of them the second rule says more. Writes results/growth-*.json.
 """
 
 import argparse
-import json
 import math
 import os
 import resource
@@ -21,8 +20,7 @@ import time
 from itertools import pairwise
 from pathlib import Path
 
-from _machine import RESULTS, machine, slug, versions
-from _markdown import markdown
+from _machine import markdown, write_results
 
 ROOT = Path(__file__).resolve().parent.parent
 TOPOLOGY, BATCH_SIZE = "16x8xh200", 2048
@@ -146,8 +144,6 @@ def main() -> None:
         )
     )
     results = {
-        "machine": machine(),
-        "versions": versions("numpy", "ortools"),
         "topology": TOPOLOGY,
         "batch_size": BATCH_SIZE,
         "processor_wall_limit_s": {
@@ -155,9 +151,7 @@ def main() -> None:
             for name, of in measured.items()
         },
     }
-    path = RESULTS / f"growth-{slug()}.json"
-    path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    print(f"written to {path}", file=sys.stderr)
+    write_results("growth", ("numpy", "ortools"), results)
     if found := faults(measured):
         sys.exit("\n".join(found))
 

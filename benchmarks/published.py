@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _machine import RESULTS
-from _markdown import markdown
+from _machine import RESULTS, markdown
 from _published import Measurement, sources
 from _published_figures import NEAR, Figure, figures
 from _published_fit import Asked, Values, as_they_are, ask, fit, left_out

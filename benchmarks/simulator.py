@@ -22,13 +22,14 @@ from typing import Any
 from _machine import RESULTS, machine, slug, versions
 
 from cost_models import Roofline
-from cost_models.replay import StepTimer, TimeSummary, replayed
+from cost_models.replay import StepTimer
+from cost_models.simulation import TimeSummary, replayed
 from placer import Plan, Problem, Topology
 from placer.plan.buffers import with_buffers
 from placer.plan.shard import Shard
 from placer.simulator.draws import drawn_batches
 from placer.simulator.replay import ReplayOptions, Simulator
-from placer.training.background import in_background
+from placer.training.reading import in_background
 from placer.workloads import named_workload
 
 SAMPLES = 65536

@@ -12,7 +12,6 @@ Results go to benchmarks/results/ with the machine.
 """
 
 import gc
-import json
 import os
 import tempfile
 import time
@@ -26,17 +25,16 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from _machine import RESULTS, machine, slug, versions
+from _machine import write_results
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from placer import Feature, Plan, Profile, Table
 from placer.dense import DenseLayers
 from placer.executor import BagBatch, look_ahead, make_embeddings
 from placer.executor.backends.triton.triton_backend import TritonBackend
-from placer.executor.distributed import inputs_ahead
+from placer.executor.distributed import input_exchange
 from placer.executor.memory import host_memory
 from placer.executor.memory.arena import TieredRows
-from placer.files import write_text
 from placer.plan.buffers import with_buffers
 from placer.plan.peak_memory import peak_memory
 from placer.plan.shard import Shard
@@ -177,7 +175,7 @@ def most_bytes(rank: int, world: int, model: Model) -> tuple[int, list[Any]]:
     plan = model.plan(world)
     data = [model.batch(7 * step + rank) for step in range(STEPS + 2)]
     config = TrainConfig(bottom_mlp=model.bottom, top_mlp=model.top, backend="triton")
-    inputs_ahead.ThreadPoolExecutor = _AtOnce  # type: ignore[misc,assignment]
+    input_exchange.ThreadPoolExecutor = _AtOnce  # type: ignore[misc,assignment]
     host_memory.HUGE_PAGE_BYTES = 1  # So that no row of the host's is PyTorch's.
     _collect_after_kernels()
     _wait_for_gloo()
@@ -250,9 +248,7 @@ def main() -> None:
                     }
                 )
                 print(rows[-1], flush=True)
-    result = {"machine": machine(), "versions": versions(), "rows": rows}
-    file = RESULTS / f"step_memory-{slug()}.json"
-    write_text(file, json.dumps(result, indent=1) + "\n")
+    write_results("step_memory", (), {"rows": rows})
 
 
 if __name__ == "__main__":

@@ -71,9 +71,8 @@ def placements() -> list[dict[str, Any]]:
 
 def machine_of(name: str, host: Platform, links: Platform) -> Platform:
     """A server with one's host and the other's links among its 8 V100."""
-    topology, other = host.topology, links.topology
-    assert topology is not None, "a server with GPUs"
-    assert other is not None, "a server with GPUs"
+    topology: Any = host.topology
+    other: Any = links.topology
     kept = [link for link in topology.links if link.kind != "nvlink"]
     nvlink = [link for link in other.links if link.kind == "nvlink"]
     return replace(host, name=name, topology=replace(topology, links=(*kept, *nvlink)))
@@ -98,17 +97,13 @@ def flip() -> list[dict[str, Any]]:
 
 def with_shares(machine: Platform, gpu_share: float, dram_share: float) -> Platform:
     """The same with other shares of the GPUs' peak, and of the host memory's bandwidth."""
-    topology = machine.topology
-    assert topology is not None, "a server with GPUs"
+    topology: Any = machine.topology
     hosts = tuple(
         replace(host, dram_bytes_per_s=host.dram_bytes_per_s * dram_share / 0.70)
         for host in topology.hosts
     )
-    return replace(
-        machine,
-        topology=replace(topology, hosts=hosts),
-        gpu=replace(machine.gpu, share=gpu_share),
-    )
+    gpu = replace(machine.gpu, share=gpu_share)
+    return replace(machine, topology=replace(topology, hosts=hosts), gpu=gpu)
 
 
 def constants() -> list[dict[str, Any]]:

@@ -33,12 +33,7 @@ import numpy as np
 import torch
 from _machine import RESULTS, machine, slug, versions
 from torch import nn
-from torchrec import (
-    EmbeddingBagCollection,
-    EmbeddingBagConfig,
-    EmbeddingCollection,
-    EmbeddingConfig,
-)
+from torchrec import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints
@@ -58,15 +53,15 @@ from torchrec.distributed.planner.proposers import (
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
 from torchrec.distributed.planner.types import PlannerError, ShardingOption
 from torchrec.distributed.types import ShardingPlan
-from torchrec.modules.embedding_configs import DataType, PoolingType
+from torchrec.modules.embedding_configs import (
+    DataType,
+    EmbeddingBagConfig,
+    EmbeddingConfig,
+    PoolingType,
+)
 
 from cost_models import TableShard, TorchRec, shards_of
-from cost_models.torchrec.estimates import (
-    MODULE_PATHS,
-    OPTIMIZERS,
-    Estimates,
-    input_lengths,
-)
+from cost_models.torchrec.estimates import MODULE_PATHS, OPTIMIZERS, Estimates, input_lengths
 from placer import Plan, Problem, Topology
 from placer.adapters.torchrec.sharding import sharding_of
 from placer.files import write_text
@@ -230,24 +225,12 @@ class Contender:
         )
 
     def rate_plan(self, plan: Plan) -> Rating:
-        """TorchRec's rating of a plan of ours.
-
-        Raises
-        ------
-        PlanMismatchError
-            If TorchRec has no such placement.
-        """
-        return self.rate(
-            [
-                self.estimates.option(
-                    profile,
-                    sharding_of(
-                        self.problem.topology, profile.table, plan.shards_by_table[profile.name]
-                    ),
-                )
-                for profile in self.problem.profile
-            ]
-        )
+        """TorchRec's rating of a plan of ours; PlanMismatchError if it has no such placement."""
+        topology, options = self.problem.topology, []
+        for profile in self.problem.profile:
+            sharding = sharding_of(topology, profile.table, plan.shards_by_table[profile.name])
+            options.append(self.estimates.option(profile, sharding))
+        return self.rate(options)
 
 
 def torchrec_model(problem: Problem) -> nn.Module:
@@ -260,11 +243,7 @@ def torchrec_model(problem: Problem) -> nn.Module:
             "num_embeddings": max(1, table.rows),
             "embedding_dim": table.dim,
             "feature_names": [f"{table.name}/{feature.name}" for feature in table.features],
-            "data_type": {
-                "float32": DataType.FP32,
-                "float16": DataType.FP16,
-                "bfloat16": DataType.BF16,
-            }[table.dtype],
+            "data_type": DataType[table.dtype.replace("bfloat", "BF").replace("float", "FP")],
         }
         if input_lengths(table)[1]:
             mean = any(feature.pooling == "mean" for feature in table.features)
@@ -272,15 +251,11 @@ def torchrec_model(problem: Problem) -> nn.Module:
             pooled.append(EmbeddingBagConfig(**shared, pooling=pooling))
         else:
             unpooled.append(EmbeddingConfig(**shared))
-    model = nn.Module()
+    model, where = nn.Module(), torch.device("meta")
     if pooled:
-        model.add_module(
-            MODULE_PATHS[True], EmbeddingBagCollection(tables=pooled, device=torch.device("meta"))
-        )
+        model.add_module(MODULE_PATHS[True], EmbeddingBagCollection(tables=pooled, device=where))
     if unpooled:
-        model.add_module(
-            MODULE_PATHS[False], EmbeddingCollection(tables=unpooled, device=torch.device("meta"))
-        )
+        model.add_module(MODULE_PATHS[False], EmbeddingCollection(tables=unpooled, device=where))
     for name, parameter in model.named_parameters():
         table = problem.profile[name.split(".")[-2]].table
         parameter._optimizer_classes = [OPTIMIZERS[table.optimizer]]  # As TorchRec marks them.

@@ -1,12 +1,11 @@
 """What a cost model is asked and what it answers."""
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
-from cost_models.arenas import ArenaCosts
 from cost_models.cost_report import CostReport
 from cost_models.schedule import ONE_PHASE, Schedule
 from placer.errors import PlanMismatchError
@@ -14,6 +13,9 @@ from placer.plan.plan import Plan
 from placer.plan.shard import Shard
 from placer.problem import Problem
 from placer.tables import ColdDType
+
+if TYPE_CHECKING:
+    from cost_models.arenas import ArenaCosts
 
 Cold = Literal["staged", "uva", "host", "cached"]
 """How rows in DRAM are read; see docs/plan-format.md."""
@@ -29,15 +31,10 @@ Int = npt.NDArray[np.int64]
 
 
 class ColdHome(NamedTuple):
-    """Where the cold rows of a sharding option lie, and in which type.
+    """Where the cold rows of a sharding option lie, and in which type; empty if their table's.
 
-    Attributes
-    ----------
-    drive_share : float
-        Share of each shard's rows that are on the host's drive: the coldest ones, but for those in
-        HBM. `ANY_SHARE`: each shard has a share of its own, which solvers choose.
-    dtype : str
-        Type of cold rows; empty if their table's.
+    `drive_share` of each shard's rows are on the host's drive: the coldest ones, but for those in
+    HBM. `ANY_SHARE`: each shard has a share of its own, which solvers choose.
 
     Examples
     --------
@@ -59,26 +56,13 @@ IN_DRAM = ColdHome()
 class ShardingOption(NamedTuple):
     """One way to divide a table into shards; GPUs and rows in HBM are chosen separately.
 
-    Row slices and column slices together make a grid of `shard_count` shards.
-
-    Attributes
-    ----------
-    row_slices : int
-        Slices of the ranks that are not replicated: strided ones, unless `blocked`.
-    column_widths : tuple of int
-        Width of each column slice; empty if the columns stay together.
-    replicated_rows : int
-        So many of the hottest rows are replicated in the HBM of every GPU. All rows: the
-        table is data-parallel, and there are no other shards.
-    cold : {"staged", "uva", "host", "cached"}
-        How rows in DRAM are read. ``cached`` shards have all rows in DRAM and a cache in HBM.
-    blocked : bool
-        Row slices are contiguous blocks of equally many rows, the i-th on GPU number
-        `first_gpu` + i; those of the next column slice are on the GPUs behind.
-    first_gpu : int
-        Of `blocked` row slices.
-    home : ColdHome
-        Where cold rows lie; other than `IN_DRAM` only where they are ``staged``.
+    The ranks that are not replicated are in `row_slices`: strided ones, or if `blocked` contiguous
+    blocks of equally many rows, the i-th on GPU number `first_gpu` + i, and those of the next
+    column slice on the GPUs behind. `column_widths` are empty if the columns stay together. Row
+    slices and column slices together make a grid of `shard_count` shards. `replicated_rows` of the
+    hottest rows are in the HBM of every GPU; if all rows are, the table is data-parallel, and there
+    are no other shards. `cold` is how rows in DRAM are read: ``cached`` shards have all rows there
+    and a cache in HBM. `home` is where cold rows lie; other than `IN_DRAM` only if ``staged``.
 
     Examples
     --------
@@ -212,29 +196,14 @@ class CostCurve:
     more rows take fewer bytes of HBM, as they save more buffers, they take no more time; but
     for the upkeep of a cache, which may grow with its rows.
 
-    Attributes
-    ----------
-    hot_rows : int64
-        Rows of the shard in HBM: from 0 to all, strictly increasing. Of replicas: all.
-    gpu_s : float64
-        Time of the GPU, all phases together; without `split_s`.
-    dram_s : float64
-        Time of the host's memory.
-    hbm_bytes, dram_bytes : float64
-        Memory on the GPU and on its host; without `split_hbm_bytes`.
-    split_s, split_hbm_bytes : float
-        What is added between none and all rows in HBM: one more shard, a row map.
-    gpu_s_of_phases : float64, shape (phases, m), optional
-        `gpu_s` by the phases of the model's schedule; by default there is one phase.
-    split_s_of_phases : float64, shape (phases,), optional
-        `split_s` by phase.
-    drive_s : float64, optional
-        Of options with any share of rows on a drive, whose other arrays say what they cost with
-        none there: what `gpu_s` grows by if all rows from each of `hot_rows` on are there.
-    drive_s_of_phases : float64, shape (phases, m), optional
-    only_points : bool
-        Whether solvers may have no other numbers of rows in HBM than `hot_rows`, because times
-        in between are not linear.
+    `hot_rows` rise from 0 to all rows; of replicas there are all. `gpu_s` is time of the GPU, all
+    phases together, `dram_s` that of the host's memory, and bytes are in the memory of both.
+    `split_s` and `split_hbm_bytes` are added between none and all rows in HBM: one more shard, a
+    row map. `gpu_s_of_phases`, shape (phases, m), and `split_s_of_phases` say the same by phases of
+    the model's schedule; by default there is one phase. Of options with any share of rows on a
+    drive, all of this is with none there, and `drive_s`, or `drive_s_of_phases`, what `gpu_s` grows
+    by if all rows from each of `hot_rows` on are there. If `only_points`, solvers may have no other
+    numbers of rows in HBM than `hot_rows`, because times in between are not linear.
     """
 
     hot_rows: Int
@@ -316,7 +285,7 @@ class CostModel(Protocol):
         """
         return np.zeros(len(self.schedule(problem).phases))
 
-    def arena_costs(self, problem: Problem, gpu: int) -> ArenaCosts | None:
+    def arena_costs(self, problem: Problem, gpu: int) -> "ArenaCosts | None":
         """Return what arenas of GPU number `gpu` take besides launches, by how their rows are read.
 
         None if nothing. Bounds leave it out, as it is never negative, and searches rate changes

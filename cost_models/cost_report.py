@@ -22,25 +22,14 @@ PARTS: tuple[Part, ...] = ("hbm", "link", "pooling", "communication", "launches"
 
 @dataclass(frozen=True, slots=True)
 class GpuCost:
-    """Time that one GPU spends on embeddings in one step, by what it waits for, in seconds.
-
-    Attributes
-    ----------
-    hbm_s : float
-        Reads and writes of its own memory.
-    link_s : float
-        Copies between its host's memory and its own, and waits for rows that the host pools.
-    communication_s : float
-        Exchanges of ids, pooled rows and gradients with other GPUs.
-    launch_s : float
-        Fixed cost of its shards.
-    """
+    """Time that one GPU spends on embeddings in one step, by what it waits for, in seconds."""
 
     device: str
-    hbm_s: float
+    hbm_s: float  # Reads and writes of its own memory.
+    # Copies between its host's memory and its own, and waits for rows that the host pools.
     link_s: float
-    communication_s: float
-    launch_s: float
+    communication_s: float  # Exchanges of ids, pooled rows and gradients with other GPUs.
+    launch_s: float  # Fixed cost of its shards.
 
     @property
     def total_s(self) -> float:
@@ -86,25 +75,13 @@ class PhaseCost:
 class CostReport:
     """Cost of a plan: times per GPU and host, memory per device, lookups by tier.
 
-    Attributes
-    ----------
-    gpus : tuple of GpuCost
-        Of each GPU, and after them of each host without GPUs, which serves like one.
-    hosts : tuple of HostCost
-    hbm_lookup_share : float
-        Share of all lookups that are served from HBM (device shards, and hits of caches).
-    relative_error : float or None
-        How far step times of the model are off on average, as a share, where that was measured.
-    schedule : Schedule
-        How the phases of a step follow one another.
-    phase_s : tuple of tuple of float
-        Seconds of each GPU in each phase of the schedule; empty if the step is one phase.
-    dense_s : float or None
-        What dense layers take of the first chain; None where the step is embeddings alone.
-    parts_s : float64, shape (parts, phases, GPUs), optional
-        `phase_s` by `PARTS`; None if the step is one phase.
-    tables : mapping of table name to TableCost
-        Of tables that have shards. Their `gpu_s` add up to `GpuCost.total_s` of all GPUs.
+    After the `gpus` come hosts without GPUs, which serve like them. `hbm_lookup_share` is that of
+    all lookups in device shards and hits of caches, `relative_error` how far step times of the
+    model are off on average, as a share, where that was measured. `schedule` says how phases follow
+    one another, `phase_s` seconds of each GPU in each of them, and `parts_s`, shape (parts, phases,
+    GPUs), the same by `PARTS`; both are missing if the step is one phase. `dense_s` is what dense
+    layers take of the first chain; None where the step is embeddings alone. `tables` are those that
+    have shards; their `gpu_s` add up to `GpuCost.total_s` of all GPUs.
 
     Examples
     --------

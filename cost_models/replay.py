@@ -1,7 +1,7 @@
 """Step times of a replayed log: what was counted, times what each unit of it costs.
 
 The constants are those of any cost model with a step equation
-(`cost_models.step_equation.unit_costs`): a roofline's or calibrated ones. Where `evaluate`
+(`cost_models.step_equation.phases`): a roofline's or calibrated ones. Where `evaluate`
 multiplies them with the work that a profile leads to expect, this multiplies them with the work
 that batches really did:
 
@@ -16,30 +16,44 @@ what its schedule says. With look-ahead, rows of the next batch are copied to HB
 one after it travel to their holders, beside the present batch.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from cost_models.arenas import Arena, arena_loads, arena_of
+from cost_models.base import Float
 from cost_models.dense import dense_phase_s
-from cost_models.part_times import ArenaTimer, PartTimer
 from cost_models.schedule import Schedule
 from cost_models.step_equation.equation import StepEquation
-from cost_models.step_equation.exchanged_bytes import with_own_part
+from cost_models.step_equation.loads import with_own_part
 from cost_models.step_equation.phases import (
     COPIES,
+    HOST,
     IDS,
     LOOKUP,
     NAMES,
+    READ_KINDS,
     UPDATE,
+    ReadCosts,
+    ReadKind,
+    UnitCosts,
+    read_matrix,
     with_lanes,
 )
-from cost_models.step_equation.unit_costs import READ_KINDS, ReadCosts, UnitCosts
-from cost_models.step_equation.work import Extras, group_of
-from placer.data.log import Chunk
-from placer.errors import DataError, PlacerError, PlanMismatchError
+from cost_models.step_equation.work import (
+    Extras,
+    Group,
+    drive_row_s,
+    group_of,
+    groups_of,
+    host_pools,
+    is_mapped,
+)
+from placer.errors import PlacerError, PlanMismatchError
 from placer.executor.distributed.placement.division import servers_of
 from placer.pipeline import PIPELINES, Pipeline
 from placer.plan.plan import Plan
@@ -47,13 +61,17 @@ from placer.problem import Problem
 from placer.profile.cdf import AccessCdf
 from placer.profile.profile import Profile
 from placer.profile.table_profile import TableProfile
-from placer.simulator.counts import StepCounts, Totals
+from placer.simulator.counts import StepCounts
 from placer.simulator.parts import Arrangement
-from placer.simulator.replay import Simulator
-from placer.simulator.summary import served
-from placer.simulator.windows import StepRecord
 
-Float = npt.NDArray[np.float64]
+_KINDS: dict[str, tuple[ReadKind, ReadKind, ReadKind]] = {
+    "device": ("device", "device", "device"),
+    "staged": ("device", "staged", "uva"),
+    "cached": ("hit", "miss", "uva"),
+    "uva": ("uva", "uva", "uva"),
+    "host": ("host", "host", "host"),
+}
+"""How rows of a part are read: those in HBM, those that were copied there, and all others."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,7 +94,8 @@ class StepTimes:
     def sum_s(self) -> float:
         """The step if nothing overlaps: each phase's slowest GPU, or the busiest host's memory."""
         rows_s = with_lanes(self.phase_s, "serial")
-        return max(self.schedules["serial"].step_time_s(rows_s), _most(self.dram_s))
+        busiest_s = float(self.dram_s.max(initial=0.0))
+        return max(self.schedules["serial"].step_time_s(rows_s), busiest_s)
 
     def overlapped_s(self, *following: "StepTimes") -> float:
         """Return seconds of this step beside the next step's copies and the ids after that.
@@ -91,7 +110,8 @@ class StepTimes:
         if following[1:]:
             phase_s[IDS] = following[1].phase_s[IDS]
         rows_s = with_lanes(phase_s, "look-ahead")
-        return max(self.schedules["look-ahead"].step_time_s(rows_s), _most(dram_s))
+        busiest_s = float(dram_s.max(initial=0.0))
+        return max(self.schedules["look-ahead"].step_time_s(rows_s), busiest_s)
 
 
 class StepTimer:
@@ -118,13 +138,11 @@ class StepTimer:
         # What a server sends crosses the network; GPUs' exchange counts what stays as well.
         self._spread = np.ones(len(numbers))
         self._spread[:gpus] = with_own_part(1.0, gpus)
-        problem = Problem(
-            _of_tables_alone(plan) if profile is None else profile,
-            topology,
-            max(1, plan.batch_size),
-            dense=plan.dense,
-            exchange_dtype=plan.exchange_dtype,
-        )
+        if profile is None:  # Nothing is known but the tables: all rows are read alike.
+            alike = (TableProfile(one, AccessCdf.zipf(one.rows, 0.0)) for one in plan.tables)
+            profile = Profile(tuple(alike))
+        how: Any = {"dense": plan.dense, "exchange_dtype": plan.exchange_dtype}
+        problem = Problem(profile, topology, max(1, plan.batch_size), **how)
         self._schedules: dict[Pipeline, Schedule] = {
             pipeline: equation.schedule(replace(problem, pipeline=pipeline))
             for pipeline in PIPELINES
@@ -135,17 +153,79 @@ class StepTimer:
             [equation.serving_costs(problem, table, number) for number in numbers.values()]
             for table in tables
         ]
-        self._parts = PartTimer(arrangement, problem, tables, costs, equation.lookup_shares)
         # Of each table on each of them; what reads cost is in the constants of parts.
         without_reads: list[Any] = [ReadCosts()] * len(READ_KINDS)
         arrays = np.array([[each[len(READ_KINDS) :] for each in row] for row in costs])
         self._costs = UnitCosts(*without_reads, *np.moveaxis(arrays, -1, 0))
-        self._launch_s = _launch_s(arrangement, costs)
-        self._arenas = ArenaTimer(arrangement, equation, replace(problem, pipeline="serial"))
+        groups = groups_of(plan)
+        mapped = {group: is_mapped(profile[group[0]], shards) for group, shards in groups.items()}
+        pooled = {group for group, shards in groups.items() if host_pools(shards)}
+        self._add_parts(arrangement, costs, equation.lookup_shares, mapped, pooled)
+        # Arenas of who serves, and what they take besides the lookups that a step has in them.
+        serial, serving = replace(problem, pipeline="serial"), range(len(numbers))
+        self._loads = [list(loads.items()) for loads in arena_loads(problem, plan)]
+        self._launches = [equation.launches(serial, gpu) for gpu in serving]
+        self._arena_costs = [equation.arena_costs(serial, gpu) for gpu in serving]
+
+    def _add_parts(
+        self,
+        arrangement: Arrangement,
+        costs: Sequence[Sequence[UnitCosts]],
+        lookup_shares: Float,
+        mapped: Mapping[Group, bool],
+        pooled: Container[Group],
+    ) -> None:
+        """Set the constants of each part, as arrays that counts are multiplied with."""
+        plan, parts = arrangement.plan, arrangement.parts
+        topology, count = plan.topology, len(parts)
+        numbers = topology.serving_numbers
+        hosts = {host.id: number for number, host in enumerate(topology.hosts)}
+        self._in_cache = np.array([part.uses_row_cache for part in parts], dtype=bool)
+        self._replicated = np.array([part.replicated for part in parts], dtype=bool)
+        self._serving, self._hosts = np.zeros((count, len(numbers))), np.zeros((len(hosts), count))
+        self._group_lookup_s, self._sliced_row_s = np.zeros(count), np.zeros(count)
+        # The part of a shard's columns in each: its lookups count for each.
+        self._shares, self._pooled = np.zeros(count), np.zeros(count, dtype=bool)
+        self._parts_of: dict[tuple[int, Arena], list[int]] = defaultdict(list)
+        # Fixed costs of shards and column slices, by who serves.
+        self._launch_s, seen = np.zeros(len(numbers)), set()
+        # Seconds of phases and of hosts for a lookup, a row and a vector; see `read_matrix`.
+        shape = count, HOST + 1, 3
+        self._in_hbm, self._copied, self._in_place = (np.zeros(shape) for _ in range(3))
+        for at, part in enumerate(parts):
+            shard, gpu = plan.shards[part.shard], topology.gpus_by_id.get(part.device)
+            table, group, number = plan.tables[part.table], group_of(shard), numbers[part.device]
+            unit, is_slice = costs[part.table][number], shard.width < table.dim
+            self._serving[at, number] = 1.0
+            self._hosts[hosts[part.device if gpu is None else gpu.host], at] = 1.0
+            self._parts_of[number, arena_of(table, shard.width)].append(at)
+            self._shares[at] = (part.cols[1] - part.cols[0]) / shard.width
+            self._pooled[at] = group in pooled
+            lookup_s = mapped[group] * unit.mapped_lookup_s
+            lookup_s += (group in pooled) * unit.pooled_lookup_s
+            self._group_lookup_s[at] = self._shares[at] * lookup_s
+            if is_slice:
+                self._sliced_row_s[at] = part.row_bytes * unit.sliced_row_byte_s
+            extras = Extras(float(is_slice and (group, number) not in seen), part.leads_shard)
+            self._launch_s[number] += extras.launch_s(unit)
+            seen.add((group, number))
+            # Where they lie, rows may have other bytes than in HBM, and may be on a drive besides.
+            home_bytes = float(table.bytes_per_row(part.cols[1] - part.cols[0], shard.dtype))
+            sizes = float(part.weight_bytes), float(part.row_bytes)
+            self._in_hbm[at], self._copied[at], self._in_place[at] = (
+                read_matrix(unit, kind, (*sizes, home), lookup_shares)
+                for kind, home in zip(_KINDS[part.lookup], (0.0, home_bytes, 0.0), strict=True)
+            )
+            if shard.memory == "ssd":
+                self._copied[at, COPIES, 1] += drive_row_s(topology, part.device, home_bytes)
+        # What copies take on top. They land in HBM before the lookup, and leave after the update.
+        self._copied -= self._in_hbm
+        in_hbm_s = self._copied[:, [LOOKUP, UPDATE]].sum(axis=1, keepdims=True)
+        self._copied[:, [LOOKUP, UPDATE]] = in_hbm_s / 2
 
     def times(self, counts: StepCounts) -> StepTimes:
         """Return seconds of one step."""
-        phase_s, dram_s, dram_ahead_s = self._parts.seconds(counts)
+        phase_s, dram_s, dram_ahead_s = self._of_parts(counts)
         served = counts.served
         requests, pooled, returned = (
             self._by_device(sent) * self._spread
@@ -160,8 +240,44 @@ class StepTimer:
         )
         phase_s += extras.phase_s(self._costs).sum(axis=1)
         phase_s[[LOOKUP, UPDATE]] += self._launch_s / 2
-        phase_s[: len(NAMES)] += self._arenas.seconds(counts)
+        phase_s[: len(NAMES)] += self._of_arenas(counts)
         return StepTimes(phase_s, dram_s, dram_ahead_s, self._schedules)
+
+    def _of_parts(self, counts: StepCounts) -> tuple[Float, Float, Float]:
+        """Return time by phase and device, (8, serving); of DRAM by host, and of it ahead."""
+        c = counts.parts
+        # Each holder of replicated rows updates all that any holder's samples read.
+        touched = np.where(self._replicated, c.update_rows, c.rows)
+        lookups, rows = c.lookups - c.in_place_lookups, np.maximum(touched - c.in_place_rows, 0)
+        own = _times(self._in_hbm, lookups, rows, c.vectors)
+        own += _times(self._in_place, c.in_place_lookups, c.in_place_rows)
+        own[[LOOKUP, UPDATE]] += (
+            c.lookups * self._group_lookup_s + touched * self._sliced_row_s
+        ) / 2
+        missed = np.where(self._in_cache, lookups - c.hit_lookups, 0)
+        copies = _times(self._copied, missed, (c.staged_rows + c.written_back_rows) / 2)
+        busier = np.maximum(c.staged_rows, c.written_back_rows)
+        copies[COPIES] = _times(self._copied[:, [COPIES]], missed, busier)
+        dram_ahead_s = self._hosts @ copies[HOST]
+        phase_s = (own + copies)[:HOST] @ self._serving
+        return phase_s, self._hosts @ own[HOST] + dram_ahead_s, dram_ahead_s
+
+    def _of_arenas(self, counts: StepCounts) -> Float:
+        """Return time of arenas, of the lookups that a step really has in them, (6, serving)."""
+        lookups = counts.parts.lookups * self._shares
+        pooled = lookups * self._pooled
+        taken_s = np.zeros((len(NAMES), len(self._loads)))
+        for gpu, (loads, costs) in enumerate(zip(self._loads, self._arena_costs, strict=True)):
+            taken_s[:, gpu] = len(loads) * self._launches[gpu]
+            if costs is not None:
+                members = [(load, self._parts_of[gpu, arena]) for arena, load in loads]
+                taken_s[:, gpu] += costs.seconds(
+                    load._replace(
+                        lookups=float(lookups[at].sum()), pooled_lookups=float(pooled[at].sum())
+                    )
+                    for load, at in members
+                )
+        return taken_s
 
     def _by_device(self, by_process: npt.NDArray[np.int64]) -> Float:
         """Return what is of each process, along the last axis, by who serves."""
@@ -170,95 +286,11 @@ class StepTimer:
         return found
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Replayed:
-    """Counts and step times of batches replayed under a plan."""
-
-    totals: Totals
-    records: tuple[StepRecord, ...]  # Of each step, in order.
-    # Shape (serving,): mean seconds of each GPU's and server's work, one after the other.
-    gpu_s: Float
-
-    @classmethod
-    def joined(cls, parts: "Sequence[Replayed]") -> "Replayed":
-        """Several logs, one after the other, as one."""
-        totals = parts[0].totals
-        for part in parts[1:]:
-            totals = totals.joined(part.totals)
-        steps = [len(part.records) for part in parts]
-        work = [part.gpu_s * count for part, count in zip(parts, steps, strict=True)]
-        records = tuple(record for part in parts for record in part.records)
-        return cls(totals, records, np.sum(work, axis=0) / sum(steps))
-
-
-def replayed(
-    simulator: Simulator,
-    timer: StepTimer,
-    batches: Iterable[Chunk],
-    on_step: Callable[[int], object] = lambda done: None,
-) -> Replayed:
-    """Run batches through a simulator, from where it is, and time each of them.
-
-    `on_step` is called after each step with the number of steps done. Raises DataError if there is
-    no batch, or an id is no row of its table.
-    """
-    arrangement, ahead = simulator.arrangement, simulator.options.look_ahead
-    totals = Totals.zeros(
-        len(arrangement.parts), len(arrangement.row_caches), arrangement.processes
-    )
-    seen: list[StepRecord] = []
-    gpu_s = np.zeros(len(arrangement.plan.topology.serving))
-    recent: list[StepTimes] = []
-    for step in simulator.run(batches):
-        times = timer.times(step)
-        recent = [*recent[-2:], times]
-        for back in range(1, len(recent)) if ahead else ():
-            step_s = recent[-1 - back].overlapped_s(*recent[len(recent) - back :])
-            seen[-back] = replace(seen[-back], step_s=step_s)
-        step_s = times.overlapped_s() if ahead else times.sum_s
-        by = served(arrangement, step.parts)
-        held, needed = int(step.held.sum()), int(step.needed.sum())
-        seen.append(
-            StepRecord(by.lookups, by.hbm_lookups, by.slow_rows, held, needed, step_s, times.sum_s)
-        )
-        totals += step
-        gpu_s += times.gpu_s
-        on_step(len(seen))
-    if not seen:
-        raise DataError("there is no batch to replay; give a log that has samples")
-    return Replayed(totals, tuple(seen), gpu_s / len(seen))
-
-
-@dataclass(frozen=True, slots=True)
-class TimeSummary:
-    """Step times over batches, in seconds."""
-
-    mean_s: float
-    p50_s: float
-    p99_s: float
-
-    @classmethod
-    def of(cls, seconds: Sequence[float]) -> "TimeSummary":
-        """Summarise the times of at least one step."""
-        values = np.asarray(seconds, dtype=np.float64)
-        low, high = np.quantile(values, [0.5, 0.99])
-        return cls(float(values.mean()), float(low), float(high))
-
-
-def _launch_s(arrangement: Arrangement, costs: Sequence[Sequence[UnitCosts]]) -> Float:
-    """Fixed costs of the shards and column slices of each device, shape (serving,)."""
-    plan = arrangement.plan
-    numbers = plan.topology.serving_numbers
-    dims = [table.dim for table in plan.tables]
-    launch_s, seen = np.zeros(len(numbers)), set()
-    for part in arrangement.parts:
-        shard, gpu = plan.shards[part.shard], numbers[part.device]
-        key = group_of(shard), gpu
-        is_slice = shard.width < dims[part.table] and key not in seen
-        seen.add(key)
-        extras = Extras(float(is_slice), float(part.leads_shard))
-        launch_s[gpu] += extras.launch_s(costs[part.table][gpu])
-    return launch_s
+def _times(seconds: Float, *amounts: npt.NDArray[Any]) -> Float:
+    """Return seconds of shape (rows, parts), given those of units, (parts, rows, units)."""
+    units = np.stack(amounts, axis=1)
+    times: Float = np.einsum("pru,pu->rp", seconds[:, :, : len(amounts)], units)
+    return times
 
 
 def step_equation(model: object) -> StepEquation:
@@ -282,14 +314,3 @@ def _table_numbers(problem: Problem, plan: Plan) -> list[int]:
     if missing:
         raise PlanMismatchError(f"the profile has no table {missing[0]!r} of the plan")
     return [known[table.name] for table in plan.tables]
-
-
-def _of_tables_alone(plan: Plan) -> Profile:
-    """Return a profile of which nothing but the tables is known: all rows are read alike."""
-    return Profile(
-        tuple(TableProfile(table, AccessCdf.zipf(table.rows, 0.0)) for table in plan.tables)
-    )
-
-
-def _most(values: Float) -> float:
-    return float(values.max()) if values.size else 0.0

@@ -13,7 +13,7 @@ and s bytes of optimizer state, and V output vectors:
   cost there, at `RooflineConstants.host_pool_share` of its bandwidth; the GPU waits for it;
 * communication: ids and lengths of bags come in, V vectors of float32 go out and their
   gradients come back, by all-to-all; replicas look up their own samples and all-reduce the
-  gradients of the touched rows; see `cost_models.step_equation.exchanged_bytes`;
+  gradients of the touched rows; see `cost_models.step_equation.loads`;
 * a constant for each kernel that is launched: one for every arena's lookup, and
   `UPDATE_KERNELS` for its update.
 
@@ -36,9 +36,18 @@ from cost_models.base import Float
 from cost_models.cost_report import CostReport
 from cost_models.schedule import Schedule
 from cost_models.step_equation.equation import StepEquation
-from cost_models.step_equation.exchanged_bytes import ID_BYTES
-from cost_models.step_equation.phases import LOOKUP, ROWS, UPDATE, lookup_shares, with_lanes
-from cost_models.step_equation.unit_costs import READ_KINDS, Rates, ReadCosts, UnitCosts
+from cost_models.step_equation.loads import ID_BYTES
+from cost_models.step_equation.phases import (
+    LOOKUP,
+    READ_KINDS,
+    ROWS,
+    UPDATE,
+    Rates,
+    ReadCosts,
+    UnitCosts,
+    lookup_shares,
+    with_lanes,
+)
 from cost_models.step_equation.work import drive_rows_per_s, one_is_fastest
 from placer.dense import DenseLayers
 from placer.plan.plan import Plan
@@ -227,18 +236,8 @@ class Roofline(StepEquation):
         return 0.0 if one_is_fastest(speeds) else None
 
 
-def _in_memory(byte_s: float, weights: float, constants: RooflineConstants) -> Rates:
-    """Return rows looked up and updated in a GPU's memory that takes `byte_s` a byte."""
-    once, update = (1 - constants.repeat_share) / constants.lookup_share, constants.update_share
-    return Rates(
-        lookup_s=(constants.looked_up + constants.sorted) * byte_s,
-        lookup_byte_s=(constants.repeat_share / constants.lookup_share + 1 / update) * byte_s,
-        row_byte_s=(once * weights + 2 / update) * byte_s,
-    )
-
-
 def _by_processors(byte_s: float) -> Rates:
-    """Return the same in a host's memory, by its processors."""
+    """Return rows looked up and updated in a host's memory, by its processors."""
     return Rates(
         lookup_s=(ID_BYTES + SORT_BYTES_PER_LOOKUP) * byte_s,
         lookup_byte_s=2 * byte_s,
@@ -258,7 +257,12 @@ def _costs(
 ) -> UnitCosts:
     """`weights` is the part of a row's bytes that are not the optimizer's state."""
     hbm, link, dram = 1 / hbm_bytes_per_s, 1 / link_bytes_per_s, 1 / dram_bytes_per_s
-    in_hbm = _in_memory(hbm, weights, constants)
+    lookup, update = constants.lookup_share, constants.update_share
+    in_hbm = Rates(
+        lookup_s=(constants.looked_up + constants.sorted) * hbm,
+        lookup_byte_s=(constants.repeat_share / lookup + 1 / update) * hbm,
+        row_byte_s=((1 - constants.repeat_share) / lookup * weights + 2 / update) * hbm,
+    )
     repeat, once = constants.repeat_share, (1 - constants.repeat_share) * weights
     device = ReadCosts(in_hbm)
     copied = link / constants.copy_share
@@ -268,7 +272,7 @@ def _costs(
         Rates(row_byte_s=2 * dram),
     )
     in_place = ReadCosts(
-        Rates(lookup_s=in_hbm.lookup_s, lookup_byte_s=hbm / constants.update_share),
+        Rates(lookup_s=in_hbm.lookup_s, lookup_byte_s=hbm / update),
         Rates(
             lookup_byte_s=repeat * link / constants.in_place_share,
             row_byte_s=once * link / constants.in_place_share
@@ -289,7 +293,7 @@ def _costs(
         host=by_host,
         hit=device._replace(hbm=device.hbm + probe),
         miss=staged._replace(hbm=staged.hbm + probe),
-        output_byte_s=(1 / constants.lookup_share + 1 / constants.update_share) * hbm,
+        output_byte_s=(1 / lookup + 1 / update) * hbm,
         exchange_byte_s=exchange_byte_s,
     )
 

@@ -48,17 +48,9 @@ class Schedule:
     TorchRec's linear-programming planner minimises such a sum; the slowest sum of any one GPU, as
     most planners take it, is shorter than a step whose collectives wait for all.
 
-    Attributes
-    ----------
-    phases : tuple of str
-        Names, in the order of rows of phase times. A lane, the work of one resource in
-        all phases together, is a phase as well.
-    chains : tuple of tuple of int
-        Numbers of phases.
-    fixed_s : tuple of float
-        Seconds of each chain that no plan changes; none by default.
-    shared : tuple of SharedLane
-        In the order of the phases that they delay; none by default.
+    `phases` are names, in the order of rows of phase times; a lane, the work of one resource in all
+    phases together, is a phase as well. `chains` are numbers of phases, and no plan changes the
+    `fixed_s` of each. Lanes that are `shared` are in the order of the phases that they delay.
 
     Examples
     --------

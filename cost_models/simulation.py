@@ -1,20 +1,17 @@
 """A log replayed through a plan, and timed: the Python face of `placer simulate`."""
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 
+import numpy as np
+
 from cost_models.base import CostModel, Float
-from cost_models.replay import (
-    Replayed,
-    StepTimer,
-    TimeSummary,
-    replayed,
-    step_equation,
-)
+from cost_models.replay import StepTimer, StepTimes, step_equation
 from placer.data.encoded import EncodedLog
 from placer.data.log import Chunk
+from placer.errors import DataError
 from placer.growing import KeyCounts
 from placer.plan.diff import diff
 from placer.plan.migration import migration
@@ -23,11 +20,20 @@ from placer.profile.profile import Profile
 from placer.simulator.counts import Totals
 from placer.simulator.draws import drawn_batches
 from placer.simulator.replay import ReplayOptions, Simulator
-from placer.simulator.summary import DeviceTotals, Served, device_totals, served
-from placer.simulator.windows import Drifted, StepRecord, Window, drifted, equal_windows
-from placer.training.background import in_background
-from placer.training.batches import batches as batches_of
+from placer.simulator.summary import (
+    DeviceTotals,
+    Drifted,
+    Served,
+    StepRecord,
+    Window,
+    device_totals,
+    drifted,
+    equal_windows,
+    served,
+)
 from placer.training.loop import check_log
+from placer.training.reading import batches as batches_of
+from placer.training.reading import in_background
 
 Stream = tuple[str, Callable[[], Iterable[Chunk]]]
 """The name of a log, and what reads its batches from the beginning."""
@@ -70,27 +76,89 @@ def drawn_stream(profile: Profile, batch_size: int, batches: int, *, seed: int =
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Replayed:
+    """Counts and step times of batches replayed under a plan."""
+
+    totals: Totals
+    records: tuple[StepRecord, ...]  # Of each step, in order.
+    # Shape (serving,): mean seconds of each GPU's and server's work, one after the other.
+    gpu_s: Float
+
+    @classmethod
+    def joined(cls, parts: "Sequence[Replayed]") -> "Replayed":
+        """Several logs, one after the other, as one."""
+        totals = parts[0].totals
+        for part in parts[1:]:
+            totals = totals.joined(part.totals)
+        steps = [len(part.records) for part in parts]
+        work = [part.gpu_s * count for part, count in zip(parts, steps, strict=True)]
+        records = tuple(record for part in parts for record in part.records)
+        return cls(totals, records, np.sum(work, axis=0) / sum(steps))
+
+
+def replayed(
+    simulator: Simulator,
+    timer: StepTimer,
+    batches: Iterable[Chunk],
+    on_step: Callable[[int], object] = lambda done: None,
+) -> Replayed:
+    """Run batches through a simulator, from where it is, and time each of them.
+
+    `on_step` is called after each step with the number of steps done. Raises DataError if there is
+    no batch, or an id is no row of its table.
+    """
+    arrangement, ahead = simulator.arrangement, simulator.options.look_ahead
+    totals = Totals.zeros(
+        len(arrangement.parts), len(arrangement.row_caches), arrangement.processes
+    )
+    seen: list[StepRecord] = []
+    gpu_s = np.zeros(len(arrangement.plan.topology.serving))
+    recent: list[StepTimes] = []
+    for step in simulator.run(batches):
+        times = timer.times(step)
+        recent = [*recent[-2:], times]
+        for back in range(1, len(recent)) if ahead else ():
+            step_s = recent[-1 - back].overlapped_s(*recent[len(recent) - back :])
+            seen[-back] = replace(seen[-back], step_s=step_s)
+        step_s = times.overlapped_s() if ahead else times.sum_s
+        by = served(arrangement, step.parts)
+        held, needed = int(step.held.sum()), int(step.needed.sum())
+        seen.append(
+            StepRecord(by.lookups, by.hbm_lookups, by.slow_rows, held, needed, step_s, times.sum_s)
+        )
+        totals += step
+        gpu_s += times.gpu_s
+        on_step(len(seen))
+    if not seen:
+        raise DataError("there is no batch to replay; give a log that has samples")
+    return Replayed(totals, tuple(seen), gpu_s / len(seen))
+
+
+@dataclass(frozen=True, slots=True)
+class TimeSummary:
+    """Step times over batches, in seconds."""
+
+    mean_s: float
+    p50_s: float
+    p99_s: float
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> "TimeSummary":
+        """Summarise the times of at least one step."""
+        values = np.asarray(seconds, dtype=np.float64)
+        low, high = np.quantile(values, [0.5, 0.99])
+        return cls(float(values.mean()), float(low), float(high))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Simulated:
     """What a plan did with some logs.
 
-    Attributes
-    ----------
-    options : ReplayOptions
-    totals : Totals
-        Counts of all steps.
-    devices : sequence of DeviceTotals
-    served : Served
-        Lookups by the memory that served them.
-    records : tuple of StepRecord
-        Each step's numbers.
-    gpu_s : float64, shape (devices that serve,)
-        Mean seconds a step of each GPU's and server's work, one after the other.
-    windows : tuple of Drifted
-        Parts of the logs, compared with the first part and with the same part under `other`.
-    dense_s : float or None
-        What dense layers take of each step; None where steps are embeddings alone.
-    keys : mapping of table name to KeyCounts
-        What the keys of each table that grows did.
+    `totals` are counts of all steps, `records` the numbers of each, and `served` lookups by the
+    memory that served them. `gpu_s` are mean seconds a step of each GPU's and server's work, one
+    after the other. `windows` are parts of the logs, compared with the first part and with the same
+    part under another plan. `dense_s` is what dense layers take of each step; None where steps are
+    embeddings alone. `keys` say what the keys of each table that grows did.
     """
 
     options: ReplayOptions

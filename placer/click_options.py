@@ -18,7 +18,7 @@ import click
 from click.core import ParameterSource
 
 from placer.click_types import STAGING, Choice, OutputPath, Seconds, WholeNumber
-from placer.data.names import FORMATS
+from placer.data.layout import FORMATS
 from placer.default_options import (
     Key,
     check_variables,
@@ -139,10 +139,6 @@ def _parameter(name: str, hint: Any, spec: Option) -> click.Parameter:
     return option
 
 
-def _set_prints(ctx: click.Context, _: click.Parameter, value: bool) -> None:
-    ctx.meta[_PRINTS] = value
-
-
 def spoken() -> list[CommandOption]:
     """Make the options of every command, before or after its name: how much it says."""
     more = "Also say where options come from, and how long the command took."
@@ -186,7 +182,8 @@ def add_command(
     ]
     words = "Print all options in force as a placer.toml, and do nothing else."
     alone: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False}
-    printing = CommandOption(["--print-config"], **alone, callback=_set_prints, help=words)
+    alone["callback"] = lambda context, _, value: context.meta.update({_PRINTS: value})
+    printing = CommandOption(["--print-config"], **alone, help=words)
     parameters = [*arguments, *made.values(), *spoken(), printing]
 
     def call(**options: Any) -> None:

@@ -119,7 +119,8 @@ def one_run(folder: Path) -> Iterator[None]:
         raise PlacerError(f"cannot write into {folder}: {error.strerror or error}") from error
     path = folder / LOCK_NAME
     try:
-        holder = f"process {os.getpid()} on {socket.gethostname()} since {_now()}"
+        now = time.strftime("%Y-%m-%d %H:%M:%S")
+        holder = f"process {os.getpid()} on {socket.gethostname()} since {now}"
         with contextlib.suppress(OSError):  # On a full disk the lock holds without a name.
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, holder.encode(), 0)
@@ -150,7 +151,3 @@ def _open_lock(folder: Path) -> int:
         if is_at(descriptor, path):
             return descriptor
         os.close(descriptor)  # The holder before removed it in between.
-
-
-def _now() -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S")

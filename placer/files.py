@@ -11,7 +11,7 @@ import secrets
 import shlex
 import stat
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, TypeVar
@@ -350,3 +350,20 @@ def sha256_json(value: Any) -> str:
     True
     """
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+SEAL = "sha256"
+"""Plans, profiles, manifests and calibrations carry a hash of all other keys, so that changes show.
+
+A plan or calibration without one was written by hand or by an earlier version, and is read as it
+is."""
+
+
+def sealed(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Add the hash of its content to a document, as its last key.
+
+    >>> sealed({"schema_version": 1})["sha256"][:8]
+    '04212149'
+    """
+    content = {name: value for name, value in document.items() if name != SEAL}
+    return content | {SEAL: sha256_json(content)}

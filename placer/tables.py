@@ -1,7 +1,9 @@
 """Embedding tables and the features that read them."""
 
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
+
+from annotated_types import Ge, Interval
 
 from placer.errors import ProblemError
 
@@ -10,6 +12,8 @@ OptimizerName = Literal["sgd", "adagrad", "rowwise_adagrad", "adam"]
 DType = Literal["float32", "float16", "bfloat16"]
 ColdDType = Literal["float32", "float16", "bfloat16", "int8"]
 """Types of cold rows; ``int8`` rows have a float32 scale and offset each."""
+Count = Annotated[int, Interval(ge=0, lt=1 << 63)]
+"""A number of bytes or rows, as files have it."""
 
 DTYPE_BYTES: dict[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
 COLD_DTYPES: tuple[ColdDType, ...] = get_args(ColdDType)
@@ -46,8 +50,8 @@ class Feature:
     """
 
     name: str
-    pooling_factor: float = 1.0
-    coverage: float = 1.0
+    pooling_factor: Annotated[float, Ge(0)] = 1.0
+    coverage: Annotated[float, Interval(ge=0, le=1)] = 1.0
     pooling: Pooling = "sum"
 
     def __post_init__(self) -> None:
@@ -81,8 +85,8 @@ class Table:
     """
 
     name: str
-    rows: int
-    dim: int
+    rows: Count
+    dim: Annotated[int, Ge(1)]
     dtype: DType = "float32"
     optimizer: OptimizerName = "rowwise_adagrad"
     features: tuple[Feature, ...] = field(default=())

@@ -13,7 +13,7 @@ import click
 import cost_models
 import placer
 from placer.click_types import Choice, InputPath, LocalPath, Name, Seconds, Suggested
-from placer.data.names import FORMATS
+from placer.data.layout import FORMATS
 from placer.data.options import POOLING, poolings_of
 from placer.executor.names import BACKENDS
 from placer.knobs import option
@@ -199,16 +199,10 @@ class ProblemOptions:
             placer.Constraints() if path is None else placer.Constraints.load(path),
             self.pipeline or (old.pipeline if old else "look-ahead"),
             dense,
-            self._widths(old),
+            (old.widths if old else ()) if self.widths is None else names_in(self.widths),
             old.growing if old else growing or {},
             self.exchange_dtype or (old.exchange_dtype if old else "float32"),
         )
-
-    def _widths(self, old: placer.Plan | None) -> tuple[Any, ...]:
-        """Types that cold rows may have: those that are asked for, or that the old plan has."""
-        if self.widths is None:
-            return old.widths if old else ()
-        return names_in(self.widths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +289,7 @@ def tables_of(source: str, arguments: Sequence[str]) -> tuple[list[Table], int]:
     """Return a profile's, workload's or model class's tables, and its count of other parameters."""
     stored = Path(source).exists()
     if ":" in source and not stored:
-        from placer.adapters.pytorch.estimate import tables_of_class
+        from placer.adapters.pytorch.models import tables_of_class
 
         return tables_of_class(source, arguments)
     from placer.workloads import named_workload

@@ -59,7 +59,7 @@ class RunOptions:
         """Return the same as `placer.training.train` takes it; one process `speaks` of many."""
         from placer.report import print_stderr
         from placer.training.checkpoint import exist
-        from placer.training.metric_logs import metric_logs
+        from placer.training.metrics import metric_logs
 
         folder = self.checkpoints
         resumes = self.resume and folder is not None and exist(folder)

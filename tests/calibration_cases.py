@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from cost_models.calibrated.calibration import TERMS, Calibration, Constant
 from cost_models.calibrated.fit import amounts
+from cost_models.calibrated.model import TERMS, Calibration, Constant
 from placer.measurement import Case, Dataset, Measured, Measurement, Setting
 
 SECONDS = {

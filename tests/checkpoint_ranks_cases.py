@@ -20,7 +20,7 @@ from placer.errors import CheckpointError
 from placer.executor import PlacedEmbeddings, ShardedEmbeddings
 from placer.executor.distributed import distributed_id_order
 from placer.plan.plan import Plan
-from placer.storage import row_blocks
+from placer.storage import tensor_rows
 from placer.storage.checkpoint import load_model, save_model
 from placer.tables import OPTIMIZERS, Feature, Table
 
@@ -35,7 +35,7 @@ PLACEMENTS = (
 
 @contextmanager
 def small_blocks() -> Iterator[None]:
-    with patch.object(row_blocks, "BLOCK_BYTES", BLOCK_BYTES):
+    with patch.object(tensor_rows, "BLOCK_BYTES", BLOCK_BYTES):
         yield
 
 

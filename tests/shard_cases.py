@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from placer import Plan, Table
 from placer.plan.fields import RowOrder
 from placer.plan.shard import Shard
-from placer.storage import row_blocks
+from placer.storage import tensor_rows
 from placer.topology.topology import Topology
 from placer.training.checkpoint import Checkpoint, Position
 
@@ -31,7 +31,7 @@ STATE = {
 @contextlib.contextmanager
 def scratch() -> Iterator[Path]:
     """A folder; in it, tables take several chunks. Waiting for the disk would show nothing."""
-    small = mock.patch.object(row_blocks, "CHUNK_BYTES", 64)
+    small = mock.patch.object(tensor_rows, "CHUNK_BYTES", 64)
     with tempfile.TemporaryDirectory() as name, mock.patch("os.fsync"), small:
         yield Path(name)
 

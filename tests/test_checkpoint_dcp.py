@@ -39,7 +39,7 @@ from placer.adapters.pytorch import applied_plan
 from placer.errors import CheckpointError
 from placer.executor import PlacedEmbeddings
 from placer.executor.id_order import tensors_of
-from placer.storage import row_blocks
+from placer.storage import tensor_rows
 from placer.storage.checkpoint import load_model, save_model, table_blocks
 from placer.storage.checkpoint.dcp_metadata import read_metadata
 from placer.storage.checkpoint.dcp_reader import read_tensors
@@ -349,9 +349,9 @@ def test_every_row_is_dealt_once_to_a_rank_that_holds_some(
 
 @given(st.integers(1, 1 << 30))
 def test_blocks_are_small_and_divide_the_chunks_of_readers(row_bytes: int) -> None:
-    rows = row_blocks.block_rows(row_bytes)
-    assert row_blocks.READ_ROWS % rows == 0
-    assert rows == 1 or rows * row_bytes <= row_blocks.BLOCK_BYTES
+    rows = tensor_rows.block_rows(row_bytes)
+    assert tensor_rows.READ_ROWS % rows == 0
+    assert rows == 1 or rows * row_bytes <= tensor_rows.BLOCK_BYTES
 
 
 # Files that are not what they should be ---------------------------------------------------------

@@ -88,6 +88,9 @@ def test_options_reach_the_training(workbench: Workbench) -> None:
     for option in (("--seed", "1"), ("--lr", "0.1"), ("--embedding-lr", "0.1"),
                    ("--dense-optimizer", "sgd"), ("--batch-size", "50")):  # fmt: skip
         assert trained(*quick, *option)["losses"] != usual["losses"]
+    half = trained(*quick, "--amp", "bfloat16")
+    assert half["losses"] != usual["losses"]
+    assert half["last_loss"] == pytest.approx(usual["last_loss"], abs=0.05)
     whole = trained(*workbench.training(), "--epochs", "2", "--eval-data", workbench.log)
     assert whole["steps"] == 2 * 24
     assert whole["held_out_samples"] == 1500
@@ -132,13 +135,6 @@ def test_hit_rates_are_told_where_memory_has_tiers(workbench: Workbench) -> None
     shown = succeed(*run, "--backend", "tiered").stdout
     assert f"found their row in HBM, the plan counts on {rates['planned_hbm_share']:.1%}" in shown
     assert "HBM, rows that the plan keeps there" in shown
-
-
-def test_the_mlps_can_be_in_bfloat16(workbench: Workbench) -> None:
-    run = (*workbench.training(), "--steps", "5")
-    half, full = trained(*run, "--amp", "bfloat16"), trained(*run)
-    assert half["losses"] != full["losses"]
-    assert half["last_loss"] == pytest.approx(full["last_loss"], abs=0.05)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from plan_cases import roomy
 from schedule_events import finished_at, threads_of
 
 from cost_models import Roofline, Schedule
-from cost_models.step_equation.arena_loads import added_up, arena_loads, times_by_arena
+from cost_models.arenas import added_up, arena_loads, times_by_arena
 from cost_models.step_equation.phases import HOST, NAMES, ROWS, with_lanes
 from cost_models.step_equation.work import work_of
 from placer import Plan, Problem

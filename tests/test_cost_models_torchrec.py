@@ -1,6 +1,5 @@
 """Cost model `torchrec` against TorchRec's own enumerator, estimators and rating."""
 
-import subprocess
 import sys
 from dataclasses import replace
 from importlib.util import find_spec
@@ -135,19 +134,14 @@ def placements(draw: st.DrawFn) -> tuple[Problem, list[Shard], dict[str, dict[st
 def enumerated(problem: Problem, named: dict[str, dict[str, Any]], prefetch: bool) -> list[Any]:
     """The named options as TorchRec's enumerator makes and estimates them, on their ranks."""
     import torch
-    from torchrec import (
-        EmbeddingBagCollection,
-        EmbeddingBagConfig,
-        EmbeddingCollection,
-        EmbeddingConfig,
-    )
+    from torchrec import EmbeddingBagCollection, EmbeddingCollection
     from torchrec.distributed.embedding import EmbeddingCollectionSharder
     from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
     from torchrec.distributed.planner import ParameterConstraints
     from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
     from torchrec.distributed.planner.types import TopologyFactory, TrainerConfig
     from torchrec.distributed.types import CacheParams
-    from torchrec.modules.embedding_configs import DataType
+    from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, EmbeddingConfig
     from torchrec.optim import RowWiseAdagrad
 
     from cost_models.torchrec.estimates import ProfileCacheStatistics
@@ -336,18 +330,8 @@ class TestWhatTorchRecKnows:
         assert rates == pytest.approx(expected)
         area = sum((a + b) / 2 for a, b in pairwise(rates)) / 8
         assert statistics.cacheability == pytest.approx(area)
-
-    def test_a_table_that_nobody_reads_misses_nothing(self) -> None:
-        from cost_models.torchrec.estimates import ProfileCacheStatistics
-
-        statistics = ProfileCacheStatistics(counted_table("t", [0, 0, 0]), 20)
-        assert statistics.expected_lookups == 0
-        assert statistics.expected_miss_rate(0.5) == 0
-        assert statistics.cacheability == 0
-
-    def test_skewed_tables_cache_better(self) -> None:
-        from cost_models.torchrec.estimates import ProfileCacheStatistics
-
+        unread = ProfileCacheStatistics(counted_table("t", [0, 0, 0]), 20)
+        assert unread.expected_lookups == unread.expected_miss_rate(0.5) == unread.cacheability == 0
         flat, steep = (
             ProfileCacheStatistics(zipf_table("t", 1000, exponent=exponent), 64).cacheability
             for exponent in (0.1, 1.5)
@@ -412,7 +396,6 @@ class TestWhatTorchRecKnows:
         tables = [zipf_table(f"t{n}", 20_000, 64, lookups=40.0) for n in range(2)]
         problem = problem_of(*tables, topology=topology, batch_size=512)
         result = solve(problem, "greedy-cost", cost_model="torchrec", time_limit_s=5)
-        assert result.plan is not None
         assert violations(result.plan) == []
         kinds = {
             sharding_of(topology, table.table, result.plan.shards_by_table[table.table.name]).kind
@@ -574,12 +557,3 @@ def test_without_torchrec_it_says_how_to_install_it(monkeypatch: pytest.MonkeyPa
     monkeypatch.delitem(sys.modules, "cost_models.torchrec.estimates", raising=False)
     with pytest.raises(BackendError, match=r"pip install 'embedding-placer\[torchrec\]'"):
         cost_model("torchrec").sharding_options(problem_of(zipf_table("t", 9)), 0)
-
-
-def test_importing_cost_models_imports_neither_torchrec_nor_torch() -> None:
-    code = (
-        "import sys, cost_models; cost_models.cost_model('torchrec'); "
-        "print([name for name in ('torch', 'torchrec') if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"

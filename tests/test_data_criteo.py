@@ -4,10 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from data_cases import refused
 
 from placer.data import open_log
+from placer.data.layout import DENSE
 from placer.data.log import Log
-from placer.data.names import DENSE
 from placer.errors import DataError
 
 
@@ -103,19 +104,15 @@ def test_a_bad_line_is_named(
 def test_a_file_that_is_no_log(tmp_path: Path) -> None:
     options = {"id_mapping": "hash", "rows": 97}
     (tmp_path / "empty").touch()
-    with pytest.raises(DataError, match="empty is empty"):
-        open_log(tmp_path / "empty", **options)
+    refused("empty is empty", tmp_path / "empty", **options)
     full = write(tmp_path / "full", 3)
     log = open_log([full, tmp_path / "empty"], **options)
     assert sum(chunk.samples for chunk in log.chunks()) == 3
     assert any(note.endswith("empty is empty and was passed over") for note in log.notes)
     (tmp_path / "text").write_text("hello\n")
-    with pytest.raises(DataError, match="text, line 1: 1 fields, expected 40"):
-        open_log(tmp_path / "text", "criteo", **options)
-    with pytest.raises(DataError, match="no separator divides its lines"):
-        open_log(tmp_path / "text", **options)
-    with pytest.raises(DataError, match=r"cannot open .*nowhere: No such file"):
-        open_log(tmp_path / "nowhere", **options)
+    refused("text, line 1: 1 fields, expected 40", tmp_path / "text", "criteo", **options)
+    refused("no separator divides its lines", tmp_path / "text", **options)
+    refused(r"cannot open .*nowhere: No such file", tmp_path / "nowhere", **options)
 
 
 def test_a_file_without_labels_after_one_with(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from data_cases import refused
 
 from placer.data import open_log
 from placer.errors import DataError
@@ -86,10 +87,8 @@ def test_code_is_never_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.chdir(tmp_path)
     torch.save(Payload(), tmp_path / "torch.pt")
     (tmp_path / "plain.pt").write_bytes(pickle.dumps(Payload(), protocol=2))
-    with pytest.raises(DataError, match=r"torch\.pt holds more than tensors"):
-        open_log(tmp_path / "torch.pt")
-    with pytest.raises(DataError, match=r"plain\.pt as what torch.save writes.*not a zip file"):
-        open_log(tmp_path / "plain.pt")
+    refused(r"torch\.pt holds more than tensors", tmp_path / "torch.pt")
+    refused(r"plain\.pt as what torch.save writes.*not a zip file", tmp_path / "plain.pt")
     assert not (tmp_path / "ran-code").exists()
 
 
@@ -109,17 +108,13 @@ def test_wrong_content(tmp_path: Path) -> None:
         ((indices[:0], offsets[:1], lengths[:, :0]), "is empty"),
     ]
     for number, (content, message) in enumerate(cases):
-        with pytest.raises(DataError, match=message):
-            open_log(save(tmp_path / f"{number}.pt", content))
+        refused(message, save(tmp_path / f"{number}.pt", content))
     good = save(tmp_path / "good.pt", (indices, offsets, lengths))
     (tmp_path / "cut.pt").write_bytes(good.read_bytes()[:-200])
-    with pytest.raises(DataError, match=r"cut\.pt"):
-        open_log(tmp_path / "cut.pt")
+    refused(r"cut\.pt", tmp_path / "cut.pt")
     (tmp_path / "cut.pt.gz").write_bytes(gzip.compress(good.read_bytes())[:-20])
-    with pytest.raises(DataError, match="cut short"):
-        open_log(tmp_path / "cut.pt.gz")
-    with pytest.raises(DataError, match="no such file"):
-        open_log(tmp_path / "none.pt")
+    refused("cut short", tmp_path / "cut.pt.gz")
+    refused("no such file", tmp_path / "none.pt")
     other = save(tmp_path / "other.pt", (indices, offsets, lengths.reshape(SAMPLES, TABLES)))
     with pytest.raises(DataError, match=r"other.pt has 20 tables, but the log's first file has 3"):
         list(open_log([good, other], rows=30).chunks())

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
+from data_cases import refused
 from profile_cases import assert_same_profile
 
 from placer import Profile
@@ -158,14 +159,10 @@ def test_errors_name_the_place() -> None:
         profile_log(open_log(frame, rows={"user": 19_999}, ignore=["price"]))
     with pytest.raises(DataError, match=r"DataFrame of polars, from row 16384 on: column 'price'"):
         profile_log(open_log(frame, dense=["price"]))
-    with pytest.raises(DataError, match="DataFrame of polars has no column 'item'"):
-        open_log(frame, sparse=["item"])
-    with pytest.raises(DataError, match="DataFrame of polars has no categorical column"):
-        open_log(frame, ignore=["user", "price"])
-    with pytest.raises(DataError, match="the Table of pyarrow is empty"):
-        open_log(LOG.slice(0, 0))
-    with pytest.raises(DataError, match="cannot be read from int"):
-        open_log(lambda: 3)
+    refused("DataFrame of polars has no column 'item'", frame, sparse=["item"])
+    refused("DataFrame of polars has no categorical column", frame, ignore=["user", "price"])
+    refused("the Table of pyarrow is empty", LOG.slice(0, 0))
+    refused("cannot be read from int", lambda: 3)
 
 
 def test_files_that_polars_writes(tmp_path: Path) -> None:

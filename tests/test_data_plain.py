@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from placer.data.formats.delimited import DelimitedSource
 from placer.data.formats.plain import PlainText
-from placer.data.layout import Layout, NamedColumns
-from placer.data.names import IdType
+from placer.data.layout import IdType, Layout, NamedColumns
 from placer.errors import DataError
 
 WHOLE = st.sampled_from(["0", "7", "-3", "12345678", "-1234567", "", "00", "-0"])

@@ -1,20 +1,21 @@
 """`open_log`: options, id mappings, and vocabularies."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from data_cases import refused
 from fast_and_full import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
 from placer.data import open_log, vocabulary
-from placer.data.encoding import Encoding
+from placer.data.encoding import Encoding, Hash
 from placer.data.formats.parquet import ParquetSource
 from placer.data.layout import NamedColumns
-from placer.data.mapping import Hash
 from placer.data.vocabulary import build_vocabularies
 from placer.errors import DataError
 
@@ -37,23 +38,20 @@ def rows_of(log: object, feature: str) -> list[int]:
     return found
 
 
-def test_a_vocabulary_keeps_the_order_of_first_appearance(log_path: Path) -> None:
-    log = open_log(log_path, id_mapping="vocabulary")
-    assert rows_of(log, "user") == [1, 2, 1, 3, 1, 3]
-    assert rows_of(log, "item") == [1, 1, 2, 1, 3, 2]
-    assert log.tables == {"user": 4, "item": 4}
-
-
-def test_rare_ids_share_row_0(log_path: Path) -> None:
-    log = open_log(log_path, id_mapping="vocabulary", min_count=2)
-    assert rows_of(log, "user") == [1, 0, 1, 2, 1, 2]
-    assert rows_of(log, "item") == [1, 1, 2, 1, 0, 2]
-
-
-def test_rows_limit_a_vocabulary_to_the_most_read(log_path: Path) -> None:
-    log = open_log(log_path, id_mapping="vocabulary", rows={"user": 2, "item": 3})
-    assert rows_of(log, "user") == [1, 0, 1, 0, 1, 0]
-    assert rows_of(log, "item") == [1, 1, 2, 1, 0, 2]
+@pytest.mark.parametrize(
+    ("how", "user", "item"),
+    [
+        ({}, [1, 2, 1, 3, 1, 3], [1, 1, 2, 1, 3, 2]),  # By first appearance.
+        ({"min_count": 2}, [1, 0, 1, 2, 1, 2], [1, 1, 2, 1, 0, 2]),  # Rare ids share row 0.
+        ({"rows": {"user": 2, "item": 3}}, [1, 0, 1, 0, 1, 0], [1, 1, 2, 1, 0, 2]),  # Most read.
+    ],
+)
+def test_rows_of_a_vocabulary(
+    log_path: Path, how: dict[str, Any], user: list[int], item: list[int]
+) -> None:
+    log = open_log(log_path, id_mapping="vocabulary", **how)
+    assert (rows_of(log, "user"), rows_of(log, "item")) == (user, item)
+    assert log.tables == {"user": max(user) + 1, "item": max(item) + 1}
 
 
 def test_the_encoding_maps_another_log_alike(log_path: Path, tmp_path: Path) -> None:
@@ -68,14 +66,13 @@ def test_the_encoding_maps_another_log_alike(log_path: Path, tmp_path: Path) -> 
 
 def test_an_encoding_of_another_log_is_refused(log_path: Path) -> None:
     encoding = Encoding({"C1": "C1"}, {"C1": Hash(9)})
-    with pytest.raises(DataError, match="has no column 'C1'"):
-        open_log(log_path, encoding=encoding)
+    refused("has no column 'C1'", log_path, encoding=encoding)
     text = log_path.with_name("log.tsv")
     text.write_text("\t".join(["0"] * 40) + "\n")
-    with pytest.raises(DataError, match=r"has numeric columns I1, .* but the encoding names none"):
-        open_log(text, encoding=encoding)
-    with pytest.raises(DataError, match=r"log.tsv has no feature 'user', .* it has C1"):
-        open_log(text, encoding=open_log(log_path).encoding)
+    refused(r"has numeric columns I1, .* but the encoding names none", text, encoding=encoding)
+    refused(
+        r"log.tsv has no feature 'user', .* it has C1", text, encoding=open_log(log_path).encoding
+    )
 
 
 @examples(30)
@@ -113,8 +110,7 @@ def test_the_suffix_tells_the_format(tmp_path: Path) -> None:
         ("x.parquet", "x.parquet: No such file"),
         ("x.tsv.gz", "cannot open .*x.tsv.gz: No such file"),
     ]:
-        with pytest.raises(DataError, match=message):
-            open_log(tmp_path / name)
+        refused(message, tmp_path / name)
 
 
 def test_wrong_options(log_path: Path, tmp_path: Path) -> None:
@@ -127,13 +123,10 @@ def test_wrong_options(log_path: Path, tmp_path: Path) -> None:
         ({"rows": 0}, "needs at least 1 row, not 0"),
         ({"feature_tables": {"nobody": "t"}}, "has no feature 'nobody'"),
     ]:
-        with pytest.raises(DataError, match=message):
-            open_log(log_path, **options)  # type: ignore[arg-type]
-    with pytest.raises(DataError, match="no file to read"):
-        open_log([])
+        refused(message, log_path, **options)  # type: ignore[arg-type]
+    refused("no file to read", [])
     (tmp_path / "folder").mkdir()
-    with pytest.raises(DataError, match=r"folder .* has no file"):
-        open_log(tmp_path / "folder")
+    refused(r"folder .* has no file", tmp_path / "folder")
     with pytest.raises(DataError, match="at least 1 sample, not 0"):
         next(open_log(log_path).chunks(0))
 

@@ -11,8 +11,7 @@ from plan_cases import in_dram, in_hbm, plan_of
 from shard_cases import STATE, checkpoint_of
 
 from placer import Plan, Table
-from placer.data.encoding import Encoding
-from placer.data.mapping import Hash, Identity, Vocabulary
+from placer.data.encoding import Encoding, Hash, Identity, Vocabulary
 from placer.errors import PlanMismatchError
 from placer.executor.memory.initial_weights import initial_weights
 from placer.storage.growing import counts, earlier_rows, grown

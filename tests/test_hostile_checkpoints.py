@@ -21,8 +21,13 @@ from placer.errors import CheckpointError
 from placer.executor import PlacedEmbeddings
 from placer.storage.checkpoint import load_model, save_model
 from placer.storage.checkpoint.dcp_metadata import read_metadata
-from placer.torch_files.pickled import PickleError, read_pickle
-from placer.torch_files.tensors import OtherContentError, TensorFileError, read_tensors
+from placer.torch_files import (
+    OtherContentError,
+    PickleError,
+    TensorFileError,
+    read_pickle,
+    read_tensors,
+)
 
 sys.path.append(str(Path(__file__).resolve().parent / "executor"))
 from checkpoint_ranks_cases import small_blocks

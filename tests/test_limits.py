@@ -14,13 +14,13 @@ from placer import Constraints, Plan, Profile, Topology
 from placer.config_file import MOST_BYTES, MOST_DEPTH
 from placer.errors import PlacerError, PlanError, TopologyError
 from placer.files import sha256_file
-from placer.measurement.dataset import Dataset
+from placer.measurement.machine import Dataset
 from placer.read_files import LimitError, read_json, read_limited
 from placer.storage.checkpoint.dcp_metadata import Block, read_metadata
 from placer.storage.checkpoint.dcp_reader import _Files
 from placer.storage.manifest import Manifest, read_manifest
 from placer.training.growing import _ids_of
-from placer.training.metric_logs import JsonLines
+from placer.training.metrics import JsonLines
 from placer.units import parse_bytes
 
 MACHINE = """

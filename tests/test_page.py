@@ -8,7 +8,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from browser_cases import Browser, browser, needs_chromium
@@ -20,12 +20,11 @@ from placer.profile.cdf import AccessCdf
 from placer.report.picture import MARKERS, SERIES
 from placer.workloads import named_workload
 from solvers import solve
-from solvers.bounds.binding import Binding
+from solvers.bounds.binding import Binding, Resource
 from solvers.report import plan_report
 from solvers.report.page import Answers, Questions, ask, write_page
 from solvers.report.page.figures import PATTERNS, label, memory_charts, time_chart
-from solvers.report.page.render import charts_of, script_json
-from solvers.report.page.table_map import table_map
+from solvers.report.page.render import charts_of, script_json, table_map
 from solvers.report.page.verdict import verdict
 
 HOSTILE = (
@@ -113,7 +112,6 @@ def test_every_chart_is_one_that_plotly_takes_and_says_what_is_in_it() -> None:
         traces, layout = json.loads(text)
         objects.Figure(data=traces, layout=layout)
         assert chart.words.endswith(".")
-        assert chart.table is not None
         assert chart.table.rows
         assert '"log"' not in text or not any(one["type"] == "bar" for one in traces)
 
@@ -121,10 +119,20 @@ def test_every_chart_is_one_that_plotly_takes_and_says_what_is_in_it() -> None:
 def test_phases_and_waits_of_each_gpu_make_up_the_step() -> None:
     answers = hostile_answers()
     chart = charts_of(answers)["time"][0]
-    assert chart.table is not None
     for row in chart.table.rows:
         parts = [value for key, value in row.items() if key != "device"]
         assert sum(parts) == pytest.approx(answers.cost.step_time_s)
+
+
+@pytest.mark.parametrize("resource", get_args(Resource))
+def test_a_verdict_has_words_for_whatever_binds(resource: Resource) -> None:
+    """Of plans that drives limit, no page could be made."""
+    answers = hostile_answers()
+    said = verdict(
+        answers.shown.facts, answers.cost, Binding(resource, "waits"), bound_holds=False, memory=()
+    )
+    assert said.advice[0].endswith(".")
+    assert "The step waits." in said.binds
 
 
 @pytest.mark.parametrize(

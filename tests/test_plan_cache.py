@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 
 import placer
 from cost_models import Roofline
-from cost_models.calibrated.calibration import Calibration
-from cost_models.calibrated.model import Calibrated
+from cost_models.calibrated.model import Calibrated, Calibration
 from cost_models.roofline import RooflineConstants
 from placer import (
     AccessCdf,
@@ -34,9 +33,9 @@ from placer import (
     Topology,
 )
 from placer.dense import DenseLayers
+from placer.files import sealed
 from placer.profile.counts import RowCounts
 from placer.profile.locality import WindowCounts
-from placer.seal import sealed
 from solvers import CachedSolver, Limits, PlanCache, SolveResult, solve, solver
 from solvers.cache import folder as cache_folder
 from solvers.cache import solver as cache_key

@@ -13,13 +13,13 @@ from safetensors.numpy import save_file
 from placer import Plan
 from placer.files import sha256_file
 from placer.plan.buffers import STEPS_IN_FLIGHT, index_buffer_bytes
+from placer.plan.file import json_schema
 from placer.plan.memory import (
     ENTRY_BYTES_PASSING,
     ROW_CACHE_ENTRY_BYTES,
     SORT_BYTES_PER_LOOKUP,
     device_memory,
 )
-from placer.plan.schema import json_schema
 from placer.plan.verify import verify
 
 TEXT = (REPOSITORY / "docs" / "plan-format.md").read_text(encoding="utf-8")

@@ -21,8 +21,8 @@ from placer import Feature, Plan, Table
 from placer.errors import PlanError
 from placer.files import sha256_file
 from placer.plan.fields import RowOrder
+from placer.plan.file import json_schema
 from placer.plan.origin import load_sealed
-from placer.plan.schema import json_schema
 from placer.plan.verify import violations
 
 SCHEMA = json.loads((Path(placer.__file__).parent / "plan" / "plan.schema.json").read_text())

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from profile_cases import assert_same_profile, profile_of, profiles
 
 from placer import AccessCdf, Feature, Profile, Table, TableProfile
-from placer.data.encoding import Encoding
-from placer.data.mapping import Hash, Identity, Vocabulary
+from placer.data.encoding import Encoding, Hash, Identity, Vocabulary
 from placer.errors import ProfileError
 from placer.profile.counts import RowCounts
 
@@ -173,7 +172,7 @@ def test_damage_is_told(saved: Path) -> None:
 
 
 def test_a_profile_that_was_rewritten_by_hand(saved: Path) -> None:
-    from placer.seal import sealed
+    from placer.files import sealed
 
     def rewrite(**changes: object) -> None:
         document = json.loads((saved / "profile.json").read_text()) | changes

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from cost_models.step_equation.slice_load import slice_load
+from cost_models.step_equation.loads import slice_load
 from placer import Profile
 from placer.data.log import Bags
 from placer.plan.buffers import slice_unique

@@ -12,8 +12,7 @@ from profile_cases import assert_same_profile, batches, count, profile_of
 
 from placer import AccessCdf, Feature, Profile, Table, TableProfile
 from placer.data import open_log
-from placer.data.encoding import Encoding
-from placer.data.mapping import Vocabulary
+from placer.data.encoding import Encoding, Vocabulary
 from placer.errors import ProfileError
 from placer.profile.count import profile_log
 from placer.profile.counts import RowCounts

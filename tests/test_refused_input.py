@@ -20,9 +20,8 @@ from placer.data import open_log
 from placer.data.files.opening import Unpacked
 from placer.data.files.staging import Staging
 from placer.data.formats.parquet import ParquetSource
-from placer.data.keys import bags_from_arrow
+from placer.data.keys import MOST_TEXT_BYTES, bags_from_arrow
 from placer.data.layout import NamedColumns
-from placer.data.text_keys import MOST_TEXT_BYTES
 from placer.errors import (
     DataError,
     PlacerError,

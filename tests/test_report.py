@@ -246,10 +246,7 @@ def test_compare_rows_are_the_results(comparison: list[CompareRow]) -> None:
     assert tight.status in ("infeasible", "no_plan")
     assert tight.detail
     assert roomy.hbm_budget_bytes == 2**32
-    assert roomy.step_time_s is not None
-    assert roomy.bound_s is not None
     assert roomy.gap == pytest.approx(max(0, roomy.step_time_s / roomy.bound_s - 1))
-    assert roomy.hbm_used_bytes is not None
     assert 0 < roomy.hbm_used_bytes <= 2 * 2**32
 
 

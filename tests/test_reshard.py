@@ -18,13 +18,14 @@ from plan_cases import in_dram, in_hbm, machine, plan_of
 from shard_cases import checkpoint_of, ids_of, scratch, successive_plans
 
 from placer import Plan, Table
-from placer.errors import CheckpointError, PlacerError, PlanMismatchError
+from placer.errors import CheckpointError, PlanMismatchError
 from placer.plan.diff import diff
 from placer.plan.fields import RowOrder
 from placer.report.moves import reshard_report
-from placer.storage import row_blocks
-from placer.storage.safetensors_layout import StoredTensor
-from placer.storage.shards import open_shards, reshard, shard_file, write_shards
+from placer.storage import tensor_rows
+from placer.storage.shards import open_shards, reshard, write_shards
+from placer.storage.shards.shard_folder import ShardFile, ShardFolder
+from placer.storage.tensor_rows import StoredTensor
 
 TABLE = Table("t", 100, 8, optimizer="rowwise_adagrad")
 
@@ -68,22 +69,6 @@ def hot_cold(split: int, devices: tuple[str, str], listed: list[int]) -> Plan:
     return replace(
         plan, row_order={"t": RowOrder("profile")}, hot_ids={"t": np.array(listed, np.int64)}
     )
-
-
-def test_only_rows_that_get_another_home_move(tmp_path: Path) -> None:
-    old = hot_cold(10, ("gpu:0", "gpu:1"), list(range(50, 60)))
-    new = hot_cold(10, ("gpu:0", "gpu:1"), list(range(55, 65)))
-    write_shards(old, checkpoint_of(old), tmp_path / "old")
-    found = reshard(tmp_path / "old", new, tmp_path / "new")
-    row_bytes = 8 * 4 + 4
-    moves = [(m.kind, str(m.source), str(m.target), m.size_bytes) for m in found.difference.moves]
-    assert moves == [
-        ("DRAM to HBM", "gpu:1 dram", "gpu:0 hbm", 5 * row_bytes),
-        ("HBM to DRAM", "gpu:0 hbm", "gpu:1 dram", 5 * row_bytes),
-    ]
-    assert found.difference.kept_bytes == 90 * row_bytes
-    assert found.difference.moved_bytes == 10 * row_bytes
-    assert (found.kept_files, found.written_files) == (0, 2)
 
 
 def test_a_device_that_takes_over_rows_gets_the_files(tmp_path: Path) -> None:
@@ -179,22 +164,6 @@ SPLIT = hot_cold(10, ("gpu:0", "gpu:1"), list(range(10)))
 WIDER = hot_cold(20, ("gpu:0", "gpu:1"), list(range(10)))
 
 
-def test_shards_of_another_plan_are_refused(tmp_path: Path) -> None:
-    write_shards(SPLIT, checkpoint_of(SPLIT), tmp_path / "old")
-    with pytest.raises(PlanMismatchError, match=r"were not written with the older plan.*SHA-256"):
-        reshard(tmp_path / "old", SPLIT, tmp_path / "new", old=WIDER)
-    assert not (tmp_path / "new").exists()
-
-
-def test_what_exists_is_not_overwritten(tmp_path: Path) -> None:
-    write_shards(SPLIT, checkpoint_of(SPLIT), tmp_path / "old")
-    (tmp_path / "new").mkdir()
-    for path in (tmp_path / "new", tmp_path / "old"):
-        with pytest.raises(PlacerError, match="exists already"):
-            reshard(tmp_path / "old", WIDER, path)
-    assert list((tmp_path / "new").iterdir()) == []
-
-
 @pytest.mark.parametrize("new", [SPLIT, WIDER], ids=["kept", "rewritten"])
 def test_a_damaged_file_is_refused(tmp_path: Path, new: Plan) -> None:
     write_shards(SPLIT, checkpoint_of(SPLIT), tmp_path / "old")
@@ -217,12 +186,15 @@ def test_files_of_tables_that_stay_are_not_read(
 ) -> None:
     read: set[tuple[str, str]] = set()
 
-    def recorded(path: Path, tensor: StoredTensor, positions: np.ndarray) -> np.ndarray:
-        read.add((path.parent.name, tensor.name))
-        return shard_file.read_rows(path, tensor, positions)
+    def recorded(
+        folder: ShardFolder, file: ShardFile, tensor: StoredTensor, positions: np.ndarray
+    ) -> np.ndarray:
+        read.add((file.name.partition("/")[0], tensor.name))
+        return rows(folder, file, tensor, positions)
 
     write_shards(SPLIT, checkpoint_of(SPLIT), tmp_path / "old")
-    monkeypatch.setattr("placer.storage.shards.shard_folder.read_rows", recorded)
+    rows = ShardFolder.rows
+    monkeypatch.setattr(ShardFolder, "rows", recorded)
     assert reshard(tmp_path / "old", SPLIT, tmp_path / "same").kept_files == 2
     assert not read
     reshard(tmp_path / "old", WIDER, tmp_path / "new")
@@ -259,13 +231,13 @@ def test_a_killed_reshard_leaves_no_folder_and_the_next_one_works(tmp_path: Path
     killed = (
         "import os, signal, sys\n"
         "from placer import Plan\n"
-        "from placer.storage.shards import reshard, shard_file\n"
-        "write, calls = shard_file.ShardWriter.write, []\n"
-        "def last(self, *arguments):\n"
-        "    write(self, *arguments)\n"
+        "from placer.storage.shards import reshard, writing\n"
+        "write, calls = writing._write_rows, []\n"
+        "def last(*arguments):\n"
+        "    write(*arguments)\n"
         "    calls.append(1)\n"
         "    if len(calls) == 3: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "shard_file.ShardWriter.write = last\n"
+        "writing._write_rows = last\n"
         "reshard(sys.argv[1], Plan.load(sys.argv[2]), sys.argv[3])\n"
     )
     paths = [str(tmp_path / name) for name in ("old", "wider.json", "new")]
@@ -281,7 +253,7 @@ def test_a_killed_reshard_leaves_no_folder_and_the_next_one_works(tmp_path: Path
 def test_memory_is_bounded_by_chunks_not_tables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(row_blocks, "CHUNK_BYTES", 1 << 16)
+    monkeypatch.setattr(tensor_rows, "CHUNK_BYTES", 1 << 16)
     table = Table("t", 60_000, 32, optimizer="adagrad")
     hot = np.random.default_rng(0).permutation(table.rows)[:2000]
     orders = {"row_order": {"t": RowOrder("profile")}, "hot_ids": {"t": hot}}

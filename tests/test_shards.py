@@ -21,7 +21,7 @@ from placer.errors import CheckpointError, PlacerError, PlanError
 from placer.executor import PlacedEmbeddings
 from placer.executor.id_order import tensors_of
 from placer.plan.fields import RowOrder
-from placer.storage import row_blocks
+from placer.storage import tensor_rows
 from placer.storage.shards import (
     load_shards,
     open_shards,
@@ -93,10 +93,13 @@ def test_names_of_tables_and_devices_stay_within_the_folder(tmp_path: Path) -> N
     assert len(files) == 3
 
 
+@pytest.mark.parametrize(("most_open", "times"), [(256, 1), (2, 2)])
 def test_a_table_is_read_once_and_in_order_a_chunk_at_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_open: int, times: int
 ) -> None:
-    monkeypatch.setattr(row_blocks, "CHUNK_BYTES", 8 * 4 * 16)
+    """Or once for so many of its shards as may be open."""
+    monkeypatch.setattr("placer.storage.shards.writing._MOST_OPEN", most_open)
+    monkeypatch.setattr(tensor_rows, "CHUNK_BYTES", 8 * 4 * 16)
     asked: dict[str, list[tuple[int, int]]] = {}
 
     def recorded(name: str, tensor: torch.Tensor) -> TensorRows:
@@ -116,20 +119,12 @@ def test_a_table_is_read_once_and_in_order_a_chunk_at_a_time(
     }
     opened = write_shards(PLAN, replace(given, tensors=tensors), tmp_path / "shards")
     steps = [(start, min(start + 16, 100)) for start in range(0, 100, 16)]
-    assert asked == dict.fromkeys(["t.weight", "t.exp_avg", "t.exp_avg_sq"], steps)
+    assert {name: spans[: len(steps)] for name, spans in asked.items()} == dict.fromkeys(
+        ["t.weight", "t.exp_avg", "t.exp_avg_sq"], steps
+    )
+    assert {len(spans) for spans in asked.values()} == {times * len(steps)}
     for files in opened.files["t"]:
-        expected = expected_tensors(PLAN, given, files[0].layout.shard)
-        check_file(tmp_path / "shards" / files[0].name, expected)
-
-
-def test_tables_of_more_shards_than_may_be_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("placer.storage.shards.writing._MOST_OPEN", 2)
-    given = checkpoint_of(PLAN)
-    opened = write_shards(PLAN, given, tmp_path / "shards")
-    for files in opened.files["t"]:
-        expected = expected_tensors(PLAN, given, files[0].layout.shard)
+        expected = expected_tensors(PLAN, given, files[0].shard)
         check_file(tmp_path / "shards" / files[0].name, expected)
 
 

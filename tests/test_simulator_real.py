@@ -14,7 +14,7 @@ from placer.plan.fields import RowOrder
 from placer.profile.count import profile_log
 from placer.simulator.replay import ReplayOptions
 from placer.tables import OPTIMIZERS
-from placer.training.batches import batches as batches_of
+from placer.training.reading import batches as batches_of
 
 pytestmark = pytest.mark.real
 

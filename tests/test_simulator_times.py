@@ -1,5 +1,6 @@
 """Step times: those that a roofline expects where batches are drawn from its profile."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -13,16 +14,11 @@ from problem_cases import counted_table, plan_for, problem_of, whole, zipf_table
 from simulator_cases import one_id_chunk
 
 from cost_models import Calibrated, Roofline, TorchRec
-from cost_models.calibrated.calibration import TERMS
-from cost_models.replay import (
-    Replayed,
-    StepTimer,
-    StepTimes,
-    TimeSummary,
-    replayed,
-    step_equation,
-)
+from cost_models.calibrated.model import TERMS
+from cost_models.replay import StepTimer, StepTimes, step_equation
 from cost_models.roofline import UPDATE_KERNELS, RooflineConstants
+from cost_models.simulation import Replayed, TimeSummary, replayed
+from cost_models.step_equation.equation import StepEquation
 from cost_models.step_equation.phases import (
     COPIES,
     GRADIENTS,
@@ -43,10 +39,17 @@ from placer.plan.buffers import with_buffers
 from placer.plan.shard import Lookup
 from placer.profile.counts import RowCounts
 from placer.profile.table_profile import TableProfile
+from placer.simulator.counts import StepCounts
 from placer.simulator.draws import drawn_batches
 from placer.simulator.replay import ReplayOptions, Simulator
-from placer.simulator.summary import device_totals, served
-from placer.simulator.windows import StepRecord, Window, drifted, equal_windows
+from placer.simulator.summary import (
+    StepRecord,
+    Window,
+    device_totals,
+    drifted,
+    equal_windows,
+    served,
+)
 from placer.tables import DType
 
 BATCHES = 12
@@ -57,6 +60,15 @@ def run(plan: Plan, batches: list[Chunk], problem: Problem | None = None, **opti
     simulator = Simulator(plan, ReplayOptions(**options))
     profile = None if problem is None else problem.profile
     return replayed(simulator, StepTimer(simulator.arrangement, Roofline(), profile), batches)
+
+
+def timed(
+    plan: Plan, batches: Iterable[Chunk], problem: Problem, model: StepEquation | None = None
+) -> list[tuple[StepCounts, StepTimes]]:
+    """What each batch does, and its times."""
+    simulator = Simulator(plan)
+    timer = StepTimer(simulator.arrangement, model or Roofline(), problem.profile)
+    return [(counts, timer.times(counts)) for counts in simulator.run(batches)]
 
 
 def two_tables() -> Problem:
@@ -87,10 +99,8 @@ def test_drawn_batches_take_what_the_roofline_expects(lookup: Lookup, dtype: DTy
     plan = sharded(problem, lookup, {0: ("gpu:0",), 1: ("gpu:1",)})
     plan = replace(plan, exchange_dtype=dtype)
     expected = Roofline().evaluate(problem, plan)
-    simulator = Simulator(plan)
-    timer = StepTimer(simulator.arrangement, Roofline(), problem.profile)
     drawn = drawn_batches(problem.profile, problem.global_batch_size, BATCHES, seed=3)
-    times = [timer.times(counts) for counts in simulator.run(drawn)]
+    times = [one for _, one in timed(plan, drawn, problem)]
     for number, gpu in enumerate(expected.gpus):
         for phases, cost, fixed_s in (
             ([LOOKUP, UPDATE], gpu.hbm_s, gpu.launch_s),
@@ -141,10 +151,8 @@ def test_what_a_plan_costs_however_little_it_reads_is_what_the_model_says(gpus: 
     model = Calibrated(calibration(**constants))
     for case in random_cases(6, 12, gpus=gpus):
         problem, plan = case.problem(), case.plan()
-        simulator = Simulator(plan)
-        timer = StepTimer(simulator.arrangement, model, problem.profile)
-        (counts,) = simulator.run(drawn_batches(problem.profile, 4, 1, seed=0))
-        found = timer.times(counts)
+        drawn = drawn_batches(problem.profile, 4, 1, seed=0)
+        ((_, found),) = timed(plan, drawn, problem, model)
         expected = [gpu.launch_s for gpu in model.evaluate(problem, plan).gpus]
         assert found.gpu_s == pytest.approx(expected, rel=1e-9)
         assert model.schedule(problem).fixed_s == (SECONDS["step"],)
@@ -163,14 +171,12 @@ def test_lookups_of_rows_that_do_not_follow_ids_cost_more() -> None:
             for way, cut in zip(ways, cuts, strict=False)
         ]
         plan = plan_for(problem, *shards)
-        simulator = Simulator(plan)
-        timer = StepTimer(simulator.arrangement, model, problem.profile)
-        (counts,) = simulator.run(drawn_batches(problem.profile, 512, 1, seed=0))
+        drawn = drawn_batches(problem.profile, 512, 1, seed=0)
+        ((counts, found),) = timed(plan, drawn, problem, model)
         expected = 1e-6 * counts.parts.lookups.sum() if number > 2 else 0.0
         gpu = model.evaluate(problem, plan).gpus[0]
-        assert timer.times(counts).gpu_s[0] - gpu.launch_s == pytest.approx(expected)
-        predicted = gpu.total_s
-        assert predicted == pytest.approx(1e-6 * 4 * 512 if number > 2 else 0.0, abs=1e-6)
+        assert found.gpu_s[0] - gpu.launch_s == pytest.approx(expected)
+        assert gpu.total_s == pytest.approx(1e-6 * 4 * 512 if number > 2 else 0.0, abs=1e-6)
 
 
 @pytest.mark.parametrize("ways", [["device"], ["device", "staged"], ["device", "staged", "host"]])
@@ -182,13 +188,12 @@ def test_arenas_take_what_all_their_lookups_do(ways: list[Lookup]) -> None:
     problem = problem_of(*tables, topology=machine(1), batch_size=512)
     shards = [whole(problem, way, "gpu:0", table=number) for number, way in enumerate(ways)]
     plan = plan_for(problem, *shards)
-    simulator = Simulator(plan)
-    timer = StepTimer(simulator.arrangement, model, problem.profile)
-    (counts,) = simulator.run(drawn_batches(problem.profile, 512, 1, seed=0))
+    drawn = drawn_batches(problem.profile, 512, 1, seed=0)
+    ((counts, found),) = timed(plan, drawn, problem, model)
     lookups = int(counts.parts.lookups.sum())
     # The row cache has no more rows to find than there are staged ones.
     expected = ("staged" in ways) * 1e-6 * min(lookups, 5000) + ("host" in ways) * 1e-4 * lookups
-    assert timer.times(counts).gpu_s[0] == pytest.approx(expected, abs=1e-6)
+    assert found.gpu_s[0] == pytest.approx(expected, abs=1e-6)
     predicted = model.evaluate(problem, plan).gpus[0].total_s
     assert predicted == pytest.approx(expected, rel=0.05, abs=1e-6)
 
@@ -201,9 +206,7 @@ def test_staged_rows_that_never_repeat_take_what_the_roofline_expects() -> None:
     plan = plan_for(problem, whole(problem, "device", "gpu:0"), shard)
     expected = Roofline().evaluate(problem, plan)
     drawn = drawn_batches(problem.profile, problem.global_batch_size, 20, seed=3)
-    simulator = Simulator(plan)
-    timer = StepTimer(simulator.arrangement, Roofline(), problem.profile)
-    times = [timer.times(counts) for counts in simulator.run(drawn)][4:]  # Rows go back from then.
+    times = [one for _, one in timed(plan, drawn, problem)][4:]  # Rows go back from then.
     link_s = np.mean([one.phase_s[ON_LINK, 1].sum() for one in times])
     assert link_s == pytest.approx(expected.gpus[1].link_s, rel=0.02)
     assert np.mean([one.phase_s[[IDS, COPIES], 1].sum() for one in times]) > link_s
@@ -231,14 +234,12 @@ def test_replicas_update_what_all_of_them_read() -> None:
     problem = problem_of(zipf_table("a", 50, 16, lookups=2), topology=machine(2), batch_size=64)
     plan = sharded(problem, "device", {0: ("gpu:0", "gpu:1")})
     (batch,) = drawn_batches(problem.profile, 128, 1)
-    simulator = Simulator(plan)
-    (counts,) = simulator.run([batch])
+    plain = Roofline(RooflineConstants(1.0, 1.0, 0.0, 0.0, 1.0, 0.0, 1.0, 1.0, 1.0))
+    ((counts, times),) = timed(plan, [batch], problem, plain)
     distinct = np.unique(batch.features["a"].ids).size
     work = counts.parts.lookups * (8 + 112 + 2 * 64) + 2 * distinct * 68
     work += 2 * counts.served.output_bytes[0]
     launched_s = (1 + UPDATE_KERNELS) * problem.topology.gpus[0].launch_s
-    plain = Roofline(RooflineConstants(1.0, 1.0, 0.0, 0.0, 1.0, 0.0, 1.0, 1.0, 1.0))
-    times = StepTimer(simulator.arrangement, plain, problem.profile).times(counts)
     assert times.phase_s[[LOOKUP, UPDATE]].sum(axis=0) == pytest.approx(work / 1e12 + launched_s)
     assert counts.parts.update_rows.tolist() == [distinct, distinct]
     assert (counts.parts.rows <= distinct).all()

@@ -12,8 +12,13 @@ from problem_cases import problem_of, zipf_table
 from test_solvers import with_hbm
 
 from cost_models import Calibrated, Roofline
-from cost_models.arenas import ArenaCosts, ArenaLoad
-from cost_models.step_equation.arena_loads import added_up, arena_loads, times_by_arena
+from cost_models.arenas import (
+    ArenaCosts,
+    ArenaLoad,
+    added_up,
+    arena_loads,
+    times_by_arena,
+)
 from placer import Problem, Topology
 from placer.constraints.constraints import Constraints
 from placer.constraints.rules import TableRule

@@ -113,13 +113,11 @@ def test_what_binds_gains_most_when_solved_anew(kind: str, resource: str) -> Non
     step_time_s = MODEL.evaluate(problem, plan).step_time_s
     if kind == "unused HBM":
         anew = solve(problem, "greedy-cost").step_time_s
-        assert anew is not None
         assert step_time_s / anew - 1 >= found.gain > 0.3
         return
     solved = {}
     for change in changes(problem.topology):
         other = solve(replace(problem, topology=change.topology), "greedy-cost").step_time_s
-        assert other is not None
         solved[change.resource] = max(0.0, step_time_s / other - 1)
     assert max(solved, key=lambda one: solved[one]) == resource
     for name, gain in solved.items():

@@ -104,7 +104,6 @@ def test_placements_are_read_back_from_a_plan(problem: Problem, seed: int) -> No
     instance = Instance(problem, MODEL)
     for number, profile in enumerate(problem.profile):
         found = placements_of(instance, plan, profile.name)
-        assert found is not None
         assert is_one_of(found.option, instance.options_of(number))
     assignment = assignment_of(instance, plan)
     if assignment is not None:
@@ -138,7 +137,6 @@ def test_placements_of_any_option_are_read_back(option: ShardingOption, counted:
             plan = some_placement(problem, random.Random(seed), {0: (option,)})
             check_read_back(problem, plan)
             found = placements_of(Instance(problem, MODEL), plan, "t")
-            assert found is not None
             assert (found.option.replicated_rows, found.option.column_widths) == (
                 min(option.replicated_rows, rows),
                 option.column_widths,
@@ -148,7 +146,6 @@ def test_placements_of_any_option_are_read_back(option: ShardingOption, counted:
 def test_assignments_of_plans(problem: Problem, plan: Plan) -> None:
     instance = Instance(problem, MODEL)
     assignment = assignment_of(instance, plan)
-    assert assignment is not None
     assert assignment.step_time_s == pytest.approx(plan.solver.step_time_s)
     # A table of more rows than its GPU holds does not fit where all of them have to.
     full = Constraints.of({"t1": TableRule(tier="hbm")})
@@ -177,12 +174,9 @@ def test_worth_of_hbm_is_the_difference_of_evaluations(problem: Problem, plan: P
         splits += 1
         (margin,) = found.margins
         assert margin.hot_rows == shards[0].row_count
-        assert margin.last_s_per_byte is not None
-        assert margin.next_s_per_byte is not None
         assert margin.last_s_per_byte >= margin.next_s_per_byte > 0
         instance = Instance(problem, MODEL)
         read = placements_of(instance, plan, profile.name)
-        assert read is not None
         (placed,) = read.placements
         step = max(1, placed.hot_rows // 10_000)
         more = build_plan(instance, [Placement(placed.shard, placed.gpu, placed.hot_rows + step)])

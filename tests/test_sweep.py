@@ -1,8 +1,11 @@
-"""`placer sweep`: step times by hand, sound plans, sane trends, and what Acun et al. found."""
+"""`placer sweep`: step times by hand, sound plans, sane trends, Acun et al., and what it prints."""
 
+import json
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
+from cli_cases import fail, invoke, succeed
 from fast_and_full import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,22 +17,22 @@ from cost_models.dense import (
     FlopRate,
     dense_cost,
 )
+from cost_models.report import plot_sweep, sweep_report
+from cost_models.report.sweep import _legend
 from cost_models.sweep import (
     AXES,
     DEFAULT_AXES,
     MODELS,
     PLACEMENTS,
-    Placement,
     Platform,
     Point,
     Setting,
-    Sweep,
     axis_values,
     platform,
     sweep,
     with_overrides,
 )
-from cost_models.sweep.steps import CPU_BATCH
+from cost_models.sweep.run import CPU_BATCH
 from placer.errors import PlacerError, PlanMismatchError, ProblemError, TopologyError
 from placer.plan.memory import device_memory
 from placer.plan.plan import Plan
@@ -110,10 +113,8 @@ def test_every_preset_has_flop_rates() -> None:
 @pytest.mark.parametrize("name", ON_GPUS)
 def test_a_step_on_gpus_is_the_longest_of_its_parts(name: str, nvlink: bool) -> None:
     machine = two_gpus(nvlink=nvlink)
-    assert machine.topology is not None
     setting = replace(SMALL, sparse=3)  # The first GPU has two tables, the second one.
     placement = PLACEMENTS[name]
-    assert placement.plan is not None
     problem = Problem(setting.profile(), machine.topology, setting.batch)
     plan = placement.plan(problem, Roofline())
     # A sweep prices hosts that send to all of their GPUs, which no plan for training says.
@@ -181,7 +182,6 @@ def test_parameter_servers_cost_what_their_plan_costs() -> None:
     out = 128 * 5 * (4 * 8 + 16 * 4)  # Ids and gradients of all samples of both GPUs.
     assert point.parts_s["network"] == pytest.approx(out / 1e6)
     port = platform("cpu").network_bytes_per_s
-    assert port is not None
     assert point.parts_s["servers' network"] == pytest.approx(out * 3 / 5 / port)
     assert (point.waits_for, point.extra_servers) == ("network", 2)
 
@@ -193,7 +193,6 @@ def test_cpu_servers_divide_into_trainers_and_parameter_servers_as_is_best(
     servers, setting = 7, Setting(sparse=6, pooling=pooling, width=width)
     machine = platform(f"{servers}xcpu")
     port = machine.network_bytes_per_s
-    assert port is not None
     flops = 6 * setting.dense_network.macs_per_sample * CPU_BATCH
     out = CPU_BATCH * 6 * (setting.pooling * 8 + setting.dim * 4)
     rates = {}
@@ -231,11 +230,9 @@ def test_all_fits_then_a_split_is_no_different() -> None:
 @pytest.mark.parametrize("name", ["hot-cold", "cached"])
 def test_hbm_is_filled_to_the_last_row(name: str) -> None:
     machine = two_gpus(hbm=200_000)
-    assert machine.topology is not None
     setting = replace(SMALL, rows=20_000, batch=8)
     problem = Problem(setting.profile(), machine.topology, setting.batch)
     make = PLACEMENTS[name].plan
-    assert make is not None
     plan = make(problem, Roofline())
     # A sweep prices hosts that send to all of their GPUs, which no plan for training says.
     assert [fault for fault in violations(plan) if "host:0 has GPUs" not in fault.message] == []
@@ -244,24 +241,20 @@ def test_hbm_is_filled_to_the_last_row(name: str) -> None:
         two_rows = 2 * (setting.dim * 4 + 4 + 52)
         assert 0 <= use.free_bytes < 2 * two_rows
     point = points_of(machine, setting, name)[name]
-    assert point.hbm_lookup_share is not None
     assert 0 < point.hbm_lookup_share < 1
 
 
 @pytest.mark.parametrize("name", [name for name in PLACEMENTS if name not in ("remote", "cpu")])
 def test_what_is_short_is_named(name: str) -> None:
     machine = two_gpus(hbm=2**16, dram=2**16)
-    assert machine.topology is not None
     setting = replace(SMALL, rows=50_000)
     point = points_of(machine, setting, name)[name]
     assert point.samples_per_s is None
     assert point.step_time_s is None
     problem = Problem(setting.profile(), machine.topology, setting.batch)
     make = PLACEMENTS[name].plan
-    assert make is not None
     memory = device_memory(make(problem, Roofline()))
     worst = min(memory.values(), key=lambda use: use.free_bytes)
-    assert point.shortage is not None
     assert (point.shortage.device, point.shortage.short_bytes) == (worst.device, -worst.free_bytes)
     assert point.shortage.resource == ("hbm" if worst.device.startswith("gpu") else "dram")
     assert point.detail.startswith(f"{worst.device} lacks ")
@@ -271,11 +264,9 @@ def test_tables_too_large_for_servers_are_named() -> None:
     setting = replace(MODELS["m3"], rows=100_000_000)
     remote = points_of(BIG_BASIN, setting, "remote")["remote"]
     assert remote.samples_per_s is None
-    assert remote.shortage is not None
     _, held = on_servers(setting, 8, setting.batch * 8)
     assert remote.shortage.short_bytes == held["ps:0"] - platform("cpu").server.memory_bytes
     cpu = points_of(platform("4xcpu"), setting, "cpu")["cpu"]
-    assert cpu.shortage is not None
     _, held = on_servers(setting, 3, CPU_BATCH)
     assert cpu.shortage.short_bytes == held["ps:0"] - platform("cpu").server.memory_bytes
 
@@ -328,7 +319,6 @@ def test_a_larger_model_is_never_faster(setting: Setting, machine: Platform, axi
     for name, point in after.items():
         if point.samples_per_s is not None:
             small = before[name].samples_per_s
-            assert small is not None
             assert point.samples_per_s <= small * (1 + 1e-9), name
 
 
@@ -336,7 +326,6 @@ def test_a_larger_model_is_never_faster(setting: Setting, machine: Platform, axi
 @given(shapes, st.sampled_from([BIG_BASIN, ZION]), st.sampled_from(["hbm", "link", "flops"]))
 def test_a_better_machine_is_never_slower(setting: Setting, machine: Platform, what: str) -> None:
     topology = machine.topology
-    assert topology is not None
     if what == "flops":
         better = replace(machine, gpu=replace(machine.gpu, share=2 * machine.gpu.share))
     elif what == "hbm":
@@ -349,7 +338,6 @@ def test_a_better_machine_is_never_slower(setting: Setting, machine: Platform, w
     for name, point in before.items():
         if point.samples_per_s is not None:
             faster = after[name].samples_per_s
-            assert faster is not None
             assert faster >= point.samples_per_s * (1 - 1e-9), name
 
 
@@ -367,8 +355,6 @@ def test_gpu_memory_wins_on_big_basin_and_host_memory_on_zion(batch: int) -> Non
 
 def test_host_memory_bandwidth_makes_the_flip() -> None:
     setting = MODELS["m2"]
-    assert BIG_BASIN.topology is not None
-    assert ZION.topology is not None
     nvlink = tuple(link for link in BIG_BASIN.topology.links if link.kind == "nvlink")
     linked = replace(ZION.topology, links=ZION.topology.links + nvlink)
     pcie = tuple(link for link in BIG_BASIN.topology.links if link.kind == "pcie")
@@ -391,12 +377,10 @@ def test_a_model_too_large_for_the_gpus_is_slower_there_than_on_cpus() -> None:
     for name in ("gpu", "row-wise", "host-pooled", "host-staged", "cpu"):
         assert points[name].samples_per_s is None, name
     remote = points["remote"].samples_per_s
-    assert remote is not None
     assert points["remote"].waits_for == "network"
     assert remote < 0.8 * rate(platform("16xcpu"), setting, "cpu")
     # Which a split of hot and cold rows, not in the paper, changes.
     split = points["hot-cold"].samples_per_s
-    assert split is not None
     assert split > rate(platform("16xcpu"), setting, "cpu")
 
 
@@ -445,8 +429,6 @@ def test_further_machines_come_last_unless_nothing_else_is_possible() -> None:
     )
     first = found.ranked("big-basin", {"rows": 10_000_000})
     assert [point.placement for point in first] == ["gpu", "remote"]
-    assert first[1].samples_per_s is not None
-    assert first[0].samples_per_s is not None
     assert first[1].samples_per_s > first[0].samples_per_s
     large = found.ranked("big-basin", {"rows": 40_000_000})
     assert [point.placement for point in large] == ["remote"]
@@ -500,7 +482,97 @@ def test_bad_sweeps_are_refused() -> None:
         platform("5000xcpu")
 
 
-def test_placements_are_found_by_their_names() -> None:
-    assert all(isinstance(one, Placement) for one in PLACEMENTS.values())
-    assert [one.name for one in PLACEMENTS.values()] == list(PLACEMENTS)
-    assert isinstance(sweep([ZION], {"dense": (8,)}, Roofline(), base=SMALL), Sweep)
+COMMAND = ("sweep", "--vary", "sparse=4,8", "--set", "rows=1000", "--set", "batch=64")
+
+
+def test_json_has_the_values_of_the_library() -> None:
+    document = json.loads(succeed(*COMMAND, "--vary", "rows=5e8", "--format", "json").stdout)
+    assert len(document["points"]) == 4 * 3 * len(PLACEMENTS)
+    base = replace(Setting(), rows=1000, batch=64)
+    machines = [platform(name) for name in ("big-basin", "zion", "8xh200", "16xcpu")]
+    axes = {"sparse": (4.0, 8.0), "rows": (5e8,)}
+    found = sweep(machines, axes, Roofline(), base=base)
+    assert document == json.loads(json.dumps(sweep_report(found).to_json()))
+    short = [point for point in document["points"] if point["short_bytes"]]
+    assert {point["short_resource"] for point in short} == {"hbm", "dram"}
+    for point in document["points"]:
+        assert point["feasible"] == (point["samples_per_s"] is not None)
+        assert point["feasible"] or point["detail"]
+
+
+def test_a_winner_is_ahead_of_the_first_that_is_slower() -> None:
+    document = json.loads(succeed(*COMMAND, "--platform", "big-basin", "--format", "json").stdout)
+    for winner in document["winners"]:
+        rates = {
+            point["placement"]: point["samples_per_s"]
+            for point in document["points"]
+            if point["varied"] == winner["varied"] and not point["extra_servers"]
+        }
+        assert winner["winner"] == max(rates, key=lambda name: rates[name])
+        slower = [one for one in rates.values() if one < rates[winner["winner"]] * (1 - 1e-9)]
+        assert winner["lead"] == pytest.approx(winner["samples_per_s"] / max(slower))
+        assert winner["lead"] > 1
+
+
+def test_table_csv_and_picture(tmp_path: Path) -> None:
+    picture = tmp_path / "sweep.png"
+    table = succeed(*COMMAND, "--vary", "rows=5e8", "--plot", picture)
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+    assert "zion: samples/s by placement" in table.stdout
+    assert "16xcpu has no GPUs" in table.stdout
+    assert "of HBM for rows" in table.stdout
+    assert "The fastest placement of each machine" in table.stdout
+    lines = succeed(*COMMAND, "--format", "csv").stdout.splitlines()
+    assert lines[0].startswith("section,platform,placement,varied,dense,sparse,rows,")
+    assert sum(line.startswith("points,") for line in lines) == 4 * 2 * len(PLACEMENTS)
+
+
+@pytest.mark.parametrize("width", [1.5, 3.7, 9.0])
+def test_no_placement_of_the_legend_lies_outside_of_the_picture(width: float) -> None:
+    """A picture of one axis is narrow: all nine names in a line used to be cropped."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, 3.0), layout="constrained")
+    _legend(figure, dict.fromkeys(PLACEMENTS, "#123456"))
+    figure.draw_without_rendering()
+    [legend] = figure.legends
+    assert len(legend.get_texts()) == len(PLACEMENTS)
+    inside, whole = legend.get_window_extent(), figure.bbox
+    assert inside.x0 >= whole.x0
+    assert inside.x1 <= whole.x1
+    assert inside.y0 >= whole.y0
+
+
+def test_sweeps_that_are_not_drawn(tmp_path: Path) -> None:
+    arguments = [*COMMAND, "--platform", "zion", "--grid", "--vary", "pooling=1,8"]
+    message = fail(*arguments, "--plot", tmp_path / "grid.png")
+    assert "one axis at a time" in message
+    found = sweep([platform("cpu")], {"dense": (8,)}, Roofline(), placements=["gpu"])
+    with pytest.raises(PlacerError, match="nothing to draw"):
+        plot_sweep(found, tmp_path / "none.png")
+
+
+def test_this_machine_is_measured() -> None:
+    arguments = (*COMMAND, "--platform", "auto", "--format", "json")
+    for budget in ((), ("--hbm", "1MiB")):
+        document = json.loads(succeed(*arguments, *budget).stdout)
+        assert "measured" in document["platforms"][0]["sources"]["CPU float32"]
+        rates = {p["placement"]: p["samples_per_s"] for p in document["points"]}
+        assert (rates["gpu"] is None) == bool(budget)
+        assert rates["cpu"] > 0
+        assert rates["remote"] is None
+
+
+def test_budgets_and_bad_usage() -> None:
+    document = json.loads(
+        succeed(*COMMAND, "--platform", "zion", "--hbm", "1KiB", "--format", "json").stdout
+    )
+    short = {p["placement"]: p["short_resource"] for p in document["points"]}
+    assert short["gpu"] == "hbm"
+    assert short["cpu"] is None
+    wrong = invoke(*COMMAND, "--placements", "moon")
+    assert wrong.exit_code == 2
+    assert "no placement is called 'moon'" in wrong.stderr
+    assert "nothing called 'x' can be varied" in fail("sweep", "--vary", "x=1")
+    assert "named more than once" in fail(*COMMAND, "--platform", "zion,zion")
+    assert "placer sweep --platform" in invoke("sweep", "--help").output

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from zipf_sample import fit_zipf_to_sample
 
-from placer.profile.zipf import ZipfMandelbrot
+from placer.profile.cdf import ZipfMandelbrot
 from placer.workloads.synthetic_log import CATEGORICAL, INTEGER, MISSING_SHARE
 
 pytestmark = pytest.mark.real

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from fast_and_full import combinations, mostly_slow
-from training_cases import QUICK, Placement, plan_for, small_log
+from training_cases import QUICK, Placement, assert_same_tensors, losses_of, plan_for, small_log
 
 from placer import Plan
 from placer.errors import CheckpointError, PlacerError
@@ -28,15 +28,6 @@ CONFIG = replace(QUICK, epochs=3, report_every=1)
 def small(step: int, size: int = 10) -> Checkpoint:
     tensors = {"dense": {"w": torch.full((size,), float(step))}, "empty": {}}
     return Checkpoint(Position(step, 1, 64), {"lr": 0.1}, tensors)
-
-
-def weights(path: Path) -> dict[str, torch.Tensor]:
-    saved = load(path)
-    return {
-        f"{name}/{key}": tensor
-        for name, tensors in saved.tensors.items()
-        for key, tensor in tensors.items()
-    }
 
 
 def run_interrupted(plan, config: TrainConfig, folder: Path, stop_after: int) -> None:
@@ -66,9 +57,7 @@ def test_a_resumed_run_is_bit_equal_to_an_uninterrupted_one(
     rest = train(plan, LOG, config, checkpoints=policy, resume=tmp_path / "parts")
     assert rest.losses == whole.losses[stop_after:]
     assert (rest.auc, rest.log_loss, rest.steps) == (whole.auc, whole.log_loss, whole.steps)
-    one, two = weights(tmp_path / "whole"), weights(tmp_path / "parts")
-    assert one.keys() == two.keys()
-    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert_same_tensors(tmp_path / "whole", tmp_path / "parts")
 
 
 @combinations(
@@ -84,9 +73,7 @@ def test_a_run_goes_on_under_another_plan(
     run_interrupted(first, CONFIG, tmp_path, 13)
     second = plan_for(LOG, other, optimizer=table_optimizer)
     rest = train(second, LOG, CONFIG, resume=tmp_path)
-    assert [loss for _, loss in rest.losses] == pytest.approx(
-        [loss for _, loss in whole.losses[13:]], abs=1e-5
-    )
+    assert losses_of(rest) == pytest.approx(losses_of(whole)[13:], abs=1e-5)
 
 
 def half_plan(dtype: str) -> Plan:
@@ -105,8 +92,7 @@ def test_tables_of_half_precision_are_rounded_stochastically(tmp_path: Path, dty
     policy = CheckpointPolicy(tmp_path / "b")
     resumed = train(plan, LOG, CONFIG, checkpoints=policy, resume=tmp_path / "b")
     assert resumed.losses == uninterrupted.losses[5:]
-    expected = weights(tmp_path / "a")
-    assert all(torch.equal(expected[name], x) for name, x in weights(tmp_path / "b").items())
+    assert_same_tensors(tmp_path / "a", tmp_path / "b")
     with pytest.raises(CheckpointError, match='rounding was "stochastic" and is "nearest"'):
         train(plan, LOG, replace(CONFIG, rounding="nearest"), resume=tmp_path / "b")
 
@@ -166,28 +152,19 @@ def test_resuming_from_nothing_is_an_error(tmp_path: Path) -> None:
             train(plan_for(LOG), LOG, CONFIG, resume=path)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"dim": 8}, r"tables a dim was 4 and is 8; tables bc dim was 4 and is 8"),
-        ({"optimizer": "sgd"}, r'optimizer was "rowwise_adagrad" and is "sgd"'),
-    ],
-)
-def test_a_checkpoint_of_another_model_is_refused(
-    tmp_path: Path, change: dict, message: str
-) -> None:
+def test_a_checkpoint_of_another_model_or_other_settings_is_refused(tmp_path: Path) -> None:
     train(plan_for(LOG), LOG, CONFIG, checkpoints=CheckpointPolicy(tmp_path))
-    with pytest.raises(CheckpointError, match=message):
-        train(plan_for(LOG, **change), LOG, CONFIG, resume=tmp_path)
-
-
-def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
-    train(plan_for(LOG), LOG, CONFIG, checkpoints=CheckpointPolicy(tmp_path))
-    other = replace(CONFIG, batch_size=16, lr=0.2, seed=1, holdout_every=5)
-    with pytest.raises(
-        CheckpointError, match=r"batch_size was 32 and is 16; lr was 0.05 and is 0.2; .* 2 more"
+    for plan, settings, message in (
+        ({"dim": 8}, {}, r"tables a dim was 4 and is 8; tables bc dim was 4 and is 8"),
+        ({"optimizer": "sgd"}, {}, r'optimizer was "rowwise_adagrad" and is "sgd"'),
+        (
+            {},
+            {"batch_size": 16, "lr": 0.2, "seed": 1, "holdout_every": 5},
+            r"batch_size was 32 and is 16; lr was 0.05 and is 0.2; .* 2 more",
+        ),
     ):
-        train(plan_for(LOG), LOG, other, resume=tmp_path)
+        with pytest.raises(CheckpointError, match=message):
+            train(plan_for(LOG, **plan), LOG, replace(CONFIG, **settings), resume=tmp_path)
 
 
 def test_epochs_may_be_added(tmp_path: Path) -> None:

@@ -6,15 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from fast_and_full import mostly_slow
 from plan_cases import with_drives
-from training_cases import QUICK, Placement, plan_for, small_log
+from training_cases import QUICK, Placement, assert_same_tensors, losses_of, plan_for, small_log
 
 from placer import Plan
 from placer.errors import PlacerError
 from placer.tables import ColdDType, OptimizerName
-from placer.training.checkpoint import exist, load
+from placer.training.checkpoint import exist
 from placer.training.config import CheckpointPolicy
 from placer.training.loop import train
 
@@ -38,20 +37,6 @@ def cold_plan(
     return with_drives(replace(plan, shards=tuple(shards)))
 
 
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    found = {}
-    for name, tensors in load(folder).tensors.items():
-        found |= {f"{name}/{key}": tensor for key, tensor in tensors.items()}
-    return found
-
-
-def assert_same(one: Path, two: Path) -> None:
-    """Both folders' newest checkpoints hold the same bits."""
-    held, other = weights(one), weights(two)
-    assert held.keys() == other.keys()
-    assert [name for name in held if not torch.equal(held[name], other[name])] == []
-
-
 def policy(folder: Path, every: int | None = None) -> CheckpointPolicy:
     return CheckpointPolicy(folder, every)
 
@@ -66,7 +51,7 @@ def test_a_run_on_a_drive_is_bit_equal_to_one_in_memory(
         runs[memory] = train(plan, LOG, CONFIG, checkpoints=policy(tmp_path / memory))
     assert runs["dram"].losses == runs["ssd"].losses
     assert runs["dram"].log_loss == runs["ssd"].log_loss
-    assert_same(tmp_path / "dram", tmp_path / "ssd")
+    assert_same_tensors(tmp_path / "dram", tmp_path / "ssd")
 
 
 @pytest.mark.parametrize("dtype", mostly_slow(["bfloat16", "int8"], "int8"))
@@ -80,12 +65,10 @@ def test_a_run_with_narrow_rows_resumes_bit_equal(tmp_path: Path, dtype: ColdDTy
         other, LOG, CONFIG, checkpoints=policy(tmp_path / "parts"), resume=tmp_path / "parts"
     )
     assert rest.losses == whole.losses[7:]
-    assert_same(tmp_path / "whole", tmp_path / "parts")
+    assert_same_tensors(tmp_path / "whole", tmp_path / "parts")
     wide = train(cold_plan(memory="dram"), LOG, CONFIG)
     assert rest.losses != wide.losses[7:]
-    assert [loss for _, loss in rest.losses] == pytest.approx(
-        [loss for _, loss in wide.losses[7:]], abs=0.02
-    )
+    assert losses_of(rest) == pytest.approx(losses_of(wide)[7:], abs=0.02)
 
 
 @pytest.mark.parametrize(
@@ -97,9 +80,7 @@ def test_a_run_goes_on_with_rows_of_another_width(
     train(cold_plan(dtype=first), LOG, replace(CONFIG, max_steps=7), checkpoints=policy(tmp_path))
     rest = train(cold_plan(dtype=then), LOG, CONFIG, resume=tmp_path)
     wide = train(cold_plan(), LOG, CONFIG)
-    assert [loss for _, loss in rest.losses] == pytest.approx(
-        [loss for _, loss in wide.losses[7:]], abs=0.02
-    )
+    assert losses_of(rest) == pytest.approx(losses_of(wide)[7:], abs=0.02)
 
 
 def test_the_folder_of_the_drive_is_an_option_of_training(tmp_path: Path) -> None:
@@ -145,7 +126,7 @@ def test_a_run_on_a_drive_that_was_killed_resumes_bit_equal(tmp_path: Path, step
         resume=tmp_path / "killed",
     )
     assert rest.losses == whole.losses[whole.steps - len(rest.losses) :]
-    assert_same(tmp_path / "whole", tmp_path / "killed")
+    assert_same_tensors(tmp_path / "whole", tmp_path / "killed")
 
 
 _LIMITED = """

@@ -9,7 +9,7 @@ import pytest
 import torch
 from fast_and_full import mostly_slow
 from torch import Tensor, nn
-from training_cases import QUICK, plan_for, small_log
+from training_cases import QUICK, losses_of, plan_for, small_log
 
 from placer.errors import CheckpointError, PlacerError
 from placer.executor import PlacedEmbeddings
@@ -27,9 +27,7 @@ def test_a_compiled_model_trains_alike(tmp_path: Path) -> None:
     config = replace(QUICK, compile="aot_eager", backend="tiered")
     compiled = train(PLAN, LOG, config, checkpoints=CheckpointPolicy(tmp_path / "compiled"))
     plain = train(PLAN, LOG, replace(config, compile=None))
-    assert [loss for _, loss in compiled.losses] == pytest.approx(
-        [loss for _, loss in plain.losses], abs=1e-5
-    )
+    assert losses_of(compiled) == pytest.approx(losses_of(plain), abs=1e-5)
     assert compiled.auc == pytest.approx(plain.auc, abs=1e-3)
     # A checkpoint knows nothing of it, and goes on without.
     longer = replace(config, compile=None, epochs=2)
@@ -41,9 +39,7 @@ def test_a_compiled_model_trains_alike(tmp_path: Path) -> None:
 def test_inductor_compiles_the_model() -> None:
     config = replace(QUICK, compile="inductor")
     compiled, plain = train(PLAN, LOG, config), train(PLAN, LOG, QUICK)
-    assert [loss for _, loss in compiled.losses] == pytest.approx(
-        [loss for _, loss in plain.losses], abs=1e-4
-    )
+    assert losses_of(compiled) == pytest.approx(losses_of(plain), abs=1e-4)
 
 
 def test_a_compiler_that_there_is_not_is_named() -> None:
@@ -58,7 +54,7 @@ def test_bfloat16_learns_what_float32_learns() -> None:
     half = train(plan_for(log, "split"), log, replace(config, amp="bfloat16"))
     full = train(plan_for(log, "split"), log, config)
     assert half.losses != full.losses
-    ends = [np.mean([loss for _, loss in result.losses[-30:]]) for result in (half, full)]
+    ends = [np.mean(losses_of(result)[-30:]) for result in (half, full)]
     assert ends[0] == pytest.approx(ends[1], abs=0.01)
     assert half.auc == pytest.approx(full.auc, abs=0.01)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from placer.errors import ProblemError
-from placer.training.dlrm import Dlrm, scale_dense
+from placer.training.trainer import Dlrm, scale_dense
 
 
 def test_logits_are_the_top_of_all_pairwise_products() -> None:

@@ -10,17 +10,24 @@ import numpy as np
 import pytest
 import torch
 from fast_and_full import covering
-from training_cases import QUICK, ArrayLog, Placement, plan_for, small_log
+from training_cases import (
+    QUICK,
+    ArrayLog,
+    Placement,
+    assert_same_tensors,
+    losses_of,
+    plan_for,
+    small_log,
+)
 
 from placer.data.log import Bags, Chunk
 from placer.errors import DataError
 from placer.executor import BagBatch, PlacedEmbeddings, PreparedBatch, look_ahead
 from placer.tables import OptimizerName
-from placer.training.background import in_background
-from placer.training.batches import batches
 from placer.training.checkpoint import load
 from placer.training.config import CheckpointPolicy, TrainConfig
 from placer.training.loop import train
+from placer.training.reading import batches, in_background
 from placer.training.run import Progress
 
 LOG = small_log(640)  # 20 batches, two of them held out
@@ -65,20 +72,16 @@ def test_runs_are_equal_with_and_without(
     names = sorted(path.name for path in (tmp_path / "True").iterdir())
     assert names == sorted(path.name for path in (tmp_path / "False").iterdir())
     for name in names:
-        saved, other = load(tmp_path / "True" / name), load(tmp_path / "False" / name)
-        assert saved.position == other.position
-        for file, tensors in saved.tensors.items():
-            for key, tensor in tensors.items():
-                assert torch.equal(tensor, other.tensors[file][key]), f"{name} {file} {key}"
+        assert_same_tensors(tmp_path / "True" / name, tmp_path / "False" / name)
+        positions = {load(tmp_path / ahead / name).position for ahead in ("True", "False")}
+        assert len(positions) == 1
 
 
 def test_backends_with_and_without_memory_tiers_learn_alike() -> None:
     plan = plan_for(LOG, "cached")
     tiered = train(plan, LOG, replace(CONFIG, backend="tiered"))
     plain = train(plan, LOG, replace(CONFIG, backend="torch"))
-    assert [loss for _, loss in tiered.losses] == pytest.approx(
-        [loss for _, loss in plain.losses], abs=1e-5
-    )
+    assert losses_of(tiered) == pytest.approx(losses_of(plain), abs=1e-5)
     assert plain.hit_rates is None
     rates = tiered.hit_rates
     assert rates is not None

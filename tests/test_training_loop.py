@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from training_cases import QUICK, ArrayLog, plan_for, small_log
+from training_cases import QUICK, ArrayLog, losses_of, plan_for, small_log
 
 from placer.errors import DataError, PlacerError, PlanMismatchError, ProblemError
 from placer.executor.backends.threads import threads_for
@@ -28,7 +28,7 @@ PLAN = plan_for(LOG, "split")
 
 def test_a_run_learns_what_explains_the_clicks() -> None:
     result = train(PLAN, LOG, replace(QUICK, epochs=3))
-    losses = [loss for _, loss in result.losses]
+    losses = losses_of(result)
     assert np.mean(losses[-20:]) < np.mean(losses[:20]) - 0.05
     assert result.auc is not None
     assert result.auc > 0.65
@@ -127,7 +127,7 @@ def test_progress_is_reported_with_mean_losses() -> None:
     result = train(PLAN, LOG, replace(QUICK, max_steps=10), on_progress=seen.append)
     assert [progress.step for progress in seen] == [4, 8, 10]
     assert [progress.samples for progress in seen] == [128, 256, 320]
-    losses = [loss for _, loss in result.losses]
+    losses = losses_of(result)
     assert [progress.loss for progress in seen] == pytest.approx(
         [np.mean(losses[:4]), np.mean(losses[4:8]), np.mean(losses[8:])]
     )
@@ -172,46 +172,60 @@ def test_threads_other_than_the_main_one_can_train() -> None:
     assert results[0].steps == 2
 
 
-def without_feature(log: ArrayLog) -> ArrayLog:
-    return replace(log, feature_tables={"a": "a"})
+def with_labels(labels: np.ndarray | None) -> ArrayLog:
+    return replace(LOG, chunk=replace(LOG.chunk, labels=labels))
 
 
-def with_other_rows(log: ArrayLog) -> ArrayLog:
-    return replace(log, tables={"a": 51, "bc": 40})
+def with_features_of_a(*features: Feature) -> Plan:
+    return replace(PLAN, tables=(replace(PLAN.tables[0], features=features), PLAN.tables[1]))
+
+
+FEATURELESS = tuple(replace(table, features=()) for table in PLAN.tables)
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("plan", "log", "kind", "message"),
     [
-        (without_feature, r"'b', which the log lacks; it has a$"),
-        (with_other_rows, r"'a' reads 51 rows in the log and 50 in the plan"),
+        (
+            PLAN,
+            replace(LOG, feature_tables={"a": "a"}),
+            PlanMismatchError,
+            r"'b', which the log lacks; it has a$",
+        ),
+        (
+            PLAN,
+            replace(LOG, tables={"a": 51, "bc": 40}),
+            PlanMismatchError,
+            r"'a' reads 51 rows in the log and 50 in the plan",
+        ),
+        (
+            replace(PLAN, tables=FEATURELESS),
+            LOG,
+            PlanMismatchError,
+            "no table of the plan has a feature",
+        ),
+        (
+            with_features_of_a(Feature("a", pooling="none")),
+            LOG,
+            ProblemError,
+            "'a' has pooling 'none'",
+        ),
+        (replace(PLAN, shards=PLAN.shards[1:]), LOG, PlanMismatchError, "'a'"),
+        (PLAN, with_labels(None), DataError, "no labels"),
+        (PLAN, with_labels(np.full(3200, 7, np.float32)), DataError, "label is 7.0"),
+        (
+            PLAN,
+            with_labels(np.full(3200, np.nan, np.float32)),
+            DataError,
+            "none of the 3200 samples",
+        ),
     ],
 )
-def test_a_log_that_does_not_fit_the_plan_is_refused(change, message: str) -> None:
-    with pytest.raises(PlanMismatchError, match=message):
-        train(PLAN, change(LOG), QUICK)
-
-
-def test_a_plan_without_features_is_refused() -> None:
-    tables = tuple(replace(table, features=()) for table in PLAN.tables)
-    with pytest.raises(PlanMismatchError, match="no table of the plan has a feature"):
-        train(replace(PLAN, tables=tables), LOG, QUICK)
-
-
-def test_features_that_are_not_pooled_are_refused() -> None:
-    tables = (replace(PLAN.tables[0], features=(Feature("a", pooling="none"),)), PLAN.tables[1])
-    with pytest.raises(ProblemError, match="'a' has pooling 'none'"):
-        train(replace(PLAN, tables=tables), LOG, QUICK)
-
-
-@pytest.mark.parametrize(
-    ("labels", "message"),
-    [(None, "no labels"), (np.full(3200, 7, np.float32), "label is 7.0"),
-     (np.full(3200, np.nan, np.float32), "none of the 3200 samples")],
-)  # fmt: skip
-def test_labels_that_are_none_are_refused(labels, message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        train(PLAN, replace(LOG, chunk=replace(LOG.chunk, labels=labels)), QUICK)
+def test_what_cannot_be_trained_is_refused(
+    plan: Plan, log: ArrayLog, kind: type[PlacerError], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
+        train(plan, log, QUICK)
 
 
 def test_a_diverging_run_stops_with_the_step(tmp_path) -> None:
@@ -246,9 +260,3 @@ def test_configurations_out_of_range_are_refused(values: dict, message: str) -> 
 def test_a_policy_that_keeps_nothing_is_refused(tmp_path) -> None:
     with pytest.raises(PlacerError, match="keep at least 1 checkpoint, not 0"):
         CheckpointPolicy(tmp_path, keep=0)
-
-
-def test_a_plan_is_checked_before_anything_is_trained() -> None:
-    broken: Plan = replace(PLAN, shards=PLAN.shards[1:])
-    with pytest.raises(PlanMismatchError):
-        train(broken, LOG, QUICK)

@@ -16,7 +16,7 @@ import torch.distributed.checkpoint as dcp
 from cli_cases import Workbench, succeed
 from ranks_launcher import Job, Outcomes, run
 from torch import nn
-from training_cases import plan_for
+from training_cases import losses_of, plan_for, tensors_of
 from training_ranks_cases import (
     CASES,
     LOG,
@@ -34,12 +34,8 @@ from placer.training.loop import TrainResult, train
 
 
 def tensors(path: Path) -> dict[str, torch.Tensor]:
-    return {
-        f"{file}/{name}": tensor
-        for file, held in load(path).tensors.items()
-        for name, tensor in held.items()
-        if file != "random"
-    }
+    held = tensors_of(path)
+    return {name: tensor for name, tensor in held.items() if not name.startswith("random/")}
 
 
 def close(one: Path, two: Path, tolerance: float = 2e-5) -> None:
@@ -80,9 +76,7 @@ def test_two_ranks_train_as_one_process_with_their_batch(
     loose = 3e-3 if CASES[name].config.amp else 2e-5
     for found in outcomes.of(name):
         assert [step for step, _ in found.losses] == [step for step, _ in expected.losses]
-        assert [loss for _, loss in found.losses] == pytest.approx(
-            [loss for _, loss in expected.losses], abs=loose
-        )
+        assert losses_of(found) == pytest.approx(losses_of(expected), abs=loose)
         assert found.auc == pytest.approx(expected.auc, abs=1e-3 if loose < 1e-3 else 1e-2)
         assert found.log_loss == pytest.approx(expected.log_loss, abs=loose)
         for figure in ("eval_samples", "steps", "samples", "unlabelled_samples"):
@@ -119,9 +113,9 @@ def test_a_run_goes_on_with_more_ranks_or_fewer(
     folder: Path, alone: dict[str, TrainResult], outcomes: Outcomes, tmp_path: Path
 ) -> None:
     name, case = next(iter(CASES.items()))
-    expected = [loss for _, loss in alone[name].losses]
+    expected = losses_of(alone[name])
     for found in outcomes.of("from one"):
-        assert [loss for _, loss in found.losses] == pytest.approx(expected[7:], abs=2e-5)
+        assert losses_of(found) == pytest.approx(expected[7:], abs=2e-5)
         assert found.auc == pytest.approx(alone[name].auc, abs=1e-3)
     close(folder / "one" / name, folder / "from one")
     # And back, under another plan.
@@ -130,9 +124,7 @@ def test_a_run_goes_on_with_more_ranks_or_fewer(
     whole = train(case.plan, LOG, more, resume=folder / "one" / name)
     rest = train(other, LOG, more, resume=folder / "two" / name)
     assert len(rest.losses) == len(whole.losses) == 19
-    assert [loss for _, loss in rest.losses] == pytest.approx(
-        [loss for _, loss in whole.losses], abs=1e-4
-    )
+    assert losses_of(rest) == pytest.approx(losses_of(whole), abs=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -167,13 +159,13 @@ def test_a_plain_model_loads_a_checkpoint(folder: Path, outcomes: Outcomes) -> N
     assert torch.equal(model["a"].weight, uninterrupted(folder)["embeddings/a.weight"])
 
 
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 PLACER = Path(sys.executable).parent / "placer"
 
 
-def torchrun(*arguments: str | Path) -> subprocess.Popen[str]:
+def torchrun(ranks: int, *arguments: str | Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [*TORCHRUN, "--no-python", PLACER, *arguments],
+        [*TORCHRUN, str(ranks), "--no-python", PLACER, *arguments],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -185,7 +177,7 @@ def torchrun(*arguments: str | Path) -> subprocess.Popen[str]:
 def test_the_command_runs_under_torchrun(workbench: Workbench, tmp_path: Path) -> None:
     common = ("train", "--plan", workbench.plan, "--data", workbench.log)
     saved = ("--checkpoints", tmp_path)
-    process = torchrun(*common, *saved, "--batch-size", "32", "--every", "5", "--epochs", "1000")
+    process = torchrun(2, *common, *saved, "--batch-size", "32", "--every", "5", "--epochs", "1000")
     try:
         deadline = time.monotonic() + 60
         while process.poll() is None and not list(tmp_path.glob("step-*")):

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from training_cases import plan_for
+from training_cases import losses_of, plan_for
 
 from placer.data.reader import open_log
-from placer.training.batches import batches
 from placer.training.checkpoint import load
 from placer.training.config import CheckpointPolicy, TrainConfig
 from placer.training.loop import train
 from placer.training.parity import compare_training
+from placer.training.reading import batches
 
 pytestmark = pytest.mark.real
 
@@ -40,7 +40,7 @@ def test_clicks_are_told_from_others(log) -> None:
 
 def test_the_loss_falls_from_pass_to_pass(log) -> None:
     result = train(plan_for(log, "split", dim=8), log, replace(CONFIG, epochs=2, eval_samples=0))
-    losses = [loss for _, loss in result.losses]
+    losses = losses_of(result)
     assert np.mean(losses[72:]) < np.mean(losses[:72]) - 0.05
 
 

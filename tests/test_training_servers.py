@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +13,9 @@ import pytest
 from cli_cases import Workbench, succeed
 from executor_cases import machine
 from ranks_launcher import Job, Outcomes, run
-from test_training_ranks import close
+from test_training_ranks import PLACER, close, torchrun
 from torch.distributed import TCPStore
+from training_cases import losses_of
 from training_ranks_cases import CASES, LOG, Case, goes_on, halved, shortened, trained_alone, trains
 
 from placer.errors import PlacerError
@@ -101,9 +101,7 @@ def test_two_ranks_and_a_server_train_as_one_process(
 ) -> None:
     expected, (*found, server) = alone[name], outcomes.of(name)
     for result in found:
-        assert [loss for _, loss in result.losses] == pytest.approx(
-            [loss for _, loss in expected.losses], abs=2e-5
-        )
+        assert losses_of(result) == pytest.approx(losses_of(expected), abs=2e-5)
         assert result.log_loss == pytest.approx(expected.log_loss, abs=2e-5)
         for figure in ("eval_samples", "steps", "samples", "unlabelled_samples"):
             assert getattr(result, figure) == getattr(expected, figure)
@@ -115,14 +113,14 @@ def test_a_run_goes_on_with_a_server_or_without(
     folder: Path, alone: dict[str, TrainResult], outcomes: Outcomes
 ) -> None:
     name = NAMES[0]
-    expected = [loss for _, loss in alone[name].losses]
+    expected = losses_of(alone[name])
     for found in outcomes.of("from one")[:2]:
-        assert [loss for _, loss in found.losses] == pytest.approx(expected[7:], abs=2e-5)
+        assert losses_of(found) == pytest.approx(expected[7:], abs=2e-5)
     close(folder / "one" / name, folder / "from one")
     outcomes.of("early")
     case, policy = CASES[name], CheckpointPolicy(folder / "back")
     rest = train(case.plan, LOG, case.config, checkpoints=policy, resume=folder / "from three")
-    assert [loss for _, loss in rest.losses] == pytest.approx(expected[7:], abs=2e-5)
+    assert losses_of(rest) == pytest.approx(expected[7:], abs=2e-5)
     close(folder / "one" / name, folder / "back")
 
 
@@ -153,34 +151,16 @@ def served(workbench: Workbench, folder: Path) -> Path:
     return workbench.folder / "served.json"
 
 
-PLACER = Path(sys.executable).parent / "placer"
-
-
 @pytest.mark.slow
 def test_the_command_serves_tables_under_torchrun(
     workbench: Workbench, served: Path, tmp_path: Path
 ) -> None:
     common = ("train", "--data", workbench.log, "--format", "json", "--steps", "12")
     alone = succeed(*common, "--plan", workbench.plan, "--batch-size", "64").stdout
-    process = subprocess.run(
-        [
-            *(
-                sys.executable,
-                "-m",
-                "torch.distributed.run",
-                "--standalone",
-                "--nproc-per-node",
-                "3",
-            ),
-            *("--no-python", PLACER, *common, "--plan", served, "--batch-size", "32"),
-        ],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=300,
-    )
-    found, expected = json.loads(process.stdout), json.loads(alone)
+    process = torchrun(3, *common, "--plan", served, "--batch-size", "32")
+    output, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    found, expected = json.loads(output), json.loads(alone)
     assert [loss for _, loss in found["losses"]] == pytest.approx(
         [loss for _, loss in expected["losses"]], abs=1e-4
     )

@@ -5,8 +5,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from placer.storage.row_blocks import READ_ROWS
-from placer.storage.tensor_rows import TensorRows, write_safetensors
+from placer.storage.tensor_rows import READ_ROWS, TensorRows, write_safetensors
 
 
 def test_no_more_than_a_chunk_of_a_table_is_in_memory(tmp_path: Path) -> None:

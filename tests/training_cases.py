@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import torch
 
 from placer.data.log import Bags, Chunk, Log
 from placer.plan.fields import RowOrder
@@ -13,8 +15,10 @@ from placer.plan.shard import Shard
 from placer.tables import Feature, OptimizerName, Table
 from placer.topology.devices import Gpu, Host, Link
 from placer.topology.topology import Topology
-from placer.training.batches import slice_chunk
+from placer.training.checkpoint import load
 from placer.training.config import TrainConfig
+from placer.training.loop import TrainResult
+from placer.training.reading import slice_chunk
 
 Placement = Literal["hbm", "dram", "split", "strided", "staged", "cached"]
 
@@ -102,3 +106,24 @@ def plan_for(
                     replace(dram, rows=(1, rows, 2), devices=("gpu:1",)),
                 ]
     return Plan(tuple(tables), TOPOLOGY, tuple(shards), orders, hot_ids, batch_size=32)
+
+
+def losses_of(result: TrainResult) -> list[float]:
+    """Of each step."""
+    return [loss for _, loss in result.losses]
+
+
+def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
+    """All that a checkpoint holds, or the newest one of a folder, by ``group/name``."""
+    return {
+        f"{group}/{name}": tensor
+        for group, held in load(folder).tensors.items()
+        for name, tensor in held.items()
+    }
+
+
+def assert_same_tensors(one: Path, two: Path) -> None:
+    """Two checkpoints hold the same bits."""
+    held, other = tensors_of(one), tensors_of(two)
+    assert held.keys() == other.keys()
+    assert [name for name in held if not torch.equal(held[name], other[name])] == []

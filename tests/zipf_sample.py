@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from placer.errors import DataError
-from placer.profile.zipf import ZipfMandelbrot
+from placer.profile.cdf import ZipfMandelbrot
 
 _SHIFTS = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
 _GOLDEN = (np.sqrt(5.0) - 1) / 2

@@ -10,22 +10,27 @@ to resampled workloads (Efron 1979, doi:10.1214/aos/1176344552).
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from cost_models.arenas import ArenaCosts, ArenaLoad
+from cost_models.arenas import ArenaCosts, arena_loads
 from cost_models.base import Float
-from cost_models.calibrated.calibration import ARENA_TERMS, TERMS, Calibration, Constant, Noise
-from cost_models.step_equation.arena_loads import arena_loads
-from cost_models.step_equation.unit_costs import Amount
+from cost_models.calibrated.model import (
+    ARENA_TERMS,
+    RATE_TERMS,
+    TERMS,
+    Calibration,
+    Constant,
+    Noise,
+)
+from cost_models.step_equation.phases import Amount
 from cost_models.step_equation.work import Work, work_of
 from placer.errors import PlacerError
 from placer.measurement.cases import Case
-from placer.measurement.dataset import Dataset, repeated
-from placer.measurement.machine import LEAST_CASES
+from placer.measurement.machine import LEAST_CASES, Dataset, repeated
 from placer.measurement.times import NOISY_SPREAD, NOISY_WAIT, Clock, step_s
 from placer.tables import OptimizerName
 
@@ -79,36 +84,21 @@ def amounts(case: Case, *, tiers: bool) -> Float:
         counted[at] += np.array(list(met.values()))
     for gpu, loads in enumerate(arena_loads(problem, plan)):
         met = {"step": 1.0, "arena": float(len(loads))}
-        met |= _arena_terms(loads.values(), tiers=tiers)
+        # By how their rows are read: one second of each constant at a time.
+        each = ArenaCosts(*np.eye(len(ARENA_TERMS))).seconds(loads.values()).tolist()
+        of_arenas = dict(zip(ARENA_TERMS, each, strict=True))
+        met |= of_arenas if tiers else {"replicas": of_arenas["replicas"]}
         counted[gpu, [_COLUMN[term] for term in met]] += np.array(list(met.values()))
     return counted
 
 
-def _arena_terms(loads: Iterable[ArenaLoad], *, tiers: bool) -> dict[str, Amount]:
-    """Return terms of arenas by how their rows are read: one second of each constant at a time."""
-    each = ArenaCosts(*np.eye(len(ARENA_TERMS))).seconds(loads).tolist()
-    met: dict[str, Amount] = dict(zip(ARENA_TERMS, each, strict=True))
-    return met if tiers else {"replicas": met["replicas"]}
-
-
 def _read_terms(work: Work, optimizer: OptimizerName) -> dict[str, Amount]:
     """Return terms of reading and updating the rows of a shard in one way."""
-    lookup_bytes, row_bytes = work.lookups * work.weight_bytes, work.rows * work.row_bytes
     if work.kind == "host":
-        return {
-            "host.lookup": work.lookups,
-            "host.lookup_byte": lookup_bytes,
-            "host.row": work.rows,
-            "host.row_byte": row_bytes,
-            "host.vector": work.vectors,
-            "host.vector_byte": work.vectors * work.weight_bytes,
-        }
-    met: dict[str, Amount] = {
-        "lookup": work.lookups,
-        "lookup_byte": lookup_bytes,
-        f"row.{optimizer}": work.rows,
-        f"row_byte.{optimizer}": row_bytes,
-    }
+        return {f"host.{unit}": of for unit, of in zip(RATE_TERMS, work.units, strict=True)}
+    row_bytes = work.rows * work.row_bytes
+    met: dict[str, Amount] = {"lookup": work.lookups, "lookup_byte": work.units[1]}
+    met |= {f"row.{optimizer}": work.rows, f"row_byte.{optimizer}": row_bytes}
     if work.kind == "uva":
         met["uva.lookup"] = work.lookups
     if work.kind in ("hit", "miss"):
@@ -199,7 +189,8 @@ def noise_of(dataset: Dataset) -> Noise:
 
 def _held_out_errors(observed: Sequence[Observation]) -> Float:
     """Return relative errors of cases whose workload the fit had not seen."""
-    fold_of = {name: n % _FOLDS for n, name in enumerate(_workloads(observed))}
+    names = dict.fromkeys(one.case.workload for one in observed)
+    fold_of = {name: n % _FOLDS for n, name in enumerate(names)}
     folds = np.array([fold_of[one.case.workload] for one in observed])
     errors = np.zeros(len(observed))
     for fold in set(folds.tolist()):
@@ -225,7 +216,3 @@ def _error_bars(observed: Sequence[Observation]) -> tuple[Float, Float]:
         fits.append(fit([one for n in drawn for one in by_workload[names[n]]]))
     constants = np.stack(fits)
     return np.quantile(constants, 0.05, axis=0), np.quantile(constants, 0.95, axis=0)
-
-
-def _workloads(observed: Sequence[Observation]) -> list[str]:
-    return list(dict.fromkeys(one.case.workload for one in observed))

@@ -8,8 +8,7 @@ from dataclasses import asdict
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from cost_models.sweep.run import Sweep
-from cost_models.sweep.steps import Point
+from cost_models.sweep.run import Point, Sweep
 from placer.errors import PlacerError
 from placer.report import section as form
 from placer.report.picture import INK, MARKERS, SERIES, picture, plain_grid

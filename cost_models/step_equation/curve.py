@@ -3,17 +3,18 @@
 import numpy as np
 
 from cost_models.base import ANY_SHARE, CostCurve, Float, TableShard
+from cost_models.step_equation.loads import Load, load_of
 from cost_models.step_equation.phases import (
     COPIES,
     HOST,
     LOOKUP,
     ROWS,
     UPDATE,
+    ReadKind,
+    UnitCosts,
     read_matrix,
     with_lanes,
 )
-from cost_models.step_equation.slice_load import Load, load_of
-from cost_models.step_equation.unit_costs import ReadKind, UnitCosts
 from cost_models.step_equation.work import Extras, drive_row_s, exchange_of, works_anywhere
 from placer.plan.buffers import (
     exchange_buffer_bytes,
@@ -51,15 +52,10 @@ def shard_curve(
     hot = load.hot_rows
     # Where the rows of the drive begin, for each number of rows in HBM.
     driven = np.maximum(np.arange(hot.size), np.searchsorted(hot, edge))
-    exchange = exchange_of(
-        problem,
-        shard.table,
-        width,
-        all_lookups,
-        all_unique,
-        all_rows=option.row_slices == 1 and not option.replicated_rows,
-        column_slices=max(1, len(option.column_widths)),
-    )
+    all_rows, slices = option.row_slices == 1, max(1, len(option.column_widths))
+    all_rows = all_rows and not option.replicated_rows
+    counts = width, all_lookups, all_unique
+    exchange = exchange_of(problem, shard.table, *counts, all_rows=all_rows, column_slices=slices)
     is_slice, by_rank = width < spec.dim, option.row_slices > 1 and not option.blocked
     is_mapped = by_rank or (in_three and profile.counts is not None)
     extras = Extras(
@@ -120,13 +116,9 @@ def point_curve(
     if not (server and shard.is_replica):
         devices = (server,) if server else tuple(problem.topology.gpu_numbers)
         memory: tuple[Memory, Lookup] = ("dram", "host") if server else ("hbm", "device")
-        placed, slices = (
-            Shard(spec.name, rows, (first, last), devices, *memory),
-            option.column_widths,
-        )
-        (work,) = works_anywhere(problem, shard.table, [placed], column_slices=max(1, len(slices)))[
-            0
-        ]
+        placed = Shard(spec.name, rows, (first, last), devices, *memory)
+        slices = max(1, len(option.column_widths))
+        ((work,),) = works_anywhere(problem, shard.table, [placed], column_slices=slices)
         seconds = work.seconds(costs, shares)
         samples = problem.global_batch_size // len(devices)
         size = exchange_buffer_bytes(spec, samples, work.lookups, width)

@@ -26,29 +26,32 @@ from functools import cache, lru_cache, partial
 import numpy as np
 import numpy.typing as npt
 
-from cost_models.base import Cold, CostCurve, CostModel, Float, ShardingOption, TableShard
-from cost_models.cost_report import PARTS, CostReport, GpuCost, HostCost, TableCost
-from cost_models.dense import dense_costs, dense_phase_s
-from cost_models.schedule import Schedule
-from cost_models.sharding_options import standard_options
-from cost_models.step_equation.arena_loads import (
+from cost_models.arenas import (
     added_up,
     arena_loads,
     tables_by_arena,
     times_by_arena,
 )
+from cost_models.base import Cold, CostCurve, CostModel, Float, ShardingOption, TableShard
+from cost_models.cost_report import PARTS, CostReport, GpuCost, HostCost, TableCost
+from cost_models.dense import dense_costs, dense_phase_s
+from cost_models.schedule import Schedule
+from cost_models.sharding_options import standard_options
 from cost_models.step_equation.curve import point_curve, shard_curve
-from cost_models.step_equation.exchanged_bytes import may_return_fewer
+from cost_models.step_equation.loads import may_return_fewer
 from cost_models.step_equation.phases import (
     HOST,
     NAMES,
     ROWS,
+    Amount,
+    Rates,
+    ReadCosts,
+    UnitCosts,
     lookup_shares,
     parts_of,
     schedule_of,
     with_lanes,
 )
-from cost_models.step_equation.unit_costs import Amount, Rates, ReadCosts, UnitCosts
 from cost_models.step_equation.work import (
     Work,
     only_link,
@@ -215,22 +218,12 @@ class StepEquation(CostModel, ABC):
         parts_s = parts_of(phase_s, pooling_s, launch_s, drive_s)
         parts_s = with_lanes(parts_s, problem.pipeline)
         parts_s[PARTS.index("launches")] += arenas_s
-        hbm_s, link_s, pooled_s, exchange_s, launches_s, drives_s = (
-            parts_s[:, : len(NAMES)].sum(axis=1).tolist()
-        )
+        hbm_s, link_s, pooled_s, exchange_s, launches_s, drives_s = parts_s[:, : len(NAMES)].sum(1)
+        of_gpus = np.stack((hbm_s, link_s + pooled_s + drives_s, exchange_s, launches_s), axis=1)
         hot, every = _hbm_lookups(problem, works)
         return CostReport(
             self.name,
-            tuple(
-                GpuCost(
-                    one.id,
-                    hbm_s[n],
-                    link_s[n] + pooled_s[n] + drives_s[n],
-                    exchange_s[n],
-                    launches_s[n],
-                )
-                for n, one in enumerate(topology.serving)
-            ),
+            tuple(GpuCost(one, *of) for one, of in zip(numbers, of_gpus.tolist(), strict=True)),
             tuple(HostCost(host, seconds) for host, seconds in dram_s.items()),
             device_memory(plan),
             sum(hot) / sum(every) if any(every) else 1.0,
@@ -266,17 +259,10 @@ class StepEquation(CostModel, ABC):
         profile, topology = problem.profile.tables[table], problem.topology
         spec, samples = profile.table, problem.global_batch_size
         lookups = samples * spec.lookups_per_sample
-        unique = profile.unique(float(lookups))
+        unique, vectors = profile.unique(float(lookups)), output_vectors(spec, samples, lookups)
         costs = self.unit_costs(problem, table, 0)
-        whole = Work(
-            table,
-            "host",
-            spec.weight_bytes_per_row(),
-            spec.bytes_per_row(),
-            lookups,
-            unique,
-            output_vectors(spec, samples, float(lookups)),
-        )
+        sizes = spec.weight_bytes_per_row(), spec.bytes_per_row()
+        whole = Work(table, "host", *sizes, lookups, unique, vectors)
         staged_s = whole.resource_s(costs.staged.hbm) + whole.resource_s(costs.staged.link)
         # The host's memory has to do this for all its GPUs in the same time.
         peers = len(topology.gpus_of(topology.gpus[0].host))

@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cost_models.base import Float, require_match
-from cost_models.step_equation.exchanged_bytes import (
+from cost_models.step_equation.loads import (
     ID_BYTES,
     OUTPUT_BYTES,
     length_bytes,
     replica_bytes,
     returned_vectors,
     row_sum_bytes,
+    slice_load,
     with_own_part,
 )
 from cost_models.step_equation.phases import (
@@ -27,10 +28,13 @@ from cost_models.step_equation.phases import (
     OUTPUTS,
     ROWS,
     UPDATE,
+    Amount,
+    Rates,
+    ReadCosts,
+    ReadKind,
+    UnitCosts,
     read_matrix,
 )
-from cost_models.step_equation.slice_load import slice_load
-from cost_models.step_equation.unit_costs import Amount, Rates, ReadCosts, ReadKind, UnitCosts
 from placer.errors import PlanMismatchError
 from placer.plan.buffers import cache_slices, output_vectors
 from placer.plan.plan import Plan
@@ -136,14 +140,16 @@ class Work:
         seconds[:HOST] += self.extras.phase_s(costs)
         return seconds
 
+    @property
+    def units(self) -> tuple[float, ...]:
+        """What a resource does, in the order of `Rates`."""
+        lookup_bytes, row_bytes = self.lookups * self.weight_bytes, self.rows * self.row_bytes
+        vector_bytes = self.vectors * self.weight_bytes
+        return self.lookups, lookup_bytes, self.rows, row_bytes, self.vectors, vector_bytes
+
     def resource_s(self, rates: Rates) -> float:
         """Return the time of a resource with these rates."""
-        units = (
-            *(self.lookups, self.lookups * self.weight_bytes),
-            *(self.rows, self.rows * self.row_bytes),
-            *(self.vectors, self.vectors * self.weight_bytes),
-        )
-        return float(sum(map(mul, rates, units)))
+        return float(sum(map(mul, rates, self.units)))
 
 
 Group = tuple[str, tuple[int, int], tuple[str, ...]]

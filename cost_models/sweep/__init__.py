@@ -7,18 +7,18 @@ their host links, the hosts' memory, the network or the memory of parameter serv
 says what of this is assumed.
 """
 
-from cost_models.sweep.placements import PLACEMENTS, Placement
-from cost_models.sweep.platforms import Platform, platform
-from cost_models.sweep.run import PARAMETER_SERVERS, Sweep, sweep
-from cost_models.sweep.settings import (
+from cost_models.sweep.models_and_machines import (
     AXES,
     DEFAULT_AXES,
     MODELS,
+    Platform,
     Setting,
     axis_values,
+    platform,
     with_overrides,
 )
-from cost_models.sweep.steps import Point
+from cost_models.sweep.placements import PLACEMENTS, Placement
+from cost_models.sweep.run import PARAMETER_SERVERS, Point, Sweep, sweep
 
 __all__ = [
     "AXES", "DEFAULT_AXES", "MODELS", "PARAMETER_SERVERS", "PLACEMENTS", "Placement", "Platform",

@@ -1,14 +1,262 @@
 """Every placement of every setting on every platform."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-from cost_models import CostModel
-from cost_models.sweep.placements import PLACEMENTS
-from cost_models.sweep.platforms import Platform
-from cost_models.sweep.settings import Setting, cases
-from cost_models.sweep.steps import Embeddings, Point, Steps
-from placer.errors import ProblemError
+from cost_models import CostModel, CostReport
+from cost_models.dense import DenseCost, dense_cost
+from cost_models.sweep.models_and_machines import Platform, Setting, cases, server_topology
+from cost_models.sweep.placements import PLACEMENTS, Placement, pooled_by_host, shortage
+from placer.errors import PlacerError, PlanMismatchError, ProblemError
+from placer.plan.memory import Shortage, device_memory
+from placer.problem import Problem
+from placer.topology.devices import Host
+from placer.topology.kinds import CPU_SERVER
+from placer.topology.presets import cpu_server
+from placer.topology.topology import Topology
+from placer.units import format_bytes
+
+CPU_BATCH = 200
+"""Samples of a CPU trainer's step: as recalled from Acun et al., section V."""
+
+_ID_BYTES = 8
+_FLOAT_BYTES = 4
+
+
+class ImpossibleError(PlacerError):
+    """A placement that a platform does not allow; caught where points are made."""
+
+    def __init__(self, detail: str, shortage: Shortage | None = None) -> None:
+        super().__init__(detail)
+        self.shortage = shortage
+
+
+def _too_small(shortage: Shortage, name: str | None = None) -> ImpossibleError:
+    what = f"{format_bytes(shortage.short_bytes)} of {shortage.resource.upper()}"
+    words = f"{name or shortage.device} lacks {what} for {shortage.detail}"
+    return ImpossibleError(words, shortage)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """What one placement of one setting does on one platform.
+
+    The setting has the values in `varied` on axes where it is not the sweep's base. Times and
+    samples per second are None where the placement is not possible: `shortage` tells the memory
+    that is too small, if that is why, and `detail` the reason, or else what is special. With CPU
+    servers, a step is the time in which every trainer does one batch. It takes as long as the
+    longest of its parts, which it `waits_for`. `hbm_lookup_share` of lookups are served from HBM;
+    `extra_servers` are further machines that the placement needs.
+    """
+
+    platform: str
+    placement: str
+    setting: Setting
+    varied: Mapping[str, float]
+    step_time_s: float | None = None
+    samples_per_s: float | None = None
+    parts_s: Mapping[str, float] = field(default_factory=dict)
+    waits_for: str = ""
+    hbm_lookup_share: float | None = None
+    shortage: Shortage | None = None
+    detail: str = ""
+    extra_servers: int = 0
+
+
+class _ServerLoad(NamedTuple):
+    """What one table takes of a server that pools it: seconds of its memory a step, and bytes."""
+
+    dram_s: float
+    held_bytes: int
+
+
+class Embeddings:
+    """Costs of embeddings, computed once: they do not depend on the dense layers."""
+
+    def __init__(self, model: CostModel) -> None:
+        self.model = model
+        self._reports: dict[tuple[object, ...], CostReport | ImpossibleError] = {}
+        self._loads: dict[tuple[object, ...], _ServerLoad] = {}
+
+    def report(
+        self, name: str, topology: Topology, setting: Setting, placement: Placement
+    ) -> CostReport:
+        """Return what a placement on the GPUs of the platform of that name costs."""
+        key = (name, placement.name, setting.batch, *setting.embedding_key)
+        if key not in self._reports:
+            assert placement.plan is not None, "servers have no plan on GPUs"
+            problem = Problem(setting.profile(), topology, setting.batch)
+            plan = placement.plan(problem, self.model)
+            short = shortage(plan)
+            self._reports[key] = _too_small(short) if short else self.model.evaluate(problem, plan)
+        report = self._reports[key]
+        if isinstance(report, ImpossibleError):
+            raise report
+        return report
+
+    def server_load(self, server: Host, setting: Setting, samples: int) -> _ServerLoad:
+        """Return what one of the tables takes of a server, for a step of so many samples."""
+        key = (server, samples, *setting.embedding_key)
+        if key not in self._loads:
+            problem = Problem(setting.profile(1), server_topology(server), samples)
+            plan = pooled_by_host(problem, self.model)
+            report = self.model.evaluate(problem, plan)
+            held = device_memory(plan)[server.id].total_bytes
+            self._loads[key] = _ServerLoad(report.hosts[0].dram_s, held)
+        return self._loads[key]
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Steps of one setting on one platform."""
+
+    platform: Platform
+    setting: Setting
+    varied: Mapping[str, float]
+    embeddings: Embeddings
+    parameter_servers: int
+
+    def point(self, placement: Placement) -> Point:
+        """Cost a placement, or say why the platform or the cost model cannot have it."""
+        try:
+            return self._costed(placement)
+        except ImpossibleError as error:
+            return self._point(placement.name, shortage=error.shortage, detail=str(error))
+        except PlanMismatchError as error:  # A cost model that does not know the placement.
+            return self._point(placement.name, detail=str(error))
+
+    def _point(self, placement: str, **known: Any) -> Point:
+        return Point(self.platform.name, placement, self.setting, dict(self.varied), **known)
+
+    def _step(self, placement: str, samples: int, parts_s: dict[str, float], **more: Any) -> Point:
+        """Return the point of a step that takes as long as its longest part."""
+        more = {"hbm_lookup_share": 0.0, **more}
+        waits_for = max(parts_s, key=lambda part: parts_s[part])
+        step_s = parts_s[waits_for]
+        speed = {"step_time_s": step_s, "samples_per_s": samples / step_s}
+        return self._point(placement, **speed, parts_s=parts_s, waits_for=waits_for, **more)
+
+    def _costed(self, placement: Placement) -> Point:
+        """Cost a placement; raises `ImpossibleError` where the platform cannot have it."""
+        if placement.name == "cpu":
+            return self._on_cpus()
+        topology = self.platform.topology
+        if topology is None:
+            raise ImpossibleError(f"{self.platform.name} has no GPUs")
+        if placement.name == "remote":
+            return self._remote(topology)
+        if placement.name == "host-pooled" and len(topology.hosts) > 1:
+            raise ImpossibleError("pooled rows that cross to other hosts are not modelled")
+        return self._on_gpus(topology, placement)
+
+    def _on_gpus(self, topology: Topology, placement: Placement) -> Point:
+        report = self.embeddings.report(self.platform.name, topology, self.setting, placement)
+        dense = self._dense(topology)
+        busy, link = 0.0, 0.0
+        for gpu, cost, rest in zip(topology.gpus, report.gpus, dense, strict=True):
+            own_s = cost.hbm_s + cost.launch_s + cost.communication_s + rest.step_s
+            busy = max(busy, own_s if placement.copies_ahead else own_s + cost.link_s)
+            between_s = cost.communication_s + rest.allreduce_s
+            link = max(link, cost.link_s + rest.input_s + _shared(topology, gpu.id, between_s))
+        host_s = max(host.dram_s for host in report.hosts)
+        parts = {"gpu": busy, "host link": link, "host memory": host_s}
+        samples, share = self.setting.batch * len(topology.gpus), report.hbm_lookup_share
+        return self._step(placement.name, samples, parts, hbm_lookup_share=share)
+
+    def _remote(self, topology: Topology) -> Point:
+        """Cost tables on CPU servers, which pool for the GPUs and update."""
+        setting, servers = self.setting, self.parameter_servers
+        if self.platform.network_bytes_per_s is None:
+            raise ImpossibleError(f"the network of {self.platform.name} is not known")
+        samples = setting.batch * len(topology.gpus)
+        server = cpu_server()
+        tables = -(-setting.sparse // servers)
+        load = self._load(server, samples, tables, "parameter server")
+        sent = self._network_bytes * samples
+        ports = self.platform.network_bytes_per_s * len(topology.hosts)
+        dense = self._dense(topology)
+        pooled = setting.batch * setting.sparse * setting.dim * _FLOAT_BYTES
+        link_s = 0.0
+        for gpu, cost in zip(topology.gpus, dense, strict=True):
+            own_s = pooled / topology.host_link_bytes_per_s(gpu.id) + cost.input_s
+            link_s = max(link_s, own_s + _shared(topology, gpu.id, cost.allreduce_s))
+        parts = {
+            "gpu": max(cost.step_s for cost in dense),
+            "host link": link_s,
+            "network": sent / ports,
+            "servers' memory": tables * load.dram_s,
+            "servers' network": sent * tables / setting.sparse / CPU_SERVER.network.bytes_per_s,
+        }
+        words = f"{servers} parameter servers"
+        return self._step("remote", samples, parts, detail=words, extra_servers=servers)
+
+    def _on_cpus(self) -> Point:
+        """Trainers and parameter servers on CPUs; one server is both."""
+        platform, tables = self.platform, self.setting.sparse
+        servers = len(platform.topology.hosts) if platform.topology else platform.servers
+        if servers == 1:
+            load = self._load(platform.server, CPU_BATCH, tables, platform.name)
+            parts = {"cpu": self._cpu_compute_s, "host memory": tables * load.dram_s}
+            return self._step("cpu", CPU_BATCH, parts, detail="one server")
+        steps: list[Point] = []
+        for trainers in range(1, servers):
+            try:
+                steps.append(self._with_trainers(trainers, servers - trainers))
+            except ImpossibleError:
+                if not steps:  # Of the most parameter servers, which lack least.
+                    raise
+                break
+        return max(steps, key=lambda step: step.samples_per_s or 0.0)
+
+    def _with_trainers(self, trainers: int, servers: int) -> Point:
+        platform, setting = self.platform, self.setting
+        assert platform.network_bytes_per_s is not None, "several servers have a network"
+        tables = -(-setting.sparse // servers)
+        load = self._load(platform.server, CPU_BATCH, tables, "parameter server")
+        sent = self._network_bytes * CPU_BATCH
+        port = platform.network_bytes_per_s
+        parts = {
+            "cpu": self._cpu_compute_s,
+            "network": sent / port,
+            # A server serves the steps of all trainers, one after the other.
+            "servers' memory": trainers * tables * load.dram_s,
+            "servers' network": trainers * sent * tables / setting.sparse / port,
+        }
+        detail = f"{trainers} trainers, {servers} parameter servers"
+        return self._step("cpu", trainers * CPU_BATCH, parts, detail=detail)
+
+    def _dense(self, topology: Topology) -> tuple[DenseCost, ...]:
+        network, batch = self.setting.dense_network, self.setting.batch
+        rate = self.platform.gpu.per_s
+        return tuple(dense_cost(network, topology, gpu, batch, rate) for gpu in topology.gpus)
+
+    def _load(self, server: Host, samples: int, tables: int, name: str) -> _ServerLoad:
+        """Return what each of `tables` tables takes of a server; raises where they do not fit."""
+        load = self.embeddings.server_load(server, self.setting, samples)
+        short = tables * load.held_bytes - server.memory_bytes
+        if short > 0:
+            raise _too_small(Shortage(server.id, "dram", short, f"{tables} tables"), name)
+        return load
+
+    @property
+    def _cpu_compute_s(self) -> float:
+        flops = self.setting.dense_network.flops_per_sample * CPU_BATCH
+        return flops / self.platform.cpu.per_s
+
+    @property
+    def _network_bytes(self) -> float:
+        """Bytes of a sample in the busier direction: ids and gradients out, to the servers."""
+        setting = self.setting
+        row_bytes = setting.dim * _FLOAT_BYTES
+        return float(setting.sparse * (setting.pooling * _ID_BYTES + row_bytes))
+
+
+def _shared(topology: Topology, gpu: str, between_s: float) -> float:
+    """Return what of the time between GPUs is on the host link: all without other links."""
+    alone = topology.peer_bytes_per_s(gpu) > topology.host_link_bytes_per_s(gpu)
+    return 0.0 if alone else between_s
+
 
 PARAMETER_SERVERS = 8
 """CPU servers that hold the tables of placement ``remote``; an assumption."""

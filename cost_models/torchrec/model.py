@@ -157,13 +157,12 @@ class TorchRec(CostModel):
             tables[name] = TableCost(table_s, _hit_share(profile, sharding))
             lookups += profile.table.lookups_per_sample
             hits += profile.table.lookups_per_sample * tables[name].hbm_lookup_share
+        of_ranks = (times[rank] for rank in range(len(problem.topology.gpus)))
         return CostReport(
             self.name,
             tuple(
-                GpuCost(
-                    gpu.id, times[rank]["hbm"], times[rank]["link"], times[rank]["exchange"], 0.0
-                )
-                for rank, gpu in enumerate(problem.topology.gpus)
+                GpuCost(gpu.id, of["hbm"], of["link"], of["exchange"], 0.0)
+                for gpu, of in zip(problem.topology.gpus, of_ranks, strict=True)
             ),
             tuple(HostCost(host.id, 0.0) for host in problem.topology.hosts),
             device_memory(plan),
@@ -186,16 +185,10 @@ class TorchRec(CostModel):
         lookups = tuple(feature.lookups_per_sample for feature in table.features)
         poolings = tuple(feature.pooling for feature in table.features)
         # Tables of one size, read alike, share their curves.
-        key = (
-            shard.is_replica,
-            kind,
-            stop - start,
-            last - first,
-            (table.rows, table.dim, table.dtype, table.optimizer, lookups, poolings),
-            id(profile.cdf),
-        )
+        alike = table.rows, table.dim, table.dtype, table.optimizer, lookups, poolings
+        key = shard.is_replica, kind, stop - start, last - first, alike, id(profile.cdf)
         if key not in self._curves:
-            from cost_models.torchrec.curves import curve
+            from cost_models.torchrec.estimates import curve
 
             block = Block(stop - start, last - first, start, first, gpu)
             self._curves[key] = curve(estimates, profile, kind, block, is_replica=shard.is_replica)
@@ -212,7 +205,7 @@ class TorchRec(CostModel):
         profile = problem.profile.tables[table]
         kind, kernel = _kind_of_shard(profile.table, shard, problem.topology)
         estimates = self.estimates(problem)
-        from cost_models.torchrec.curves import shard_buffer_bytes
+        from cost_models.torchrec.estimates import shard_buffer_bytes
 
         size = shard_buffer_bytes(estimates, profile, shard, kind, kernel)
         return replace(shard, staging_rows=0, buffer_bytes=size)

@@ -6,8 +6,8 @@ NVIDIA/recsys-examples, corelib/dynamicemb (dynamicemb_config.py at commit 00797
 
 from typing import Any
 
-from placer.adapters.growing_tables import row_wise_shards
 from placer.adapters.torchrec import document
+from placer.adapters.torchrec.parts import row_wise_shards
 from placer.errors import PlanMismatchError
 from placer.plan.plan import Plan
 from placer.plan.verify import verify
@@ -21,12 +21,8 @@ def table_options(plan: Plan, **options: Any) -> dict[str, Any]:
 
     ``num_embeddings`` is the capacity over all GPUs, from which dynamicemb's planner takes that of
     each. ``global_hbm_for_values`` are the bytes of weights and optimizer state in HBM, of all
-    GPUs; where that is a cache, ``caching`` is true.
-
-    Parameters
-    ----------
-    **options
-        Of `placer.adapters.torchrec.document`.
+    GPUs; where that is a cache, ``caching`` is true. `options` are those of
+    `placer.adapters.torchrec.document`.
 
     Raises
     ------

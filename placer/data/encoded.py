@@ -6,11 +6,10 @@ from itertools import count
 
 import numpy as np
 
-from placer.data.encoding import Encoding
-from placer.data.files.identity import FileIdentity, check_unchanged
+from placer.data.encoding import Encoding, IdMapping, OutOfRange, Rows
+from placer.data.files.opening import FileIdentity, check_unchanged
 from placer.data.files.stores import shown
 from placer.data.log import Bags, Chunk, joined
-from placer.data.mapping import IdMapping, OutOfRange, Rows
 from placer.data.source import Cursor, RawBatch, Source
 from placer.data.vocabulary import UnknownKeys
 from placer.errors import DataError
@@ -30,26 +29,22 @@ class EncodedLog:
         Ids that were read and that a vocabulary does not list.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        encoding: Encoding,
-        notes: Sequence[str] = (),
-    ) -> None:
-        first = shown(source.files[0])
-        missing = [name for name in encoding.feature_tables if name not in source.text_features]
+    def __init__(self, source: Source, encoding: Encoding, notes: Sequence[str] = ()) -> None:
+        first, columns = shown(source.files[0]), source.columns
+        known = set(columns.sparse)
+        missing = [name for name in encoding.feature_tables if name not in known]
         if missing:
             raise DataError(
                 f"{first} has no feature {missing[0]!r}, which the encoding names; "
-                f"it has {', '.join(source.text_features)}"
+                f"it has {', '.join(columns.sparse)}"
             )
-        if source.dense_names != encoding.dense:
+        if columns.dense != encoding.dense:
             raise DataError(
-                f"{first} has numeric columns {', '.join(source.dense_names) or 'none'}, "
+                f"{first} has numeric columns {', '.join(columns.dense) or 'none'}, "
                 f"but the encoding names {', '.join(encoding.dense) or 'none'}"
             )
         for feature, table in encoding.feature_tables.items():
-            if source.text_features[feature] and encoding.mappings[table].kind == "identity":
+            if columns.is_text(feature) and encoding.mappings[table].kind == "identity":
                 raise DataError(
                     f"{first}: feature {feature!r} holds texts, which are no row "
                     "numbers; map it with id_mapping='hash' or 'vocabulary'"
@@ -117,19 +112,16 @@ class EncodedLog:
         parts: list[Chunk] = []
         read = 0
         while read < samples and (batch := cursor.read(samples - read)) is not None:
-            parts.append(self._encode(batch))
+            features = {}
+            for feature, table in self.encoding.feature_tables.items():
+                raw = batch.features[feature]
+                ids = rows_of(batch, feature, table, self.encoding.mappings[table])
+                if table in self.unknown:
+                    self.unknown[table].add(raw.keys[ids == 0])
+                features[feature] = Bags(ids, raw.offsets)
+            parts.append(Chunk(batch.samples, features, batch.dense, batch.labels))
             read += batch.samples
         return joined(parts) if parts else None
-
-    def _encode(self, batch: RawBatch) -> Chunk:
-        features = {}
-        for feature, table in self.encoding.feature_tables.items():
-            raw = batch.features[feature]
-            ids = rows_of(batch, feature, table, self.encoding.mappings[table])
-            if table in self.unknown:
-                self.unknown[table].add(raw.keys[ids == 0])
-            features[feature] = Bags(ids, raw.offsets)
-        return Chunk(batch.samples, features, batch.dense, batch.labels)
 
 
 def rows_of(batch: RawBatch, feature: str, table: str, mapping: IdMapping) -> Rows:

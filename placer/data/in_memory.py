@@ -9,13 +9,13 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
 
-from placer.data.files.identity import FileIdentity
-from placer.data.files.stores import first_line
+from placer.data.files.opening import FileIdentity
+from placer.data.files.stores import reported
 from placer.data.formats.base import (
     BATCH_ROWS,
     SAMPLE_ROWS,
@@ -24,9 +24,8 @@ from placer.data.formats.base import (
     ColumnSource,
     plain_schema,
 )
-from placer.data.formats.columns import Columns, check_columns, once
-from placer.data.formats.nested import flat, outermost
-from placer.data.layout import Layout, NamedColumns
+from placer.data.formats.columns import check_columns, flat, once, outermost
+from placer.data.layout import Columns, Layout, NamedColumns
 from placer.errors import DataError
 
 _Read = Iterator[pa.RecordBatch]
@@ -75,17 +74,14 @@ def batches_of(value: InMemory) -> BatchSource:
         name = "Arrow stream" if once else f"{type(value).__name__} of {library}"
         schema = value.schema if once else _stream(value, name).schema
         samples = len(value) if hasattr(value, "__len__") else None
-        return BatchSource(
-            name, schema, lambda columns: _projected(value, name, columns), samples, once
-        )
+
+        def read(columns: Sequence[str]) -> _Read:
+            return (batch.select(list(columns)) for batch in _stream(value, name))
+
+        return BatchSource(name, schema, read, samples, once)
     if callable(value):
         first = batches_of(value())
-        return BatchSource(
-            first.name,
-            first.schema,
-            lambda columns: batches_of(value()).read(columns),
-            first.samples,
-        )
+        return replace(first, read=lambda names: batches_of(value()).read(names), once=False)
     raise DataError(
         f"a log cannot be read from {type(value).__name__}; give paths, or a table, stream or data "
         "set of pyarrow, polars, pandas, DuckDB or Hugging Face"
@@ -98,15 +94,8 @@ def _library(value: object) -> str:
 
 
 def _stream(value: Any, name: str) -> pa.RecordBatchReader:
-    try:
+    with reported(f"cannot read the {name}", UNREADABLE):
         return pa.RecordBatchReader.from_stream(value)
-    except UNREADABLE as error:
-        raise DataError(f"cannot read the {name}: {str(error).splitlines()[0]}") from error
-
-
-def _projected(value: Any, name: str, columns: Sequence[str]) -> _Read:
-    for batch in _stream(value, name):
-        yield batch.select(list(columns))
 
 
 def _of_pyarrow(value: Any) -> BatchSource | None:
@@ -117,14 +106,8 @@ def _of_pyarrow(value: Any) -> BatchSource | None:
 
     def read(columns: Sequence[str]) -> _Read:
         # Without the read-ahead of whole files, which would be held in memory.
-        return iter(
-            value.to_batches(
-                columns=list(columns),
-                batch_size=BATCH_ROWS,
-                batch_readahead=4,
-                fragment_readahead=1,
-            )
-        )
+        ahead = {"batch_readahead": 4, "fragment_readahead": 1}
+        return iter(value.to_batches(columns=list(columns), batch_size=BATCH_ROWS, **ahead))
 
     return BatchSource("Arrow data set", value.schema, read)
 
@@ -210,7 +193,7 @@ class ArrowSource(ColumnSource):
             self._infer(schema, None if self._named.recorded else self._sample(schema))
         else:
             check_columns(batches.name, schema, columns)
-            self._choose(columns)
+            self.columns = columns
 
     def _sample(self, schema: pa.Schema) -> pa.Table | None:
         """Return the first samples; None where the log can be read only once."""
@@ -233,12 +216,8 @@ class ArrowSource(ColumnSource):
         name, row = self._held.name, 0
         batches = self._held.read(outermost(self.columns.names, self._held.schema))
         while True:
-            try:
+            with reported(f"cannot read the {name} from row {row} on", UNREADABLE):
                 batch = next(batches, None)
-            except UNREADABLE as error:
-                raise DataError(
-                    f"cannot read the {name} from row {row} on: {first_line(error)}"
-                ) from error
             if batch is None:
                 break
             yield name, row, batch.cast(plain_schema(batch.schema))

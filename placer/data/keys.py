@@ -10,8 +10,12 @@ format or chunk it is read from:
   draft-eastlake-fnv). Two of n texts share a key with probability n² / 2⁶⁵: 4·10⁻⁵ at
   40 million;
 - a missing value (null or empty text) is key 0, as in the DLRM reference, or no lookup.
+
+Eight bytes of a text are a word, the first byte the lowest; operations work on a word of each of
+many texts.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,13 +23,30 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from placer.data.names import Missing
-from placer.data.text_keys import Bytes, Keys, Offsets, text_keys
+from placer.data.layout import Missing
+from placer.data.log import Keys, Offsets
 from placer.errors import DataError
+
+Bytes = npt.NDArray[np.uint8]
 
 _TEXTS = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary(), pa.string_view())
 _SHORT_BYTES = 16
 """Mean length up to which texts are hashed in less time than Arrow looks them up in."""
+MOST_TEXT_BYTES = 8192
+"""Longest text that is an id: their hashes are made byte by byte."""
+
+_FNV_OFFSET = np.uint64(0xCBF29CE484222325)
+_FNV_PRIME = np.uint64(0x100000001B3)
+_FNV_INVERSE = np.uint64(pow(0x100000001B3, -1, 1 << 64))
+
+_WORD = 8
+_WORD_BITS = np.uint64(64)
+_BYTE, _BYTE_BITS = np.uint64(0xFF), np.uint64(8)
+_FIRST_BYTES = np.array([(1 << 8 * n) - 1 for n in range(_WORD + 1)], dtype=np.uint64)
+"""Which bits of a word are its first n bytes."""
+
+_ONES = np.uint64(0x0101010101010101)
+"""The lowest bit of each of eight bytes."""
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -149,3 +170,157 @@ def _text_buffers(array: pa.Array) -> tuple[Bytes, Offsets, Offsets]:
     if array.null_count:
         lengths[~_valid(array)] = 0
     return data, offsets[:-1] - first, lengths
+
+
+def text_keys(data: Bytes, starts: Offsets, lengths: Offsets) -> Keys:
+    """Return keys of the texts ``data[starts[i]:starts[i] + lengths[i]]``; an empty one's is 0.
+
+    Raises DataError if a text is longer than `MOST_TEXT_BYTES`.
+
+    >>> data = np.frombuffer(b"0000002asite-7", dtype=np.uint8)
+    >>> keys = text_keys(data, np.array([0, 8, 14]), np.array([8, 6, 0]))
+    >>> [hex(key) for key in keys]
+    ['0x2a', '0x2f80650177ed612a', '0x0']
+    """
+    return keys_in(as_words(data), starts, lengths)
+
+
+def keys_in(words: Keys, starts: Offsets, lengths: Offsets) -> Keys:
+    """Return the same of bytes that are words already; see `as_words`."""
+    eight = np.flatnonzero(lengths == _WORD)
+    if eight.size == lengths.size:
+        if eight.size and int(starts[-1]) == _WORD * (starts.size - 1):
+            text = words[: starts.size]  # One text after another, none between.
+        else:
+            text = first_words(words, starts)
+    else:
+        text = first_words(words, starts[eight])
+    keys, spelled = _hex_values(text)
+    if not spelled.all():
+        eight, keys = eight[spelled], keys[spelled]
+    if eight.size == lengths.size:
+        return keys
+    others = lengths > 0
+    others[eight] = False
+    if others.all():
+        return fnv1a(words, starts, lengths)
+    hashed = np.flatnonzero(others)
+    mixed = np.zeros(lengths.size, dtype=np.uint64)
+    mixed[eight] = keys
+    if hashed.size:
+        mixed[hashed] = fnv1a(words, starts[hashed], lengths[hashed])
+    return mixed
+
+
+def fnv1a(words: Keys, starts: Offsets, lengths: Offsets) -> Keys:
+    """64-bit FNV-1a hashes of texts whose bytes are words; see `as_words`."""
+    longest = int(lengths.max(initial=0))
+    if longest > MOST_TEXT_BYTES:
+        raise DataError(
+            f"an id is a text of {longest} bytes, and at most {MOST_TEXT_BYTES} are read"
+        )
+    if not longest:
+        return np.full(lengths.size, _FNV_OFFSET, dtype=np.uint64)
+    if longest * lengths.size <= 2 * int(lengths.sum()) + _WORD * lengths.size:
+        return _similar_hashes(words, starts, lengths)
+    # Up to 8 bytes, 16, 32 and so on by themselves, so that short texts wait for no long ones.
+    hashes = np.full(lengths.size, _FNV_OFFSET, dtype=np.uint64)
+    shorter, most = 0, _WORD
+    while shorter < longest:
+        group = np.flatnonzero((lengths > shorter) & (lengths <= most))
+        if group.size:
+            hashes[group] = _similar_hashes(words, starts[group], lengths[group])
+        shorter, most = most, 2 * most
+    return hashes
+
+
+def _similar_hashes(words: Keys, starts: Offsets, lengths: Offsets) -> Keys:
+    """Return hashes of texts, each in as many steps as the longest has bytes.
+
+    A step beyond a text's end takes a byte 0 in, which is a multiplication by the prime alone; as
+    the prime is odd, its inverse modulo 2^64 undoes it.
+    """
+    shortest, longest = int(lengths.min()), int(lengths.max())
+    hashes = np.full(lengths.size, _FNV_OFFSET, dtype=np.uint64)
+    byte = np.empty_like(hashes)
+    for first, word in zip(range(0, longest, _WORD), _words_of(words, starts), strict=False):
+        if shortest < first + _WORD:
+            word &= _FIRST_BYTES.take(lengths - first, mode="clip")
+        for place in range(min(_WORD, longest - first)):
+            np.bitwise_and(word, _BYTE, out=byte)
+            hashes ^= byte
+            hashes *= _FNV_PRIME
+            if place + 1 < longest - first:
+                word >>= _BYTE_BITS
+    if shortest < longest:
+        undone = np.full(longest - shortest + 1, _FNV_INVERSE)
+        undone[0] = 1
+        hashes *= np.multiply.accumulate(undone).take(longest - lengths)
+    return hashes
+
+
+def _hex_values(text: Keys) -> tuple[Keys, npt.NDArray[np.bool_]]:
+    """Return values of texts of eight characters, and which of them are hexadecimal.
+
+    A digit is 0x30 to 0x39, a letter 0x61 to 0x66: its value is its lower half, and 9 more if it
+    has the bit of letters. The text is hexadecimal if its values, all below 16, are written so.
+    """
+    values = text >> np.uint64(6)
+    values &= _ONES
+    values *= np.uint64(9)
+    other = text & (_ONES * np.uint64(0x0F))
+    values += other
+    np.add(values, _ONES * np.uint64(6), out=other)
+    other >>= np.uint64(4)
+    other &= _ONES
+    other *= np.uint64(0x61 - 0x30 - 10)
+    other += _ONES * np.uint64(0x30)
+    other += values
+    other ^= text
+    other |= values & (_ONES * np.uint64(0x10))
+    return joined_digits(values, 16), other == 0
+
+
+def joined_digits(digits: Keys, base: int) -> Keys:
+    """Return the numbers of eight digits each, one a byte, the highest in the lowest; in place.
+
+    >>> word = np.frombuffer(bytes([0, 0, 0, 0, 2, 0, 2, 6]), dtype="<u8").copy()
+    >>> joined_digits(word, 10)
+    array([2026], dtype=uint64)
+    """
+    # Of neighbours, pairs and fours, the first is the higher one, and the lower byte.
+    digits *= np.uint64(1 + (base << 8))
+    digits >>= np.uint64(8)
+    digits &= np.uint64(0x00FF00FF00FF00FF)
+    digits *= np.uint64(1 + (base**2 << 16))
+    digits >>= np.uint64(16)
+    digits &= np.uint64(0x0000FFFF0000FFFF)
+    digits *= np.uint64(1 + (base**4 << 32))
+    digits >>= np.uint64(32)
+    return digits
+
+
+def first_words(words: Keys, starts: Offsets) -> Keys:
+    """Eight bytes from each start on, whatever is behind a text's end."""
+    return next(_words_of(words, starts))
+
+
+def as_words(data: Bytes) -> Keys:
+    """Return a copy of bytes as words, with a further one beyond the last byte."""
+    words = np.zeros(data.size // _WORD + 2, dtype=np.uint64)
+    words.view(np.uint8)[: data.size] = data
+    return words if words.dtype.byteorder != ">" else words.byteswap()
+
+
+def _words_of(words: Keys, starts: Offsets) -> Iterator[Keys]:
+    """Yield the first eight bytes of each text, then the next eight, and so on; then zeros."""
+    place = starts >> 3
+    below = (starts.view(np.uint64) & np.uint64(_WORD - 1)) << np.uint64(3)
+    above = _WORD_BITS - below
+    following = words.take(place, mode="clip")
+    while True:
+        word = np.right_shift(following, below, out=following)
+        place += 1
+        following = words.take(place, mode="clip")
+        word |= following << above
+        yield word

@@ -7,6 +7,10 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+Keys = npt.NDArray[np.uint64]
+"""Raw ids; `placer.data.keys` says how they are made."""
+Offsets = npt.NDArray[np.int64]
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bags:

@@ -3,21 +3,25 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
-from typing import Literal
 
-from placer.data.choosing import choose_mappings, feature_tables_of
 from placer.data.encoded import EncodedLog
-from placer.data.encoding import Encoding
-from placer.data.files.finding import AnyPath, find
-from placer.data.files.identity import states
-from placer.data.files.opening import head, suffixes
-from placer.data.files.stores import shown
+from placer.data.encoding import Encoding, Identity
+from placer.data.files.opening import head, states, suffixes
+from placer.data.files.stores import AnyPath, find, shown
 from placer.data.formats.dialect import sniff
 from placer.data.in_memory import ArrowSource, InMemory, batches_of, is_in_memory
-from placer.data.layout import Layout, NamedColumns
-from placer.data.mapping import Identity
-from placer.data.names import FORMATS, LABEL, Format, Missing
+from placer.data.layout import (
+    FORMATS,
+    LABEL,
+    Columns,
+    Format,
+    IdMappingName,
+    Layout,
+    Missing,
+    NamedColumns,
+)
 from placer.data.source import Progress, Source
+from placer.data.vocabulary import choose_mappings, feature_tables_of
 from placer.errors import DataError
 from placer.units import listed
 
@@ -36,7 +40,7 @@ def open_log(
     paths: AnyPath | Sequence[AnyPath] | InMemory,
     format: Format | None = None,
     *,
-    id_mapping: Literal["auto", "identity", "hash", "vocabulary"] | Mapping[str, str] = "auto",
+    id_mapping: IdMappingName | Mapping[str, str] = "auto",
     rows: int | Mapping[str, int] | None = None,
     min_count: int | Mapping[str, int] = 1,
     sparse: Sequence[str] | None = None,
@@ -57,7 +61,7 @@ def open_log(
     ----------
     paths : path or sequence of paths, or what a program holds
         Files, folders, patterns, URIs or ``-``, read in order; see
-        `placer.data.files.finding.find`. Or an Arrow table, stream or data set, or what
+        `placer.data.files.stores.find`. Or an Arrow table, stream or data set, or what
         `placer.data.in_memory.batches_of` takes.
     format : optional
         One of `placer.data.FORMATS`; by default by the first file's suffix or how it begins.
@@ -72,14 +76,14 @@ def open_log(
     min_count : int or mapping of table name to int
         A vocabulary leaves out ids that are read less often.
     sparse, dense, label, ignore
-        Columns; see `placer.data.formats.columns.infer_columns`.
+        Columns; see `placer.data.formats.inference.infer_columns`.
     feature_tables
         Tables of features that are not named like their table; several features may share one.
     missing
         Whether a missing value is read as id 0, as the DLRM reference does, or not at all.
     null : sequence of str, optional
         Texts that stand for a missing value, as an empty one always does; by default those of the
-        layout, or else `placer.data.names.NULLS`: NULL, null, NA, N/A, NaN, nan, None and \\N.
+        layout, or else `placer.data.layout.NULLS`: NULL, null, NA, N/A, NaN, nan, None and \\N.
     headroom : float
         Share of rows for ids that later logs may have, in tables sized by the largest id.
     layout : Layout, optional
@@ -107,10 +111,9 @@ def open_log(
     mappings, chosen = choose_mappings(
         source, features, id_mapping, rows, min_count, headroom, progress
     )
-    encoding = Encoding(
-        features, mappings, source.dense_names, source.label_name, missing, source.layout
-    )
-    return EncodedLog(source, encoding, [*_decisions(source), *chosen])
+    columns = source.columns
+    encoding = Encoding(features, mappings, columns.dense, columns.label, missing, columns.layout)
+    return EncodedLog(source, encoding, [*_decisions(columns), *chosen])
 
 
 def open_source(
@@ -144,15 +147,15 @@ def open_source(
     return source
 
 
-def _decisions(source: Source) -> list[str]:
+def _decisions(columns: Columns) -> list[str]:
     """Return what the user should hear of what columns were taken for."""
-    told = [one for one in source.decisions if one.warns]
+    told = [one for one in columns.decisions if one.warns]
     left_out = [f"{one.column} ({one.why})" for one in told if one.role == "ignore"]
     notes = [f"left out: {listed(left_out)}"] if left_out else []
     notes += [f"{one.column} is {one.role}: {one.why}" for one in told if one.role != "ignore"]
-    if source.label_name is None and source.decisions:
+    if columns.label is None and columns.decisions:
         note = "no column is the label, which training needs; name it with --label"
-        two = [one.column for one in source.decisions if one.has_two_values][:_MOST_HINTS]
+        two = [one.column for one in columns.decisions if one.has_two_values][:_MOST_HINTS]
         notes.append(f"{note} (two values: {', '.join(two)})" if two else note)
     return notes
 
@@ -177,7 +180,7 @@ _SOURCES = {
     "criteo": "delimited.DelimitedSource",
     "csv": "delimited.DelimitedSource",
     "tsv": "delimited.DelimitedSource",
-    "interactions": "interactions.InteractionsSource",
+    "interactions": "delimited.InteractionsSource",
     "dlrm": "dlrm.DlrmSource",
 }
 """By format, a class in a module of `placer.data.formats`, which is imported when it is needed."""
@@ -188,7 +191,13 @@ def _source(files: Sequence[str], format: Format, layout: Layout, named: NamedCo
         raise DataError(f"format {format!r} is none of {', '.join(FORMATS)}")
     module, name = _SOURCES[format].split(".")
     kind = getattr(import_module(f"placer.data.formats.{module}"), name)
-    source: Source = kind(files, replace(layout, format=format), named)
+    if format in _DELIMITED:
+        layout = replace(layout, format=format)
+    else:  # Whose files say all else themselves.
+        layout = Layout(
+            types=layout.types, lists=layout.lists, decimal=layout.decimal, nulls=layout.nulls
+        )
+    source: Source = kind(files, layout, named)
     return source
 
 

@@ -5,19 +5,28 @@ docs/data.md describes the file. It is written by `placer profile --infer`, read
 """
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, get_args
 
 from pydantic import Field, model_validator
 
 from placer.config_file import StrictModel, read_file
 from placer.data.encoded import EncodedLog
-from placer.data.files.finding import AnyPath
-from placer.data.files.stores import shown
-from placer.data.layout import Layout, NamedColumns
-from placer.data.names import NULLS, Decimal, Format, IdType
+from placer.data.files.stores import AnyPath, shown
+from placer.data.layout import (
+    NULLS,
+    Decimal,
+    Format,
+    IdMappingName,
+    IdType,
+    Layout,
+    Missing,
+    NamedColumns,
+    Role,
+)
 from placer.data.reader import open_log, open_source
 from placer.data.source import Progress, Source
 from placer.default_options import toml_value
@@ -26,7 +35,7 @@ from placer.files import write_text
 from placer.tables import Pooling
 from placer.units import listed
 
-Role = Literal["label", "sparse", "dense", "ignore"]
+_OF_LAYOUT = ("format", "separator", "header", "quotes", "decimal")
 ALL = "*"
 """In place of a table's name: every table that is not named."""
 
@@ -47,7 +56,7 @@ class _ColumnModel(StrictModel):
 class _TableModel(StrictModel):
     rows: int | None = Field(None, ge=1)
     dim: int | None = Field(None, ge=1)
-    id_mapping: Literal["auto", "identity", "hash", "vocabulary"] | None = None
+    id_mapping: IdMappingName | None = None
     min_count: int | None = Field(None, ge=1)
 
 
@@ -58,7 +67,7 @@ class _SchemaModel(StrictModel):
     quotes: bool | None = None
     decimal: Decimal | None = None
     names: tuple[str, ...] = ()
-    missing: Literal["zero", "empty"] = "zero"
+    missing: Missing = "zero"
     null: tuple[str, ...] | None = None
     headroom: float = Field(0.0, ge=0)
     columns: dict[str, _ColumnModel] = Field(default_factory=dict)
@@ -82,7 +91,7 @@ class Schema:
     min_counts: Mapping[str, int] = field(default_factory=dict)
     id_mappings: Mapping[str, str] = field(default_factory=dict)
     poolings: Mapping[str, Pooling] = field(default_factory=dict)  # By column.
-    missing: Literal["zero", "empty"] = "zero"
+    missing: Missing = "zero"
     headroom: float = 0.0
 
     @classmethod
@@ -95,7 +104,7 @@ class Schema:
         model = read_file(path, _SchemaModel, "data", DataError)
         of = {
             role: tuple(name for name, column in model.columns.items() if column.role == role)
-            for role in ("label", "sparse", "dense", "ignore")
+            for role in get_args(Role)
         }
         if len(of["label"]) > 1:
             raise DataError(f"{path}: a log has one label, not {', '.join(of['label'])}")
@@ -103,15 +112,10 @@ class Schema:
         return cls(
             format=model.format,
             layout=Layout(
-                model.format,
-                model.separator,
-                model.header,
-                model.quotes,
-                model.names,
-                _given(columns, "type"),
-                _given(columns, "separator") if columns else None,
-                model.decimal,
-                NULLS if model.null is None else model.null,
+                types=_given(columns, "type"),
+                lists=_given(columns, "separator") if columns else None,
+                nulls=NULLS if model.null is None else model.null,
+                **model.model_dump(include={*_OF_LAYOUT, "names"}),
             ),
             sparse=of["sparse"] if columns else None,
             dense=of["dense"] if columns else None,
@@ -159,7 +163,7 @@ class Schema:
             raise DataError(f"{file}: schemas are written as TOML; end the name in .toml")
         named = NamedColumns(self.sparse, self.dense, self.label, self.ignore, self.missing)
         source = open_source(paths, self.format, self.layout or Layout(), named)
-        if not source.decisions:
+        if not source.columns.decisions:
             raise DataError(
                 f"{shown(source.files[0])} is of a format whose columns are fixed; it needs no "
                 "schema"
@@ -175,10 +179,10 @@ def _given(models: Mapping[str, Any], field: str) -> dict[str, Any]:
 
 
 def _text(source: Source, missing: str) -> str:
-    files, layout, lists = source.files, source.layout, source.layout.lists or {}
-    named = listed([shown(file) for file in files], 1)
+    layout, lists = source.columns.layout, source.columns.layout.lists or {}
+    named = listed([shown(file) for file in source.files], 1)
     lines = [f"# How {named} is read; docs/data.md describes the fields."]
-    for name in ("format", "separator", "header", "quotes", "decimal"):
+    for name in _OF_LAYOUT:
         value = getattr(layout, name)
         if value is not None:
             lines.append(f"{name} = {toml_value(value)}")
@@ -193,14 +197,16 @@ def _text(source: Source, missing: str) -> str:
         "# left out",
     ]
     entries = []
-    for one in source.decisions:
+    for one in source.columns.decisions:
         value = toml_value(one.role)
         if one.role == "sparse":
             parts = [f'as = "sparse", type = {toml_value(layout.types[one.column])}']
             if one.column in lists:
                 parts.append(f"separator = {toml_value(lists[one.column])}")
             value = "{" + ", ".join(parts) + "}"
-        entries.append((f"{_key(one.column)} = {value}", one.why))
+        plain = re.fullmatch(r"[A-Za-z0-9_-]*[A-Za-z0-9][A-Za-z0-9_-]*", one.column) is not None
+        name = one.column if plain else toml_value(one.column)
+        entries.append((f"{name} = {value}", one.why))
     width = max(len(entry) for entry, _ in entries)
     lines += [f"{entry:<{width}}  # {' '.join(why.split())}" for entry, why in entries]
     lines += [
@@ -215,8 +221,3 @@ def _text(source: Source, missing: str) -> str:
         "",
     ]
     return "\n".join(lines)
-
-
-def _key(name: str) -> str:
-    plain = name.isascii() and name.replace("_", "").replace("-", "").isalnum()
-    return name if plain else toml_value(name)

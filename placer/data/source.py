@@ -5,18 +5,14 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from placer.data.files.identity import FileIdentity, FileState, identify
+from placer.data.files.opening import FileIdentity, FileState, identify
 from placer.data.files.stores import shown
-from placer.data.layout import Layout
-from placer.data.text_keys import Keys, Offsets
-
-if TYPE_CHECKING:
-    from placer.data.formats.inference import Decision
+from placer.data.layout import Columns
+from placer.data.log import Keys, Offsets
 
 # Called with the samples that are done and those that there are, None if unknown.
 Progress = Callable[[int, int | None], None]
@@ -139,12 +135,8 @@ class Source(ABC):
     """The files of a log, whose columns are known and whose ids are still raw."""
 
     files: Sequence[str]  # In order; the name of a log that has none.
-    text_features: Mapping[str, bool]  # In order, and whether their ids are texts.
-    dense_names: tuple[str, ...] = ()
-    label_name: str | None = None
-    layout: Layout = Layout(lists={})  # How the next file of the kind is read.
+    columns: Columns
     samples: int | None = None  # Where that is known without reading.
-    decisions: "tuple[Decision, ...]" = ()  # What columns were taken for, if no format says it.
     notes: Sequence[str] = ()  # What else the user should hear.
     # What the files were when reading began: one that changes in or between passes is an error.
     before: Mapping[str, FileState] = MappingProxyType({})

@@ -8,7 +8,7 @@ from placer.dense.layers import DenseMath as DenseMath
 from placer.dense.layers import DenseOptimizer as DenseOptimizer
 from placer.dense.layers import Interaction as Interaction
 from placer.dense.layers import MeasuredDense as MeasuredDense
-from placer.dense.memory import DenseMemory as DenseMemory
-from placer.dense.memory import dense_memory as dense_memory
+from placer.dense.network import DenseMemory as DenseMemory
 from placer.dense.network import DenseNetwork as DenseNetwork
 from placer.dense.network import Product as Product
+from placer.dense.network import dense_memory as dense_memory

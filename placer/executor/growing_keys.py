@@ -12,9 +12,8 @@ from placer.executor.id_order import IdOrder
 from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.lookups.batch_reads import FeatureRead, feature_bounds
 from placer.executor.memory.initial_weights import weights_of_keys
-from placer.growing.key_counts import KeyCounts
 from placer.growing.key_map import KeyMap
-from placer.growing.options import Growing, Int
+from placer.growing.options import Growing, Int, KeyCounts
 from placer.tables import Table
 
 MOST_OPEN_STEPS = 64

@@ -82,30 +82,6 @@ class IdRange:
         return torch.arange(self.start, self.stop)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LocalShard:
-    """What this process holds of one tensor: some rows and columns.
-
-    Attributes
-    ----------
-    tensor : TableTensor
-    cols : (start, stop), or None
-        None for state that is one number a row.
-    rows : int
-        How many rows.
-    ids : callable
-        Ids, int64, of the shard's rows ``start..stop``.
-    write : callable
-        Overwrites distinct rows of the shard.
-    """
-
-    tensor: TableTensor
-    cols: tuple[int, int] | None
-    rows: int
-    ids: Callable[[int, int], Tensor]
-    write: Callable[[Tensor, Tensor], None]
-
-
 class IdOrder(ABC):
     """Tables that one process or many hold, read and written by id whatever the plan.
 
@@ -183,12 +159,23 @@ class IdOrder(ABC):
         """
 
     @abstractmethod
+    def held(
+        self, block: IdRange
+    ) -> Iterator[tuple[Tensor, tuple[int, int], Callable[[Tensor], None]]]:
+        """Yield what this process holds of some rows: their places, columns, and what writes them.
+
+        Places are those in the block, ascending.
+        """
+
     def holds(self, block: IdRange) -> bool:
         """Return whether this process holds some of these rows."""
+        return any(places.numel() for places, *_ in self.held(block))
 
-    @abstractmethod
     def write(self, block: IdRange, values: Tensor) -> None:
         """Overwrite what this process holds of some rows."""
+        for places, cols, write in self.held(block):
+            own = values[places]
+            write(own if block.tensor.is_per_row else own[:, slice(*cols)])
 
     @abstractmethod
     def write_rows(self, table: Table, name: str, ids: Tensor, values: Tensor) -> None:
@@ -211,10 +198,6 @@ class IdOrder(ABC):
             for tensor in tensors_of(table, self.optimizers[name]):
                 own = torch.zeros(ids.numel(), *tensor.shape[1:])
                 self.write_rows(table, tensor.name, ids, values if tensor.name == "weight" else own)
-
-    @abstractmethod
-    def local_shards(self) -> Iterator[LocalShard]:
-        """Return what this process holds of each tensor, a table's weight first."""
 
     @abstractmethod
     def update_count(self) -> int:

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 from placer.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from placer.growing.key_counts import KeyCounts as KeyCounts
     from placer.growing.key_map import KeyMap as KeyMap
     from placer.growing.options import Growing as Growing
+    from placer.growing.options import KeyCounts as KeyCounts
     from placer.growing.working_set import HitRate as HitRate
     from placer.growing.working_set import WorkingSet as WorkingSet
     from placer.growing.working_set import working_sets as working_sets

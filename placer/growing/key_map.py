@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from placer.errors import BackendError, CheckpointError, PlanMismatchError
-from placer.growing.key_counts import KeyCounts
-from placer.growing.options import MOST_CAPACITY, SKETCH_CELLS, SKETCH_ROWS, Growing, Int
+from placer.growing.options import MOST_CAPACITY, SKETCH_CELLS, SKETCH_ROWS, Growing, Int, KeyCounts
 from placer.growing.saved_state import fits, sketch_of
 
 _READS = 256

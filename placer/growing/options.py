@@ -1,12 +1,14 @@
-"""What is said of a table that grows."""
+"""What is said of a table that grows, and what its keys did."""
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
+from annotated_types import Ge, Interval
 
 from placer.errors import PlanMismatchError
+from placer.tables import Count
 
 Int = npt.NDArray[np.int64]
 Eviction = Literal["lfu", "lru"]
@@ -52,10 +54,10 @@ class Growing:
     26144
     """
 
-    capacity: int
-    admission: int = 1
+    capacity: Annotated[int, Ge(1)]
+    admission: Annotated[int, Interval(ge=1, le=MOST_ADMISSION)] = 1
     eviction: Eviction = "lfu"
-    ttl: int = 0
+    ttl: Count = 0
 
     def __post_init__(self) -> None:
         for name, least, most in (
@@ -96,3 +98,36 @@ class Growing:
     def copy_nbytes(self) -> int:
         """Bytes of the copy that a GPU has which finds keys: slots, keys, and reads of rows."""
         return 4 * self.slot_count + 13 * self.rows
+
+
+class KeyCounts(NamedTuple):
+    """Counters since the beginning, of lookups or of rows.
+
+    Attributes
+    ----------
+    hits, misses : int
+        Lookups whose key had a row, and all others.
+    waiting, refused : int
+        Misses that row 0 served: keys that were not read often enough yet, and those for which no
+        row could be taken back, as open steps read all of them.
+    admitted, evicted, expired : int
+        Rows given to a key, and taken back for another one or after `Growing.ttl`.
+    """
+
+    hits: int
+    misses: int
+    waiting: int
+    refused: int
+    admitted: int
+    evicted: int
+    expired: int
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of lookups whose key had a row; 0 without lookups."""
+        return self.hits / max(1, self.hits + self.misses)
+
+    @property
+    def live(self) -> int:
+        """Keys that have rows now."""
+        return self.admitted - self.evicted - self.expired

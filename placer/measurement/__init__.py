@@ -2,10 +2,10 @@
 
 from placer.measurement.cases import Case as Case
 from placer.measurement.cases import random_cases as random_cases
-from placer.measurement.dataset import Dataset as Dataset
-from placer.measurement.dataset import Measurement as Measurement
-from placer.measurement.dataset import repeated as repeated
+from placer.measurement.machine import Dataset as Dataset
+from placer.measurement.machine import Measurement as Measurement
 from placer.measurement.machine import collect as collect
+from placer.measurement.machine import repeated as repeated
 from placer.measurement.measure import Measurer as Measurer
 from placer.measurement.measure import measure_plan as measure_plan
 from placer.measurement.times import QUICK as QUICK

@@ -16,7 +16,6 @@ from placer.plan.shard import Lookup, Memory, Shard
 from placer.problem import Problem
 from placer.profile.profile import Profile
 from placer.profile.table_profile import TableProfile
-from placer.profile.zipf import zipf_cdf
 from placer.tables import Feature, OptimizerName, Table
 from placer.topology.devices import Gpu, Host, Link
 from placer.topology.topology import Topology
@@ -43,7 +42,7 @@ class Case:
         """Tables and their accesses."""
         return Profile(
             tuple(
-                TableProfile(table, zipf_cdf(table.rows, exponent), zipf_exponent=exponent)
+                TableProfile.zipf(table, exponent)
                 for table, exponent in zip(self.tables, self.exponents, strict=True)
             ),
             source=f"case {self.workload}",

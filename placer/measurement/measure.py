@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import itertools
 import multiprocessing
 import os
 import tempfile
@@ -9,7 +10,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import islice
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -211,7 +211,7 @@ def run(job: Job, setting: Setting, rank: int = 0) -> Measured:
         if isinstance(held, PlacedEmbeddings):
             _touch_state(held)
     source = drawn_batches(plan, job.profile, job.samples, job.seed * setting.ranks + rank)
-    batches = list(islice(source, effort.batches))
+    batches = list(itertools.islice(source, effort.batches))
     if setting.device.startswith("cuda"):
         batches = [batch.pin_memory() for batch in batches]
     try:
@@ -244,7 +244,7 @@ def _timed(
     gc.disable()
     try:
         started, start, start_cpu = time.perf_counter(), 0.0, 0.0
-        stream = look_ahead(_endless(batches), model)
+        stream = look_ahead(itertools.cycle(batches), model)
         with contextlib.closing(stream):
             for number, batch in enumerate(stream):
                 outputs = list(model(batch).values())
@@ -276,11 +276,6 @@ def _enough(steps: int, seconds: float, effort: Effort, together: bool) -> bool:
     if steps >= effort.most_steps or seconds >= effort.most_s:
         return True
     return steps >= effort.least_steps and seconds >= effort.least_s
-
-
-def _endless(batches: Sequence[BagBatch]) -> Iterator[BagBatch]:
-    while True:
-        yield from batches
 
 
 @contextlib.contextmanager

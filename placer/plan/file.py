@@ -1,43 +1,114 @@
-"""Plan files, and the row orders beside them."""
+"""Plan files: what is checked when one is read, its JSON Schema, and the row orders beside it.
+
+`placer/plan/plan.schema.json` is `json_schema()` as shipped; a test holds them equal.
+"""
 
 import glob
 import hashlib
 import json
+import re
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 from safetensors.numpy import save as serialize
 
 from placer.dense import Dense, DenseLayers, MeasuredDense
+from placer.dense.file import DenseEntry
 from placer.errors import PlacerError, PlanError
 from placer.files import (
+    SEAL,
     StrPath,
     is_name,
     read_parts,
     replacing_parts,
+    sealed,
     sha256_file,
     write_bytes,
     write_text,
 )
 from placer.growing.options import Growing
 from placer.pipeline import Pipeline
-from placer.plan import schema
 from placer.plan.fields import SCHEMA_VERSION, Provenance, RowOrder, SolverRecord
 from placer.plan.shard import Shard
 from placer.read_files import LimitError, read_json
-from placer.seal import check_seal, sealed
-from placer.tables import ColdDType, DType, Table
-from placer.topology.devices import Drive, Gpu, Host, Link
+from placer.tables import ColdDType, Count, DType, Table
+from placer.topology.devices import Drive, Gpu, Host, Link, Rate
 from placer.topology.topology import Topology
 
 if TYPE_CHECKING:
     from placer.plan.plan import Plan
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class DeviceModel(_Strict):
+    """A GPU or a host. GPUs have `host`; bandwidths are bytes per second of random rows."""
+
+    id: str
+    kind: Literal["gpu", "host"]
+    memory_bytes: Count
+    host: str | None = None
+    bandwidth_bytes_per_s: Rate
+    launch_s: float | None = Field(None, ge=0, description="GPUs: time of a kernel launch")
+    chip: str = Field("", description="GPUs: what it is, such as h100")
+    drive: Drive | None = Field(None, description="hosts: their SSD")
+
+
+class TopologyModel(_Strict):
+    """The machine that the plan was made for."""
+
+    name: str = ""
+    emulated: bool = False
+    devices: list[DeviceModel]
+    links: tuple[Link, ...]
+
+
+class DenseLayersModel(DenseEntry):
+    """The layers that are trained beside the embeddings, on every GPU."""
+
+    model_config = _Strict.model_config
+
+    reserved_bytes: Annotated[Count, Field(description="taken off memory_bytes of each GPU")] = 0
+
+
+class PlanModel(_Strict):
+    """A placement of embedding tables on a machine."""
+
+    schema_version: Literal[1] = Field(description="version of this format")
+    batch_size: int = Field(1, ge=1, lt=1 << 31, description="samples per GPU and step")
+    pipeline: Pipeline = "look-ahead"
+    widths: tuple[ColdDType, ...] = Field((), description="types that cold rows might have had")
+    exchange_dtype: DType = Field("float32", description="type of pooled rows between GPUs")
+    dense: DenseLayersModel | MeasuredDense | None = None
+    tables: tuple[Table, ...]
+    topology: TopologyModel
+    shards: tuple[Shard, ...]
+    row_order: dict[str, RowOrder] = {}
+    growing: dict[str, Growing] = Field({}, description="tables without a vocabulary")
+    solver: SolverRecord
+    provenance: Provenance
+    sha256: str = Field("", description="of all other keys, as `placer.files` has it")
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema of a plan file."""
+    schema = PlanModel.model_json_schema()
+    for model in schema["$defs"].values():  # What is said of a class, without its examples.
+        model["description"] = re.split(r"\n\n(?:Examples|Raises|>>>)", model["description"])[0]
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "placer plan",
+        **{key: value for key, value in schema.items() if key != "title"},
+        "$comment": f"schema_version {SCHEMA_VERSION}; docs/plan-format.md says what it means",
+    }
 
 
 def write(plan: "Plan", path: StrPath) -> None:
@@ -91,11 +162,15 @@ def read(path: StrPath) -> dict[str, Any]:
 def _read(source: Path) -> dict[str, Any]:
     document, model = parse(source)
     plan = _with_row_orders(source, model)
-    check_seal(document, source)
+    if document.get(SEAL) and document[SEAL] != sealed(document)[SEAL]:
+        raise PlanError(
+            f"{source} was altered since it was written: restore it; if you edited it by hand, "
+            "`placer verify --seal` takes it as it is now"
+        )
     return plan
 
 
-def _with_row_orders(source: Path, model: schema.PlanModel) -> dict[str, Any]:
+def _with_row_orders(source: Path, model: PlanModel) -> dict[str, Any]:
     files: dict[tuple[str, str | None], dict[str, npt.NDArray[np.int64]]] = {}
     hot_ids: dict[str, npt.NDArray[np.int64]] = {}
     for name, order in model.row_order.items():
@@ -114,13 +189,11 @@ def _with_row_orders(source: Path, model: schema.PlanModel) -> dict[str, Any]:
         hot_ids[name] = files[key][name]
     try:
         return _fields_of(model, hot_ids)
-    except PlanError:
-        raise
     except PlacerError as error:
         raise PlanError(f"{source}: {error}") from error
 
 
-def parse(source: Path) -> tuple[dict[str, Any], schema.PlanModel]:
+def parse(source: Path) -> tuple[dict[str, Any], PlanModel]:
     """Read and check a plan file's form, without the row order beside it and without its hash.
 
     Raises PlanError if the file is missing, no JSON (cut short), of a newer version, or breaks the
@@ -163,17 +236,21 @@ def _folder_for_plan(folder: Path) -> str:
     return f"{folder} is a folder; a plan is the JSON file that `placer plan` wrote{inside}"
 
 
-def _validated(document: object, source: str) -> schema.PlanModel:
+def _validated(document: object, source: str) -> PlanModel:
     try:
-        return schema.PlanModel.model_validate(document)
+        # As JSON, where values of dataclasses are their fields.
+        return PlanModel.model_validate_json(json.dumps(document))
+    except PlacerError as error:
+        raise PlanError(f"{source}: {error}") from error
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "the document"
+        same = {"unexpected_keyword_argument": "Extra inputs are not permitted"}
+        reason = same.get(first["type"], first["msg"])
         more, given = error.error_count() - 1, repr(first["input"])
         given = given if len(given) <= 60 else given[:57] + "..."
         raise PlanError(
-            f"{source}: {where}: {first['msg']} (got {given})"
-            + (f"; and {more} more" if more else "")
+            f"{source}: {where}: {reason} (got {given})" + (f"; and {more} more" if more else "")
         ) from error
 
 
@@ -255,54 +332,30 @@ def _dense(dense: Dense) -> dict[str, Any]:
     return said | {"top": dense.top, "bottom": dense.bottom}
 
 
-class _Document(BaseModel):
-    """What pydantic makes of a plan's fields without help."""
-
-    tables: tuple[Table, ...]
-    shards: tuple[Shard, ...]
-    row_order: dict[str, RowOrder]
-    growing: dict[str, Growing]
-    batch_size: int
-    pipeline: Pipeline
-    widths: tuple[ColdDType, ...]
-    exchange_dtype: DType
-    solver: SolverRecord
-    provenance: Provenance
-
-
-def _fields_of(
-    model: schema.PlanModel, hot_ids: dict[str, npt.NDArray[np.int64]]
-) -> dict[str, Any]:
-    fields = _Document.model_validate(model.model_dump(include=set(_Document.model_fields)))
-    dense: Dense | None = None
-    if isinstance(model.dense, schema.MeasuredDenseModel):
-        dense = MeasuredDense(model.dense.step_s)
-    elif model.dense is not None:
-        dense = model.dense.layers()
+def _fields_of(model: PlanModel, hot_ids: dict[str, npt.NDArray[np.int64]]) -> dict[str, Any]:
+    fields = dict(model)
+    del fields["schema_version"], fields["sha256"]
+    dense = model.dense
     return {
-        **dict(fields),
+        **fields,
         "topology": _topology(model.topology),
-        "dense": dense,
+        "dense": dense.layers() if isinstance(dense, DenseLayersModel) else dense,
         "hot_ids": hot_ids,
     }
 
 
-def _topology(model: schema.TopologyModel) -> Topology:
+def _topology(model: TopologyModel) -> Topology:
     gpus, hosts = [], []
     for device in model.devices:
         size, speed = device.memory_bytes, device.bandwidth_bytes_per_s
         if device.kind == "host":
-            drive = None if device.drive is None else Drive(**device.drive.model_dump())
-            hosts.append(Host(device.id, size, speed, drive))
+            hosts.append(Host(device.id, size, speed, device.drive))
             continue
         if device.host is None:
             raise PlanError(f"{device.id} is a gpu but names no host")
         launch = {} if device.launch_s is None else {"launch_s": device.launch_s}
         gpus.append(Gpu(device.id, device.host, size, speed, **launch, chip=device.chip))
-    links = tuple(Link(**link.model_dump()) for link in model.links)
-    return Topology(
-        name=model.name, emulated=model.emulated, gpus=tuple(gpus), hosts=tuple(hosts), links=links
-    )
+    return Topology(model.name, tuple(gpus), tuple(hosts), model.links, model.emulated)
 
 
 def _save_row_order(hot_ids: dict[str, npt.NDArray[np.int64]], target: Path) -> tuple[str, str]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from placer.dense import DenseLayers, DenseNetwork, dense_memory
-from placer.dense.memory import pass_bytes
+from placer.dense.network import pass_bytes
 from placer.errors import ProblemError
 from placer.plan.buffers import (
     INDEX_BYTES_HELD_PER_LOOKUP,

@@ -2,12 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from placer.tables import ColdDType, Table
+from annotated_types import Interval, MinLen
+
+from placer.tables import ColdDType, Count, Table
 
 Memory = Literal["hbm", "dram", "ssd"]
 Lookup = Literal["device", "uva", "staged", "cached", "host"]
+Place = Annotated[int, Interval(ge=-(1 << 63), lt=1 << 63)]
+"""A row or a column; what is out of a table is found by `placer.plan.verify`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +57,14 @@ class Shard:
     """
 
     table: str
-    rows: tuple[int, int, int]
-    cols: tuple[int, int]
-    devices: tuple[str, ...]
+    rows: tuple[Place, Place, Place]
+    cols: tuple[Place, Place]
+    devices: Annotated[tuple[str, ...], MinLen(1)]
     memory: Memory
     lookup: Lookup
-    cache_rows: int = 0
-    staging_rows: int = 0
-    buffer_bytes: int = 0
+    cache_rows: Count = 0
+    staging_rows: Count = 0
+    buffer_bytes: Count = 0
     dtype: ColdDType | None = None
 
     @property

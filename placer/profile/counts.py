@@ -100,8 +100,6 @@ class RowCounts:
         if self.rows != other.rows:
             raise ProfileError(f"counts of {self.rows} and {other.rows} rows cannot be added")
         ids = np.union1d(self.ids, other.ids)
-        if self.total + other.total >= _MOST_LOOKUPS:
-            raise ProfileError(f"all counts together must be less than {_MOST_LOOKUPS:.3g}")
         largest = int(self.counts.max(initial=0)) + int(other.counts.max(initial=0))
         counts = np.zeros(ids.size, dtype=_narrowest(largest))
         counts[np.searchsorted(ids, self.ids)] = self.counts

@@ -14,8 +14,9 @@ new one. docs/profile.md describes the files.
 import hashlib
 import io
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, astuple
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,13 +25,15 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from placer.data.encoding import Encoding
-from placer.data.text_keys import Keys
+from placer.data.log import Keys
 from placer.errors import PlacerError, ProfileError
 from placer.files import (
+    SEAL,
     StrPath,
     is_name,
     read_parts,
     replacing_parts,
+    sealed,
     sha256_json,
     write_bytes,
     write_text,
@@ -41,7 +44,6 @@ from placer.profile.counts import RowCounts
 from placer.profile.locality import WindowCounts
 from placer.profile.table_profile import FeatureCounts, TableProfile, UnknownIds
 from placer.read_files import LimitError, read_json, read_limited
-from placer.seal import SEAL, sealed
 from placer.tables import DType, Feature, OptimizerName, Table
 
 if TYPE_CHECKING:
@@ -105,37 +107,29 @@ class _Document(_Strict):
 
 def write(profile: "Profile", path: StrPath) -> None:
     """Write a profile into the folder `path`, replacing one that is there."""
-    folder = Path(path)
-    with replacing_parts(folder / JSON_NAME, lambda: _parts_of(folder)) as names:
-        names |= _write_all(profile, folder)
-
-
-def _write_all(profile: "Profile", folder: Path) -> set[str]:
-    """Write the parts and then the JSON that names them; the names of the parts."""
     arrays: _Arrays = {}
+    folder, encoding = Path(path), profile.encoding
     tables = [_table_to_json(table, f"{i}", arrays) for i, table in enumerate(profile.tables)]
-    files = {"counts": _write(folder, "counts", "safetensors", _safetensors(arrays))}
-    encoding = profile.encoding
-    if encoding is not None and encoding.vocabularies:
-        content = _vocabulary_to_parquet(encoding.vocabularies)
-        files["vocabulary"] = _write(folder, "vocabulary", "parquet", content)
-    document = {
-        "schema_version": SCHEMA_VERSION,
-        "source": profile.source,
-        "samples": profile.samples,
-        "sampling": profile.sampling,
-        "encoding": None if encoding is None else encoding.to_json(),
-        "tables": tables,
-        "files": files,
-    }
-    text = json.dumps(sealed(document), indent=1, ensure_ascii=False) + "\n"
-    write_text(folder / JSON_NAME, text)
-    return {file["name"] for file in files.values()}
-
-
-def _parts_of(folder: Path) -> Iterator[Path]:
-    for pattern in ("counts-*.safetensors", "vocabulary-*.parquet"):
-        yield from folder.glob(pattern)
+    kinds = ("counts-*.safetensors", "vocabulary-*.parquet")
+    with replacing_parts(
+        folder / JSON_NAME, lambda: chain.from_iterable(map(folder.glob, kinds))
+    ) as names:
+        files = {"counts": _write(folder, "counts", "safetensors", _safetensors(arrays))}
+        if encoding is not None and encoding.vocabularies:
+            content = _vocabulary_to_parquet(encoding.vocabularies)
+            files["vocabulary"] = _write(folder, "vocabulary", "parquet", content)
+        names |= {file["name"] for file in files.values()}
+        document = {
+            "schema_version": SCHEMA_VERSION,
+            "source": profile.source,
+            "samples": profile.samples,
+            "sampling": profile.sampling,
+            "encoding": None if encoding is None else encoding.to_json(),
+            "tables": tables,
+            "files": files,
+        }
+        text = json.dumps(sealed(document), indent=1, ensure_ascii=False) + "\n"
+        write_text(folder / JSON_NAME, text)
 
 
 def read(path: StrPath) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from placer.data.mapping import RawKeys
+from placer.data.encoding import RawKeys
 from placer.errors import PlanMismatchError, ProblemError
 from placer.growing.options import Eviction, Growing
 from placer.growing.working_set import WorkingSet

@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
-from placer.data.names import Format
+from placer.data.layout import Format
 from placer.data.reader import open_log
 from placer.data.source import Progress
 from placer.errors import ProfileError

@@ -6,7 +6,7 @@ import numpy as np
 
 from placer.errors import ProfileError
 from placer.growing.working_set import HitRate
-from placer.profile.cdf import AccessCdf, Float
+from placer.profile.cdf import AccessCdf, Float, zipf_cdf
 from placer.profile.counts import RowCounts
 from placer.profile.locality import DistinctRows, Locality
 from placer.tables import Feature, Table
@@ -106,6 +106,11 @@ class TableProfile:
     ) -> "TableProfile":
         """Return a table's profile from exact counts, which give its CDF."""
         return cls(table, AccessCdf.from_counts(counts.counts, counts.rows), counts, features)
+
+    @classmethod
+    def zipf(cls, table: Table, exponent: float) -> "TableProfile":
+        """Return the profile of a table whose accesses follow Zipf's law; ids are ranks."""
+        return cls(table, zipf_cdf(table.rows, exponent), zipf_exponent=exponent)
 
     @property
     def name(self) -> str:

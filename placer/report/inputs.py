@@ -16,7 +16,7 @@ from placer.tables import DTYPE_BYTES, OPTIMIZERS, Table
 from placer.topology.devices import Gpu, Host
 from placer.topology.topology import Topology
 from placer.units import counted, format_bytes
-from placer.workloads import named_workload, workload_infos
+from placer.workloads import named_workload, workload_titles
 
 MOST_TABLES, MOST_DEVICES = 60, 18
 _MANY_TIMES, _MANY_ROWS = 10, 1000
@@ -179,18 +179,18 @@ def growing_words(profile: Profile, growing: Mapping[str, Growing]) -> Iterator[
 def workloads_report() -> Report:
     """Report the named workloads and their sizes."""
     rows = []
-    for info in workload_infos():
+    for name, title in workload_titles().items():
         # A name with a parameter stands for a family, which has no size of its own.
         sizes: Row = dict.fromkeys(("tables", "rows", "size_bytes", "lookups_per_sample"))
-        if "[" not in info.name:
-            profile = named_workload(info.name)
+        if "[" not in name:
+            profile = named_workload(name)
             sizes = {
                 "tables": len(profile),
                 "rows": sum(one.table.rows for one in profile),
                 "size_bytes": profile.total_bytes,
                 "lookups_per_sample": sum(one.table.lookups_per_sample for one in profile),
             }
-        rows.append({"name": info.name, **sizes, "title": info.title})
+        rows.append({"name": name, **sizes, "title": title})
     workloads = table_of(
         rows,
         "workloads",
@@ -226,17 +226,10 @@ def estimate_report(source: str, tables: Sequence[Table], dense_parameters: int 
         *columns(dtype="dtype", optimizer="optimizer"),
         *columns(weight_bytes="weights", state_bytes="state", total_bytes="together"),
     )
-    return Report(
-        f"Memory of {source}",
-        (memory,),
-        {
-            "source": source,
-            "tables": len(tables),
-            "rows": rows,
-            "dense_parameters": dense_parameters,
-        },
-        (f"{len(tables):,} table{'s' * (len(tables) != 1)}, {rows:,} rows{dense}",),
-    )
+    facts = {"source": source, "tables": len(tables), "rows": rows}
+    facts["dense_parameters"] = dense_parameters
+    words = f"{counted(len(tables), 'table')}, {rows:,} rows{dense}"
+    return Report(f"Memory of {source}", (memory,), facts, (words,))
 
 
 def topology_report(topology: Topology) -> Report:

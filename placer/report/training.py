@@ -10,7 +10,7 @@ from placer.units import format_seconds
 
 if TYPE_CHECKING:  # They import torch, and every command imports this.
     from placer.executor.local.hit_rates import HitRates
-    from placer.growing.key_counts import KeyCounts
+    from placer.growing.options import KeyCounts
     from placer.training.loop import TrainResult
     from placer.training.parity import ParityResult
     from placer.training.pilot import Candidate

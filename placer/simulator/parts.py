@@ -17,6 +17,7 @@ import numpy.typing as npt
 from placer.errors import PlanMismatchError
 from placer.executor.distributed.placement.division import (
     ColumnSlice,
+    RowSlice,
     Target,
     divide,
     ranks_of_devices,
@@ -27,7 +28,6 @@ from placer.executor.distributed.placement.local_plans import (
     local_plan,
     shards_by_holders,
 )
-from placer.executor.distributed.placement.row_slices import RowSlice
 from placer.executor.memory.arena_order import (
     ArenaKey,
     ArenaShard,

@@ -15,9 +15,15 @@ from placer.data.log import Bags
 from placer.executor.distributed.placement.channels import channel_pooling
 from placer.executor.distributed.placement.division import ColumnSlice, Target
 from placer.simulator.counts import ExchangeKind, Int, Served
-from placer.simulator.distinct_rows import Slices, distinct_counts
 from placer.simulator.parts import Arrangement
-from placer.simulator.table_reads import AnyInt, Distinct, TableRead, TableReader
+from placer.simulator.table_reads import (
+    AnyInt,
+    Distinct,
+    Slices,
+    TableRead,
+    TableReader,
+    distinct_counts,
+)
 from placer.tables import DTYPE_BYTES
 
 _ID, _LENGTH, _NUMBER, _COUNT = 8, 4, 4, 8

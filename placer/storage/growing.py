@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from placer.data.encoding import Encoding
-from placer.data.mapping import Hash, Vocabulary
+from placer.data.encoding import Encoding, Hash, Vocabulary
 from placer.errors import PlanMismatchError
 from placer.executor.id_order import TableTensor, rows_from, tensors_of
 from placer.executor.tensor_names import UPDATES
@@ -23,7 +22,7 @@ from placer.storage.run_state import (
     growing_settings,
     table_settings,
 )
-from placer.storage.shards.writing import keys_of
+from placer.storage.shards.table_files import keys_of
 from placer.storage.tensor_rows import AnyTensor, TensorRows
 from placer.tables import Table
 
@@ -66,15 +65,8 @@ def earlier_rows(
 ) -> dict[str, Int]:
     """For each row of the newer tables with fixed rows the row that it was, −1 for a new one.
 
-    Ids are rows, unless both plans' profiles have a vocabulary: then rows go with its keys.
-
-    Parameters
-    ----------
-    old, new : Plan
-    encodings : pair of Encoding or None
-        Those of the plans' profiles, where they are known.
-    keep : mapping of table name to int64 array, optional
-        The earlier ids of a table that become rows 0, 1, … of the newer one.
+    Ids are rows, unless both plans' profiles have a vocabulary: then rows go with its keys. `keep`
+    has the earlier ids of tables that become rows 0, 1, … of the newer ones.
     """
     rows: dict[str, Int] = {}
     unknown = sorted(set(keep or {}) - set(old.tables_by_name))
@@ -139,12 +131,7 @@ def grown(checkpoint: Checkpoint, old: Plan, new: Plan, rows: Mapping[str, Rows]
     """Return a checkpoint with the newer plan's tables; nothing is read before it is written.
 
     New rows are drawn as those of a new table are, with the run's seed; their optimizer state is
-    zero.
-
-    Parameters
-    ----------
-    rows : mapping of table name to int64 array or Resized
-        See `earlier_rows` and `resized_keys`.
+    zero. `rows` are what `earlier_rows` and `resized_keys` gave.
     """
     keys = {name: own for name, own in rows.items() if isinstance(own, Resized)}
     weights, states = dict[str, AnyTensor](), dict[str, AnyTensor]()

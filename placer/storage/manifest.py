@@ -8,9 +8,8 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from placer.errors import CheckpointError
-from placer.files import HashedFile, sha256_file
+from placer.files import SEAL, HashedFile, sealed, sha256_file
 from placer.read_files import LimitError, read_json
-from placer.seal import SEAL, sealed
 
 
 class Strict(BaseModel):

@@ -17,14 +17,13 @@ from placer.files import StrPath
 from placer.growing import KeyMap
 from placer.plan.plan import Plan
 from placer.plan.verify import refuse_growing
-from placer.storage.checkpoint.applied_tables import GROUP
 from placer.storage.checkpoint.dcp_reader import read_tensors
+from placer.storage.checkpoint.models import TABLES
 from placer.storage.checkpoint.table_blocks import NamedTables, load_stored
-from placer.storage.row_blocks import chunk_rows
 from placer.storage.run_state import WEIGHTS
 from placer.storage.shards.shard_folder import MANIFEST, open_shards
 from placer.storage.shards.shard_rows import checkpoint_of_shards
-from placer.storage.tensor_rows import AnyTensor, TensorRows, open_safetensors
+from placer.storage.tensor_rows import AnyTensor, TensorRows, chunk_rows, open_safetensors
 
 
 class ReadOnlyTables(nn.Module):
@@ -197,17 +196,17 @@ def load_read_only(plan: Plan, folder: str | os.PathLike[str], **options: Any) -
     origin: Mapping[str, str] = {}
     if Path(folder).is_file():
         held, origin = open_safetensors(Path(folder))
-        stored = {f"{GROUP}.{name}": rows for name, rows in held.items()}
+        stored = {f"{TABLES}.{name}": rows for name, rows in held.items()}
     else:
         refuse_growing(plan, "a folder of tables")
         if (Path(folder) / MANIFEST).exists():
             of_shards = checkpoint_of_shards(open_shards(folder)).tensors[WEIGHTS]
-            stored = {f"{GROUP}.{name}": rows for name, rows in of_shards.items()}
+            stored = {f"{TABLES}.{name}": rows for name, rows in of_shards.items()}
         else:
             stored = read_tensors(Path(folder))
     embeddings = PlacedEmbeddings(plan, optimizer="sgd", lr=0.0, seed=None, **options)
     order = embeddings.id_order()
-    named = NamedTables(order, {(GROUP, f"{t.table.name}.{t.name}"): t for t in order.tensors()})
+    named = NamedTables(order, {(TABLES, f"{t.table.name}.{t.name}"): t for t in order.tensors()})
     for table, how in plan.growing.items():
         keys, rows = (held.get(f"{table}.{name}") for name in ("keys", "rows"))
         if keys is None or rows is None:

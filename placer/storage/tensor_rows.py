@@ -1,8 +1,9 @@
 """Tensors that are read and written a number of rows at a time, wherever they are."""
 
+import json
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,8 @@ from torch import Tensor
 
 from placer.errors import CheckpointError
 from placer.files import FileRecord, HashedFile
-from placer.storage.row_blocks import READ_ROWS, row_blocks
-from placer.storage.safetensors_layout import lay_out
 
-_NAMES = {
+NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -26,6 +25,40 @@ _NAMES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+"""Types as safetensors calls them."""
+
+CHUNK_BYTES = 32 << 20
+"""Most bytes of rows that are in memory at a time, where one process copies them."""
+BLOCK_BYTES = 16 << 20
+"""Most bytes of a tensor that a process writes to a checkpoint at a time."""
+MOST_ROWS = 1 << 17  # Of short rows, their ids and ranks are what takes memory.
+READ_ROWS = 1 << 16
+"""Rows that readers of checkpoints ask for at a time."""
+
+
+def chunk_rows(row_bytes: int) -> int:
+    """Return rows of a chunk, where one takes so many bytes."""
+    return max(1, min(MOST_ROWS, CHUNK_BYTES // max(row_bytes, 1)))
+
+
+def block_rows(row_bytes: int) -> int:
+    """Return a checkpoint block's rows: a power of two, so that reads take whole blocks.
+
+    >>> block_rows(512), block_rows(1 << 30)
+    (32768, 1)
+    """
+    most = min(READ_ROWS, BLOCK_BYTES // max(row_bytes, 1))
+    return 1 << max(most.bit_length() - 1, 0)
+
+
+def row_blocks(rows: int, step: int) -> Iterator[tuple[int, int]]:
+    """Yield first row and end of each block of so many rows.
+
+    >>> list(row_blocks(10, 4))
+    [(0, 4), (4, 8), (8, 10)]
+    """
+    for start in range(0, rows, step):
+        yield start, min(start + step, rows)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,9 +115,64 @@ def bytes_of(tensor: Tensor) -> Tensor:
     return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor of a safetensors file, whose rows have their places before any of them is there."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    offset: int = 0  # Where its bytes begin in the file.
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return self.dtype.itemsize * math.prod(self.shape[1:])
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all rows."""
+        return self.dtype.itemsize * math.prod(self.shape)
+
+    def columns(self, start: int, stop: int) -> slice:
+        """Return bytes of a row that hold some of its columns; of one number a row, all."""
+        if len(self.shape) == 1:
+            return slice(0, self.row_bytes)
+        return slice(start * self.dtype.itemsize, stop * self.dtype.itemsize)
+
+
+def lay_out(
+    tensors: Iterable[tuple[str, torch.dtype, tuple[int, ...]]],
+    metadata: Mapping[str, str] | None = None,
+) -> tuple[bytes, tuple[StoredTensor, ...]]:
+    """Return a safetensors file's first bytes, and its tensors in their order there.
+
+    They follow from names, types and shapes (https://huggingface.co/docs/safetensors): eight bytes
+    with the size of a JSON header, and this. So a row's place is arithmetic. `metadata` is what the
+    file says of itself.
+    """
+    # As safetensors' own writer does: by falling size of the elements, which aligns all.
+    ordered = sorted(tensors, key=lambda tensor: (-tensor[1].itemsize, tensor[0]))
+    entries: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    placed, end = [], 0
+    for name, dtype, shape in ordered:
+        tensor = StoredTensor(name, dtype, shape, end)
+        end += tensor.size_bytes
+        placed.append(tensor)
+        entries[name] = {
+            "dtype": NAMES[dtype],
+            "shape": list(shape),
+            "data_offsets": [tensor.offset, end],
+        }
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    header = len(text).to_bytes(8, "little") + text
+    return header, tuple(replace(each, offset=len(header) + each.offset) for each in placed)
+
+
 def open_safetensors(path: Path) -> tuple[dict[str, TensorRows], dict[str, str]]:
     """Open a safetensors file: its tensors, of which rows are read when asked for; what it says."""
-    types = {name: dtype for dtype, name in _NAMES.items()}
+    types = {name: dtype for dtype, name in NAMES.items()}
     try:
         file: Any = safe_open(path, "pt")
         slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
@@ -113,7 +201,7 @@ def write_safetensors(
     """
     rows = {name: TensorRows.of(tensor) for name, tensor in tensors.items()}
     header, stored = lay_out(
-        ((name, _NAMES[each.dtype], each.shape) for name, each in rows.items()), metadata
+        ((name, each.dtype, each.shape) for name, each in rows.items()), metadata
     )
     file = HashedFile(path)
     try:

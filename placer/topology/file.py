@@ -48,10 +48,6 @@ def _size(value: object) -> object:
     return value
 
 
-def _rate(value: object) -> object:
-    return parse_rate(value) if isinstance(value, str) else value
-
-
 def _format_size(size_bytes: int) -> str | int:
     for unit, scale in (("GiB", 2**30), ("MiB", 2**20)):
         if size_bytes and size_bytes % scale == 0:
@@ -67,7 +63,8 @@ def _format_rate(bytes_per_s: float) -> str | float:
 Size = Annotated[
     int, BeforeValidator(_size), Field(ge=0, lt=1 << 63), PlainSerializer(_format_size)
 ]
-PerSecond = Annotated[float, BeforeValidator(_rate), Field(gt=0, allow_inf_nan=False)]
+_Rate = BeforeValidator(lambda value: parse_rate(value) if isinstance(value, str) else value)
+PerSecond = Annotated[float, _Rate, Field(gt=0, allow_inf_nan=False)]
 Bandwidth = Annotated[PerSecond, PlainSerializer(_format_rate)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 

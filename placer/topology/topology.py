@@ -8,8 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from placer.errors import TopologyError, did_you_mean
-from placer.topology.checks import check_devices, check_links
-from placer.topology.devices import Drive, Gpu, Host, Link, LinkKind, TopologyFields
+from placer.topology.devices import (
+    Drive,
+    Gpu,
+    Host,
+    Link,
+    LinkKind,
+    TopologyFields,
+    check_devices,
+    check_links,
+)
 from placer.topology.kinds import GPU_KINDS, NAMED
 from placer.topology.presets import kinds, preset, preset_help
 from placer.units import format_bytes, parse_bytes

@@ -17,16 +17,10 @@ FOLDER = "placed_tables"
 
 
 def register_tables(accelerator: Accelerator, applied: AppliedPlan) -> None:
-    """Save placed tables with `accelerator.save_state`, and load them with `load_state`.
+    """Save what `apply_plan` returned with `accelerator.save_state`; load it with `load_state`.
 
-    They lie in a folder within the checkpoint, weights and optimizer state, written by all ranks
-    a block of rows at a time; the model's own file has the dense layers alone.
-
-    Parameters
-    ----------
-    accelerator : Accelerator
-    applied : AppliedPlan
-        What `placer.apply_plan` returned.
+    The tables lie in a folder within the checkpoint, weights and optimizer state, written by all
+    ranks a block of rows at a time; the model's own file has the dense layers alone.
     """
     applied.leave_state_dict()
 

@@ -25,21 +25,9 @@ class PlacerTrainer(Trainer):
     ``load_best_model_at_end`` load both. Tables are updated with the optimizer, so that
     ``gradient_accumulation_steps``, the schedule of learning rates and, in one process,
     ``max_grad_norm`` reach them. Beside a trainer of your own: ``class Mine(PlacerTrainer, Own)``.
+    It is made as a `transformers.Trainer` is, and `applied` are its tables.
 
-    Parameters
-    ----------
-    *arguments, **options
-        Those of `transformers.Trainer`.
-
-    Attributes
-    ----------
-    applied : AppliedPlan
-        The tables.
-
-    Raises
-    ------
-    PlanMismatchError
-        If no plan is applied to the model.
+    Raises PlanMismatchError if no plan is applied to the model.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:

@@ -74,10 +74,7 @@ class PlacerCallback(lightning.Callback):
     ) -> None:
         """Leave the weights to the folder in a new run, too; say what clipping does not reach.
 
-        Raises
-        ------
-        PlanMismatchError
-            If no plan is applied to the module.
+        Raises PlanMismatchError if no plan is applied to the module.
         """
         applied = applied_plan(pl_module)
         if self.folder is not None:
@@ -119,10 +116,8 @@ class PlacerCallback(lightning.Callback):
     ) -> None:
         """Load what `on_save_checkpoint` added.
 
-        Raises
-        ------
-        CheckpointError
-            If the checkpoint was saved without this callback, or the tables' folder is gone.
+        Raises CheckpointError if the checkpoint was saved without this callback, or the tables'
+        folder is gone.
         """
         saved = checkpoint.get(KEY)
         if saved is None:

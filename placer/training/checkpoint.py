@@ -48,14 +48,13 @@ from placer.training.distributed import ALONE, Ranks
 FORMAT_VERSION = 2
 MANIFEST = "checkpoint.json"
 _NAME = re.compile(r"step-(\d{12})")
-_ADVICE = "use another checkpoint"
 GROW = "`placer reshard OLD NEW --grow --checkpoint FOLDER -o FOLDER`"
 
 _logger = logging.getLogger(__name__)
 
 
 class LogFile(Strict):
-    """A file of a log; see `placer.data.files.identity.FileIdentity`."""
+    """A file of a log; see `placer.data.files.opening.FileIdentity`."""
 
     name: str
     size_bytes: int
@@ -103,7 +102,14 @@ def save(
         hidden.begin()
 
     def publish(files: Mapping[str, FileRecord]) -> None:
-        _write_manifest(hidden.partial, checkpoint, files)
+        body = {
+            "format_version": FORMAT_VERSION,
+            **asdict(checkpoint.position),
+            "settings": dict(checkpoint.settings),
+            **({"data": dict(checkpoint.data)} if checkpoint.data else {}),
+            "files": {name: asdict(file) for name, file in files.items()},
+        }
+        write_manifest(hidden.partial / MANIFEST, body)
         hidden.publish()
         tidy(folder)
         _remove_all_but(folder, keep)
@@ -306,17 +312,6 @@ def _shown(value: Any) -> str:
     return "absent" if value is None else json.dumps(value)
 
 
-def _write_manifest(folder: Path, checkpoint: Checkpoint, files: Mapping[str, FileRecord]) -> None:
-    body = {
-        "format_version": FORMAT_VERSION,
-        **asdict(checkpoint.position),
-        "settings": dict(checkpoint.settings),
-        **({"data": dict(checkpoint.data)} if checkpoint.data else {}),
-        "files": {name: asdict(file) for name, file in files.items()},
-    }
-    write_manifest(folder / MANIFEST, body)
-
-
 def _manifest_of(path: Path) -> _Manifest:
     """Return the manifest of a checkpoint whose files are there, with the listed sizes."""
     file = path / MANIFEST
@@ -331,7 +326,7 @@ def _manifest_of(path: Path) -> _Manifest:
             f"was renamed; name it step-{manifest.step:012d} again"
         )
     for name, entry in manifest.files.items():
-        check_size(path / name, entry.size_bytes, _ADVICE)
+        check_size(path / name, entry.size_bytes, "use another checkpoint")
     return manifest
 
 

@@ -21,15 +21,8 @@ class TrainConfig:
     """How a DLRM is trained on a log: the defaults suit a first run.
 
     The embeddings' optimizer is the one that the plan gives each table. Samples are read in the
-    log's order.
+    log's order. Raises PlacerError if a value is out of range.
 
-    Raises
-    ------
-    PlacerError
-        If a value is out of range.
-
-    Examples
-    --------
     >>> TrainConfig(batch_size=64, lr=0.1).embedding_rate
     0.1
     >>> TrainConfig(epochs=0)
@@ -162,29 +155,16 @@ class TrainConfig:
 class CheckpointPolicy:
     """Where and how often a run is saved.
 
-    Attributes
-    ----------
-    folder : path
-        Holds one folder per checkpoint.
-    every_steps : int, optional
-        Steps between checkpoints. A run is saved at its end and when it is interrupted too.
-    keep : int
-        Newest checkpoints that are kept.
+    Raises PlacerError if nothing would be kept, or the steps are not positive.
 
-    Raises
-    ------
-    PlacerError
-        If nothing would be kept, or the steps are not positive.
-
-    Examples
-    --------
     >>> CheckpointPolicy("checkpoints", every_steps=1000).is_due(2000)
     True
     """
 
-    folder: str | os.PathLike[str]
+    folder: str | os.PathLike[str]  # Holds one folder per checkpoint.
+    # Steps between checkpoints. A run is saved at its end and when it is interrupted too.
     every_steps: int | None = None
-    keep: int = 2
+    keep: int = 2  # Newest checkpoints that are kept.
 
     def __post_init__(self) -> None:
         if self.keep < 1 or (self.every_steps is not None and self.every_steps < 1):

@@ -114,14 +114,13 @@ class Ranks:
 
     def together(self, work: Callable[[], T]) -> T:
         """Do something on every rank; an error on one is one on all, after their work."""
-        fault: Exception | None = None
-        result: list[T] = []
         try:
-            result.append(work())
+            result = work()
         except Exception as error:
-            fault = error
-        self.agree(fault)
-        return result[0]
+            self.agree(error)
+            raise
+        self.agree()
+        return result
 
     def in_step(
         self,

@@ -30,18 +30,10 @@ def grow_files(
 ) -> list[Grown]:
     """Make a folder of shards, or of a checkpoint, whose tables are those of the newer plan.
 
-    Parameters
-    ----------
-    old_file, new_file : Path
-        The plans; what ids are is known from the profiles that they name.
-    folder : Path
-        To be made.
-    shards, checkpoint : Path, optional
-        One of both, of the older plan's tables.
-    keep : iterable of str
-        ``TABLE=FILE``: a file of the ids that stay, one a line.
-    verify_files : bool
-        Whether the SHA-256 of shards' files is compared.
+    The files are those of the plans; what ids are is known from the profiles that these name.
+    Either `shards` or `checkpoint` is given, of the older plan's tables. Each of `keep` is
+    ``TABLE=FILE``: a file of the ids that stay, one a line. `verify_files` says whether the SHA-256
+    of shards' files is compared.
     """
     old, new = Plan.load(old_file), Plan.load(new_file)
     verify(new)

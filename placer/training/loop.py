@@ -24,14 +24,11 @@ from placer.interrupt import deferred_interrupt
 from placer.plan.origin import check_ids
 from placer.plan.plan import Plan
 from placer.training import checkpoint
-from placer.training.batches import batches, labelled
 from placer.training.config import CheckpointPolicy, TraceRequest, TrainConfig
 from placer.training.distributed import ALONE, Ranks, device_of_rank, joined_ranks
-from placer.training.metric_logs import MetricLog
-from placer.training.metrics import HeldOut
-from placer.training.reading import labels_of, own_part
+from placer.training.metrics import HeldOut, MetricLog
+from placer.training.reading import batches, labelled, labels_of, own_part
 from placer.training.run import Progress, Run
-from placer.training.tables import hit_rates
 from placer.training.trace import TraceSummary
 from placer.training.trainer import Trainer, step_work_s, usable_device
 
@@ -165,7 +162,7 @@ def train(
             with using_threads(threads), deferred_interrupt() as interrupt:
                 summary = run.train(interrupt, on_progress, trace if first else None)
                 run.save()
-                rates, keys = hit_rates(run.embeddings, ranks), run.embeddings.keys.counts()
+                rates, keys = run.hit_rates(), run.embeddings.keys.counts()
             interrupted = ranks.any(interrupt.requested)
             held_out = HeldOut()
             if not interrupted:
@@ -229,7 +226,9 @@ def _check(
     """Refuse what cannot be trained, before anything is built."""
     if eval_log is not None:
         check_log(plan, eval_log, other_data)
-        _check_label_column(eval_log)
+        first = next(iter(eval_log.chunks(1)), None)
+        if first is not None and first.labels is None:
+            raise DataError("the evaluation log has no label column; evaluate on another log")
     check_log(plan, log, other_data)
     if checkpoints is not None and resume is None and checkpoint.exist(Path(checkpoints.folder)):
         raise CheckpointError(
@@ -296,14 +295,6 @@ def check_log(plan: Plan, log: Log, other_data: bool = False) -> None:
                 )
     if not any(table.features for table in plan.tables):
         raise PlanMismatchError("no table of the plan has a feature to train with")
-
-
-def _check_label_column(eval_log: Log) -> None:
-    """Find out before the training, not after it, that a log cannot be evaluated on."""
-    for chunk in eval_log.chunks(1):
-        if chunk.labels is None:
-            raise DataError("the evaluation log has no label column; evaluate on another log")
-        return
 
 
 @contextlib.contextmanager

@@ -2,17 +2,16 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from statistics import median
 
 from placer.data.log import Log
-from placer.executor import BagBatch, PlacedEmbeddings, UnplacedEmbeddings
+from placer.executor import PlacedEmbeddings, UnplacedEmbeddings
 from placer.plan.plan import Plan
 from placer.plan.verify import refuse_growing
-from placer.training.batches import no_label_error
 from placer.training.config import TrainConfig
 from placer.training.loop import check_log, evaluate
-from placer.training.reading import Reading, readings
+from placer.training.reading import no_label_error, readings
 from placer.training.trainer import Trainer, usable_device
 
 LOSS_TOLERANCE = 1e-4
@@ -96,10 +95,12 @@ def compare_training(
     placed = PlacedEmbeddings(plan, **config.embedding_options())
     unplaced = UnplacedEmbeddings(plan.tables, seed=config.seed).to(config.device)
     optimizers = unplaced.optimizers(lr=config.embedding_rate, eps=config.eps)
-    runs = (
-        _TimedRun(Trainer(placed, plan, len(log.dense_names), config)),
-        _TimedRun(Trainer(unplaced, plan, len(log.dense_names), config, optimizers)),
+    trainers = (
+        Trainer(placed, plan, len(log.dense_names), config),
+        Trainer(unplaced, plan, len(log.dense_names), config, optimizers),
     )
+    losses: tuple[list[float], list[float]] = ([], [])
+    seconds: tuple[list[float], list[float]] = ([], [])
     steps = trained = labelled = unlabelled = 0
     for _ in range(config.epochs):
         left = None if config.max_steps is None else config.max_steps - steps
@@ -110,40 +111,28 @@ def compare_training(
             unlabelled += reading.samples - reading.labelled
             if lookups is None:
                 continue
-            for run in runs:
-                run.step(lookups, reading)
+            for trainer, own_losses, own_seconds in zip(trainers, losses, seconds, strict=True):
+                start = time.perf_counter()
+                own_losses.append(float(trainer.step(lookups, reading.dense, reading.labels)))
+                own_seconds.append(time.perf_counter() - start)
             steps, trained = steps + 1, trained + reading.labelled
             if on_step is not None:
                 on_step(steps)
         if unlabelled and not labelled:
             raise no_label_error(unlabelled)
-    held_out = [evaluate(run.trainer, log, config) for run in runs]
+    held_out = [evaluate(trainer, log, config) for trainer in trainers]
     return ParityResult(
-        placed_losses=tuple(runs[0].losses),
-        unplaced_losses=tuple(runs[1].losses),
+        placed_losses=tuple(losses[0]),
+        unplaced_losses=tuple(losses[1]),
         placed_auc=held_out[0].auc(),
         unplaced_auc=held_out[1].auc(),
         max_weight_difference=_largest_difference(placed, unplaced),
-        placed_step_s=median(runs[0].seconds or [0.0]),
-        unplaced_step_s=median(runs[1].seconds or [0.0]),
+        placed_step_s=median(seconds[0] or [0.0]),
+        unplaced_step_s=median(seconds[1] or [0.0]),
         samples=trained,
         unlabelled_samples=unlabelled,
         eval_samples=held_out[0].samples,
     )
-
-
-@dataclass(slots=True, eq=False)
-class _TimedRun:
-    """A trainer, and the loss and the time of each of its steps."""
-
-    trainer: Trainer
-    losses: list[float] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
-
-    def step(self, lookups: BagBatch, reading: Reading) -> None:
-        start = time.perf_counter()
-        self.losses.append(float(self.trainer.step(lookups, reading.dense, reading.labels)))
-        self.seconds.append(time.perf_counter() - start)
 
 
 def _largest_difference(placed: PlacedEmbeddings, unplaced: UnplacedEmbeddings) -> float:

@@ -124,9 +124,8 @@ def pilot(
                 results[at].append((result.auc, result.log_loss))
                 on_run(number * len(plans) + at + 1, seeds * len(plans))
     return [
-        replace(_candidate(plan, dtype), aucs=tuple(aucs), log_losses=tuple(losses))
+        _candidate(plan, dtype, found)
         for plan, (dtype, _), found in zip(plans, asked, results, strict=True)
-        for aucs, losses in [zip(*found, strict=True)]
     ]
 
 
@@ -163,7 +162,8 @@ def _plan(problem: Problem, hot_share: float, dtype: ColdDType, exchange_dtype: 
     )
 
 
-def _candidate(plan: Plan, dtype: ColdDType) -> Candidate:
+def _candidate(plan: Plan, dtype: ColdDType, results: Sequence[tuple[float, float]]) -> Candidate:
+    aucs, log_losses = zip(*results, strict=True)
     tables = plan.tables_by_name
     columns = sum(table.dim * len(table.features) for table in plan.tables)
     return Candidate(
@@ -171,4 +171,6 @@ def _candidate(plan: Plan, dtype: ColdDType) -> Candidate:
         plan.exchange_dtype,
         sum(s.row_count * tables[s.table].bytes_per_row(s.width, s.dtype) for s in plan.shards),
         2 * columns * DTYPE_BYTES[plan.exchange_dtype],
+        aucs,
+        log_losses,
     )

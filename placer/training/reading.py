@@ -1,19 +1,30 @@
-"""Batches of a log as the training loop takes them."""
+"""Batches of a log as the training loop takes them: of one size, and read ahead."""
 
-from collections.abc import Generator, Sequence
+import threading
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from placer.data.log import Chunk, Log
+from placer.data.log import Bags, Chunk, Log, joined
 from placer.errors import DataError
 from placer.executor import BagBatch
-from placer.training.batches import batches, labelled, slice_chunk
 from placer.training.config import TrainConfig
 from placer.training.distributed import ALONE, Ranks
+
+READ_SAMPLES = 65536
+"""Samples that are read from a log at once, rounded to whole batches."""
+
+T = TypeVar("T")
+
+
+_NOTHING = torch.empty(0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,11 +36,8 @@ class Reading:
     labelled: int
     # Of those that are this rank's, shapes (own, columns) and (own,), float32; empty where the
     # batch is not trained on.
-    dense: Tensor
-    labels: Tensor
-
-
-_NOTHING = torch.empty(0)
+    dense: Tensor = _NOTHING
+    labels: Tensor = _NOTHING
 
 
 def readings(
@@ -55,7 +63,7 @@ def readings(
         trained = usable.samples > 0 and not config.is_held_out(number)
         number += 1
         if not trained:
-            yield None, Reading(chunk.samples, usable.samples, _NOTHING, _NOTHING)
+            yield None, Reading(chunk.samples, usable.samples)
             continue
         labels_of(usable)
         own = own_part(usable, ranks)
@@ -96,3 +104,115 @@ def labels_of(chunk: Chunk) -> npt.NDArray[np.float32]:
             "--label and a column of clicks, as the bundled model learns these"
         )
     return labels
+
+
+def batches(log: Log, batch_size: int, skip: int = 0) -> Generator[Chunk]:
+    """Return batches in the log's order; all but the last have `batch_size` samples.
+
+    Reading is in larger chunks, and a batch may span several: so the batches after `skip`
+    samples are those of an uninterrupted pass, whatever the reader's chunks.
+    """
+    per_read = batch_size * max(1, READ_SAMPLES // batch_size)
+    rest: Chunk | None = None
+    for chunk in log.chunks(per_read, skip=skip):
+        known = chunk if rest is None else joined([rest, chunk])
+        read = known.samples
+        whole = read - read % batch_size
+        for start in range(0, whole, batch_size):
+            yield slice_chunk(known, start, start + batch_size)
+        rest = slice_chunk(known, whole, read) if whole < read else None
+    if rest is not None:
+        yield rest
+
+
+def slice_chunk(chunk: Chunk, start: int, stop: int) -> Chunk:
+    """Return samples ``start..stop`` of a chunk, as views where that is possible."""
+    features = {name: _slice_bags(bags, start, stop) for name, bags in chunk.features.items()}
+    labels = None if chunk.labels is None else chunk.labels[start:stop]
+    return Chunk(stop - start, features, chunk.dense[start:stop], labels)
+
+
+def labelled(chunk: Chunk) -> Chunk:
+    """Return the samples of a batch that have a label; the batch itself where all have one.
+
+    Batches are formed before this, so that which samples a batch spans, and with it the position
+    of a run, does not depend on the labels.
+    """
+    if chunk.labels is None:
+        return chunk
+    known = ~np.isnan(chunk.labels)
+    if known.all():
+        return chunk
+    features = {name: _select_bags(bags, known) for name, bags in chunk.features.items()}
+    return Chunk(int(known.sum()), features, chunk.dense[known], chunk.labels[known])
+
+
+def no_label_error(samples: int) -> DataError:
+    """Return what to raise where none of a log's samples has a label."""
+    return DataError(
+        f"none of the {samples} samples of the log has a label to train on; "
+        "name the label column when profiling, or train on another log"
+    )
+
+
+def in_background(make: Callable[[], Generator[T]], depth: int = 2) -> Generator[T]:
+    """Return the items of a generator, made by a thread that is at most `depth` items ahead.
+
+    What the generator raises is raised here, in its place among the items. Leaving the loop, by
+    closing or by an exception, ends the thread after the item that it is at. The thread makes the
+    generator, and closes it.
+    """
+    results: SimpleQueue[tuple[T] | BaseException | None] = SimpleQueue()
+    free = threading.Semaphore(depth)
+    stopped = threading.Event()
+
+    def work() -> None:
+        end: BaseException | None = None
+        try:
+            with closing(make()) as items:
+                free.acquire()
+                for item in items:
+                    results.put((item,))
+                    free.acquire()
+                    if stopped.is_set():
+                        break
+        except BaseException as error:
+            end = error
+        finally:
+            results.put(end)
+
+    # A daemon, so that a second Ctrl-C ends the program while a file is being read.
+    thread = threading.Thread(target=work, name="placer reader", daemon=True)
+    thread.start()
+    try:
+        while isinstance(result := results.get(), tuple):
+            free.release()
+            yield result[0]
+        if result is not None:
+            raise result
+    finally:
+        stopped.set()
+        free.release()
+        thread.join()
+
+
+def _slice_bags(bags: Bags, start: int, stop: int) -> Bags:
+    if bags.offsets is None:
+        return _part_of(bags, slice(start, stop), None)
+    low, high = int(bags.offsets[start]), int(bags.offsets[stop])
+    return _part_of(bags, slice(low, high), bags.offsets[start : stop + 1] - low)
+
+
+def _select_bags(bags: Bags, kept: npt.NDArray[np.bool_]) -> Bags:
+    if bags.offsets is None:
+        return _part_of(bags, kept, None)
+    lengths = np.diff(bags.offsets)
+    offsets = np.concatenate([[0], np.cumsum(lengths[kept])])
+    return _part_of(bags, np.repeat(kept, lengths), offsets)
+
+
+def _part_of(
+    bags: Bags, lookups: slice | npt.NDArray[np.bool_], offsets: npt.NDArray[np.int64] | None
+) -> Bags:
+    weights = None if bags.weights is None else bags.weights[lookups]
+    return Bags(bags.ids[lookups], offsets, weights)

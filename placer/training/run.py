@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,18 @@ from placer.errors import PlacerError
 from placer.executor import BagBatch, PlacedEmbeddings, look_ahead
 from placer.executor.distributed import ShardedEmbeddings
 from placer.executor.embeddings import Embeddings
+from placer.executor.id_order import TableTensor
+from placer.executor.local.hit_rates import HitRates
+from placer.executor.memory.directory import RowCacheStats
 from placer.executor.optimizers.rounding import rounding_of
+from placer.executor.tensor_names import UPDATES
 from placer.interrupt import Interrupt
 from placer.plan.plan import Plan
+from placer.storage.checkpoint.table_blocks import Name, NamedTables, load_stored
 from placer.storage.run_state import (
     KEYS,
     STATES,
+    WEIGHTS,
     Checkpoint,
     Position,
     growing_settings,
@@ -30,13 +36,10 @@ from placer.storage.run_state import (
 )
 from placer.storage.tensor_rows import AnyTensor, TensorRows
 from placer.training import checkpoint
-from placer.training.background import in_background
-from placer.training.batches import READ_SAMPLES, no_label_error
 from placer.training.config import CheckpointPolicy, TraceRequest, TrainConfig
 from placer.training.distributed import ALONE, Ranks
-from placer.training.metric_logs import MetricLog
-from placer.training.reading import Reading, readings
-from placer.training.tables import load_tables, named_tables, update_counts
+from placer.training.metrics import MetricLog
+from placer.training.reading import READ_SAMPLES, Reading, in_background, no_label_error, readings
 from placer.training.trace import Tracer, TraceSummary, waiting_for_log
 from placer.training.trainer import AnyBatch, Trainer
 
@@ -136,10 +139,13 @@ class Run:
         random_state = {"cpu": torch.get_rng_state()}
         if self.trainer.device.type == "cuda":
             random_state["cuda"] = torch.cuda.get_rng_state()
-        named = named_tables(self.embeddings)
+        named = _named_tables(self.embeddings)
+        updates: dict[str, AnyTensor] = {}
+        if named.tables.counts_updates:
+            updates[UPDATES] = torch.tensor(named.tables.update_count())
         tensors: dict[str, Mapping[str, AnyTensor]] = {
             "dense": self.trainer.dense_state(),
-            STATES: update_counts(named),
+            STATES: updates,
             "random": random_state,
             KEYS: self.embeddings.keys.state(),
         }
@@ -163,7 +169,7 @@ class Run:
         if not self._config.other_data:
             checkpoint.check_data(saved.data, self._data)
         self.trainer.load_dense_state(_whole(saved.tensors["dense"]))
-        load_tables(self.embeddings, saved.tensors)
+        self._load_tables(saved.tensors)
         self.embeddings.keys.load_state(_whole(saved.tensors.get(KEYS, {})))
         random_state = _whole(saved.tensors["random"])
         torch.set_rng_state(random_state["cpu"])
@@ -176,6 +182,36 @@ class Run:
             if saved.position.samples == 0:  # A pass that had come to its end is not gone on with.
                 self.position = Position(saved.position.step)
         self._saved_position = saved.position
+
+    def _load_tables(self, groups: Mapping[str, Mapping[str, AnyTensor]]) -> None:
+        """Overwrite weights and optimizer state; each process reads the rows that it holds.
+
+        Raises CheckpointError if a tensor is missing, of no table, of another shape or of another
+        type; nothing is changed then.
+        """
+        named = _named_tables(self.embeddings)
+        stored = {
+            f"{group}.{name}": TensorRows.of(tensor)
+            for group in (WEIGHTS, STATES)
+            for name, tensor in groups.get(group, {}).items()
+        }
+        counts = {f"{STATES}.{UPDATES}": named.tables} if named.tables.counts_updates else {}
+        load_stored("the checkpoint's tables do not fit the plan", [named], stored, counts=counts)
+
+    def hit_rates(self) -> HitRates | None:
+        """Return lookups that HBM served on all ranks, which call it together.
+
+        Waits for the device. None for backends that read all rows where they are.
+        """
+        own_rates = self.embeddings.hit_rates()
+        if self.embeddings.world == 1:
+            return own_rates
+        if not self._ranks.any(own_rates is not None):
+            return None
+        rates = own_rates or HitRates(0, 0, RowCacheStats())
+        numbers = [rates.lookups, rates.home_lookups, *astuple(rates.row_cache)]
+        lookups, home, *rest = self._ranks.total(torch.tensor(numbers)).tolist()
+        return HitRates(lookups, home, RowCacheStats(*rest))
 
     def _pass(self, interrupt: Interrupt, on_progress: OnProgress, tracer: Tracer) -> bool:
         """Return the rest of the current pass over the log; whether it came to the log's end."""
@@ -321,6 +357,12 @@ def _content(data: Mapping[str, Any]) -> list[tuple[int, str]]:
     return [(file["size_bytes"], file["sha256"]) for file in data.get("log", [])]
 
 
+_SETTINGS = (
+    *("batch_size", "lr", "embedding_rate", "optimizer", "eps", "seed", "dim", "bottom_mlp"),
+    *("top_mlp", "activation", "holdout_every", "amp"),
+)
+
+
 def run_settings(plan: Plan, log: Log, config: TrainConfig) -> dict[str, Any]:
     """Return what must stay the same for an exact resume; the plan's placement may change."""
     rounding = rounding_of(plan.tables, config.rounding)
@@ -329,21 +371,15 @@ def run_settings(plan: Plan, log: Log, config: TrainConfig) -> dict[str, Any]:
         "dense_columns": list(log.dense_names),
         **({"rounding": rounding} if rounding != "nearest" else {}),
         **({"growing": growing_settings(plan.growing)} if plan.growing else {}),
-        **{
-            name: getattr(config, name)
-            for name in (
-                "batch_size",
-                "lr",
-                "embedding_rate",
-                "optimizer",
-                "eps",
-                "seed",
-                "dim",
-                "bottom_mlp",
-                "top_mlp",
-                "activation",
-                "holdout_every",
-                "amp",
-            )
-        },
+        **{name: getattr(config, name) for name in _SETTINGS},
     }
+
+
+def _named_tables(embeddings: Embeddings) -> NamedTables:
+    """Return tables and their names in a checkpoint."""
+    tables = embeddings.id_order()
+    named: dict[Name, TableTensor] = {}
+    for tensor in tables.tensors():
+        group = WEIGHTS if tensor.name == "weight" else STATES
+        named[group, f"{tensor.table.name}.{tensor.name}"] = tensor
+    return NamedTables(tables, named)

@@ -1,10 +1,16 @@
 """Named workloads: published models, as profiles with a stated skew. See docs/workloads.md."""
 
+import json
 import re
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any
 
 from placer.errors import ProfileError, did_you_mean
 from placer.profile.profile import Profile
+from placer.profile.table_profile import TableProfile
+from placer.tables import Feature, Table
 from placer.workloads.drawn import (
     RECSHARD_ROWS,
     meta_workload,
@@ -12,43 +18,31 @@ from placer.workloads.drawn import (
     random_workload,
     recshard_workload,
 )
-from placer.workloads.published import published, published_workload
 
-__all__ = ["WorkloadInfo", "named_workload", "workload_infos", "workload_names"]
+__all__ = ["named_workload", "workload_names", "workload_titles"]
 
 _FAMILIES = {"neuroshard": neuroshard_workload, "random": random_workload}
 _MEMBER = re.compile(rf"(?P<family>{'|'.join(_FAMILIES)})-(?P<tables>\d+)(?:@(?P<seed>\d+))?")
 
 
-@dataclass(frozen=True, slots=True)
-class WorkloadInfo:
-    """A workload's name and what it is."""
-
-    name: str
-    title: str
-
-
-def workload_infos() -> tuple[WorkloadInfo, ...]:
-    """Return all named workloads, in the order in which they are documented.
+def workload_titles() -> dict[str, str]:
+    """Return what each named workload is, in the order in which they are documented.
 
     ``neuroshard-N[@seed]`` and ``random-N[@seed]`` stand for families; every other name can
     be given to `named_workload` as it is.
     """
-    return (
-        *(WorkloadInfo(name, entry["title"]) for name, entry in published().items()),
-        *(
-            WorkloadInfo(f"recshard-{model}", f"RecShard {model.upper()}, tables drawn")
-            for model in RECSHARD_ROWS
-        ),
-        WorkloadInfo("meta-t856", "Meta's synthetic traces of 2021, lookups drawn"),
-        WorkloadInfo("neuroshard-N[@seed]", "N of Meta's tables as in NeuroShard's tasks"),
-        WorkloadInfo("random-N[@seed]", "N tables drawn with a seed (0 by default)"),
-    )
+    return {
+        **{name: entry["title"] for name, entry in published().items()},
+        **{f"recshard-{one}": f"RecShard {one.upper()}, tables drawn" for one in RECSHARD_ROWS},
+        "meta-t856": "Meta's synthetic traces of 2021, lookups drawn",
+        "neuroshard-N[@seed]": "N of Meta's tables as in NeuroShard's tasks",
+        "random-N[@seed]": "N tables drawn with a seed (0 by default)",
+    }
 
 
 def workload_names() -> tuple[str, ...]:
-    """Return names of `workload_infos`."""
-    return tuple(info.name for info in workload_infos())
+    """Return names of `workload_titles`."""
+    return tuple(workload_titles())
 
 
 def named_workload(name: str) -> Profile:
@@ -79,3 +73,55 @@ def named_workload(name: str) -> Profile:
     known = workload_names()
     more = did_you_mean(name, known)
     raise ProfileError(f"no workload is called {name!r}; there are {', '.join(known)}{more}")
+
+
+@cache
+def published() -> dict[str, dict[str, Any]]:
+    """Return the content of ``published.json``, by workload: sizes, dims and lookups per feature.
+
+    A workload has groups of equal tables, ``[tables, rows, dim, [lookups of each feature that reads
+    the table], coverage]`` with a coverage of 1 by default, or tables by their names, ``[rows, dim,
+    {feature: lookups}]``.
+    """
+    text = files("placer.workloads").joinpath("published.json").read_text(encoding="utf-8")
+    workloads: dict[str, dict[str, Any]] = json.loads(text)
+    return workloads
+
+
+def published_workload(name: str) -> Profile:
+    """Return the profile of one of `published`'s workloads; bags have a fixed size."""
+    entry = published()[name]
+    exponent = float(entry["zipf_exponent"])
+    tables = [
+        TableProfile.zipf(Table(table, rows, dim, features=features), exponent)
+        for table, rows, dim, features in (*_named(entry), *_grouped(entry))
+    ]
+    return Profile(tuple(tables), source=f"workload {name}: {entry['title']}. {entry['source']}")
+
+
+def _named(entry: Mapping[str, Any]) -> Iterator[tuple[str, int, int, tuple[Feature, ...]]]:
+    """Yield tables that have names: name, rows, dim and features."""
+    for table, (rows, dim, lookups) in entry.get("tables", {}).items():
+        features = (
+            Feature(name, float(count), pooling=entry["pooling"]) for name, count in lookups.items()
+        )
+        yield table, rows, dim, tuple(features)
+
+
+def _grouped(entry: Mapping[str, Any]) -> Iterator[tuple[str, int, int, tuple[Feature, ...]]]:
+    """Yield tables of groups, numbered from 1 on."""
+    number = 0
+    for count, rows, dim, lookups, *rest in entry.get("groups", ()):
+        for _ in range(count):
+            number += 1
+            table = entry["table_name"].format(number)
+            yield table, rows, dim, _features(table, lookups, *rest)
+
+
+def _features(table: str, lookups: list[float], coverage: float = 1.0) -> tuple[Feature, ...]:
+    if len(lookups) == 1:
+        return (Feature(table, float(lookups[0]), coverage),)
+    return tuple(
+        Feature(f"{table}_{number}", float(count), coverage)
+        for number, count in enumerate(lookups, 1)
+    )

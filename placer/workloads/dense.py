@@ -12,7 +12,7 @@ from placer.config_file import SUFFIXES
 from placer.dense import DENSE_MATH, Dense, DenseLayers, MeasuredDense
 from placer.errors import PlacerError, ProblemError
 from placer.units import parse_seconds
-from placer.workloads.published import published
+from placer.workloads import published
 
 _MEASURED = "measured:"
 

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from placer.errors import ProfileError
+from placer.profile.cdf import zipf_cdf
 from placer.profile.profile import Profile
 from placer.profile.table_profile import TableProfile
-from placer.profile.zipf import zipf_cdf
 from placer.tables import Feature, Table
 
 RECSHARD_TABLES = 397
@@ -73,11 +73,8 @@ class _Draws:
         pooling = round(min(max(lookups, 1.0), _MOST_LOOKUPS), 2)
         coverage = round(self.uniform(*_COVERAGE), 3)
         exponent = round(self.uniform(*_EXPONENTS), 3)
-        return TableProfile(
-            Table(name, rows, dim, features=(Feature(name, pooling, coverage),)),
-            zipf_cdf(rows, exponent),
-            zipf_exponent=exponent,
-        )
+        table = Table(name, rows, dim, features=(Feature(name, pooling, coverage),))
+        return TableProfile.zipf(table, exponent)
 
 
 def random_workload(tables: int, seed: int = 0) -> Profile:

@@ -23,7 +23,7 @@ import pyarrow.parquet
 from placer.data.vocabulary import mixed_bits
 from placer.errors import DataError
 from placer.files import replacing
-from placer.profile.zipf import ZipfMandelbrot
+from placer.profile.cdf import ZipfMandelbrot
 
 SyntheticFormat = Literal["criteo", "parquet"]
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cost_models import CostModel, CostReport, ShardingOption, TableShard
-from cost_models.step_equation.arena_loads import (
+from cost_models.arenas import (
     Loads,
     added_up,
     arena_loads,
@@ -27,7 +27,6 @@ _MOST_GPUS = 8
 """Other GPUs that a table is tried on, those with room and the least load first."""
 
 _COLD_NAMES = {
-    "staged": "staged",
     "uva": "cold rows read in place",
     "host": "cold rows pooled by the host",
     "cached": "cold rows through a cache",

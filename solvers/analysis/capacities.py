@@ -8,15 +8,14 @@ table saves as many misses per byte; how many bytes is found by making plans.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
 from cost_models import CostModel
 from placer.errors import ProblemError
-from placer.growing.options import Growing
 from placer.problem import Problem
 from placer.profile.growing_tables import hit_rate_for, most_capacity
-from placer.profile.table_profile import TableProfile
 from solvers.registry import solver
 from solvers.result import Limits
 
@@ -29,23 +28,12 @@ _POINTS = 16
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Rows that a table gets at once.
-
-    Attributes
-    ----------
-    table : str
-    capacity : int
-        What it has with them.
-    nbytes : float
-        Of these rows, with their part of the key map.
-    hits : float
-        That they add in a sample.
-    """
+    """Rows that a table gets at once."""
 
     table: str
-    capacity: int
-    nbytes: float
-    hits: float
+    capacity: int  # What it has with them.
+    nbytes: float  # Of these rows, with their part of the key map.
+    hits: float  # That they add in a sample.
 
 
 def choose_capacities(
@@ -140,13 +128,13 @@ def steps_of(problem: Problem, names: Sequence[str]) -> list[Step]:
                 f"no number of rows saves misses of table {name!r}: all of its lookups in the log "
                 f"read an id for the first time; give a number of keys, as {name}=100000"
             )
-        capacities, gains = _envelope(grid.tolist(), hits)
-        row_bytes = _row_bytes(profile, how, len(problem.topology.serving) == 1)
-        before = 0, 0.0
-        for capacity, gain in zip(capacities, gains, strict=True):
-            nbytes = (capacity - before[0]) * row_bytes
-            steps.append(Step(name, capacity, nbytes, gain - before[1]))
-            before = capacity, gain
+        # Of a row and its part of the key map, and of the map's copy on a GPU.
+        many = replace(how, capacity=2**20)
+        keys = many.nbytes + many.copy_nbytes * (len(problem.topology.serving) == 1)
+        row_bytes = profile.table.bytes_per_row() + keys / many.capacity
+        for (less, had), (capacity, gain) in pairwise(_envelope(grid.tolist(), hits)):
+            if gain > had:
+                steps.append(Step(name, capacity, (capacity - less) * row_bytes, gain - had))
     return sorted(steps, key=lambda step: -step.hits / step.nbytes)
 
 
@@ -171,27 +159,15 @@ def divide(steps: Sequence[Step], nbytes: float) -> Mapping[str, int]:
     return capacities
 
 
-def _envelope(xs: Sequence[int], ys: Sequence[float]) -> tuple[list[int], list[float]]:
+def _envelope(xs: Sequence[int], ys: Sequence[float]) -> list[tuple[int, float]]:
     """Return the corners of the upper concave envelope from (0, 0) on."""
     corners = [(0, 0.0)]
     for point in zip(xs, ys, strict=True):
         while len(corners) > 1 and _slope(corners[-2], point) >= _slope(corners[-2], corners[-1]):
             corners.pop()
         corners.append(point)
-    kept = [
-        corner
-        for corner, before in zip(corners[1:], corners, strict=False)
-        if corner[1] > before[1]
-    ]
-    return [x for x, _ in kept], [y for _, y in kept]
+    return corners
 
 
 def _slope(one: tuple[int, float], other: tuple[int, float]) -> float:
     return (other[1] - one[1]) / (other[0] - one[0])
-
-
-def _row_bytes(profile: TableProfile, how: Growing, is_copied: bool) -> float:
-    """Return bytes of a row and of its part of the key map, and of the copy on a GPU."""
-    many = replace(how, capacity=2**20)
-    keys = many.nbytes + many.copy_nbytes * is_copied
-    return profile.table.bytes_per_row() + keys / many.capacity

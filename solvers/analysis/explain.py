@@ -18,7 +18,7 @@ from placer.errors import PlacerError
 from placer.plan.memory import home_of
 from placer.plan.plan import Plan
 from placer.problem import Problem
-from placer.units import format_bytes, format_seconds
+from placer.units import format_bytes, format_seconds, listed
 from solvers.analysis.alternatives import Alternative, PlannedTable, alternatives
 from solvers.bounds.lagrangian import lagrangian_bound
 from solvers.model.instance import Instance, Placement
@@ -106,9 +106,8 @@ def explain(problem: Problem, plan: Plan, table: str, cost_model: CostModel) -> 
     ['work']
     """
     if table not in plan.tables_by_name:
-        names = list(plan.tables_by_name)
-        more = f" and {len(names) - 8} more" if len(names) > 8 else ""
-        raise PlacerError(f"the plan has no table {table!r}; it has {', '.join(names[:8])}{more}")
+        names = listed([*plan.tables_by_name], most=8)
+        raise PlacerError(f"the plan has no table {table!r}; it has {names}")
     planned = PlannedTable(problem, plan, table, cost_model)
     others = alternatives(planned)
     price = lagrangian_bound(planned.instance).price_s_per_byte

@@ -283,21 +283,17 @@ class _Replanning:
         """Return a plan with its step time and the way to it; None if it is not sound."""
         if violations(plan) or unmet(plan, self.problem.constraints):
             return None
+        ordered, model = self.problem.in_plan_order(plan), self.cost_model
         try:
-            step_time_s = self._step_time_s(name, plan)
+            step_time_s = model.evaluate(ordered, plan).step_time_s
+            # Rows for which the old plan has no room to stage are read in place.
+            share = staying.in_place_share(ordered, model, plan) if name == KEEP else 0.0
+            if share:
+                in_place_s = model.evaluate(ordered, staying.read_in_place(plan)).step_time_s
+                step_time_s += share * max(0.0, in_place_s - step_time_s)
         except PlanMismatchError:
             return None
         return _CostedPlan(name, plan, step_time_s, migration(diff(self.old, plan)))
-
-    def _step_time_s(self, name: str, plan: Plan) -> float:
-        """Time a step. Rows for which the old plan has no room to stage are read in place."""
-        ordered = self.problem.in_plan_order(plan)
-        staged_s = self.cost_model.evaluate(ordered, plan).step_time_s
-        share = staying.in_place_share(ordered, self.cost_model, plan) if name == KEEP else 0.0
-        if not share:
-            return staged_s
-        in_place_s = self.cost_model.evaluate(ordered, staying.read_in_place(plan)).step_time_s
-        return staged_s + share * max(0.0, in_place_s - staged_s)
 
     def recorded(self, chosen: Candidate, fresh: SolveResult) -> Plan:
         """Return the chosen plan, with what is known of it."""

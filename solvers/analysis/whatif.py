@@ -7,9 +7,10 @@ is again; where that contains 1, the effect is smaller than what the solver leav
 """
 
 import contextlib
-import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from cost_models import CostModel
 from placer.dense import MeasuredDense
@@ -168,27 +169,18 @@ def front(
     """
     budgets = sorted(set(budgets_bytes))
     results = [solve_problem(problem_at(budget)) for budget in budgets]
-    times = _running(min, [result.step_time_s for result in results])
-    bounds = _running(max, [result.bound_s for result in reversed(results)])[::-1]
+    times = (math.inf if one.step_time_s is None else one.step_time_s for one in results)
+    bounds = (-math.inf if one.bound_s is None else one.bound_s for one in reversed(results))
+    least = zip(accumulate(times, min), [*accumulate(bounds, max)][::-1], strict=True)
     points = []
-    for budget, result, step_time_s, bound_s in zip(budgets, results, times, bounds, strict=True):
-        if step_time_s is None:
+    for budget, result, (step_time_s, bound) in zip(budgets, results, least, strict=True):
+        if math.isinf(step_time_s):
             points.append(FrontPoint(budget, detail=result.termination.detail))
-        else:
-            gap = max(0.0, step_time_s / bound_s - 1) if bound_s else None
-            points.append(FrontPoint(budget, step_time_s, bound_s, gap))
+            continue
+        bound_s = None if math.isinf(bound) else bound
+        gap = max(0.0, step_time_s / bound_s - 1) if bound_s else None
+        points.append(FrontPoint(budget, step_time_s, bound_s, gap))
     return tuple(points)
-
-
-def _running(
-    best: Callable[..., float | None], values: Sequence[float | None]
-) -> list[float | None]:
-    """Return the best of the values up to each; None before the first that is known."""
-
-    def better(one: float | None, other: float | None) -> float | None:
-        return best((value for value in (one, other) if value is not None), default=None)
-
-    return list(itertools.accumulate(values, better))
 
 
 def _changes(

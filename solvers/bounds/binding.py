@@ -72,17 +72,11 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """The resource that limits a plan, and a sentence with the figure.
+    """The resource that limits a plan, ``nothing`` where none by itself does, and a sentence.
 
-    Attributes
-    ----------
-    resource : str
-        ``nothing`` where no resource by itself does.
-    words : str
-    gains : mapping of resource to float
-        How many more samples a second the plan does with a tenth more of each, as a share:
-        0.02 means 2% more. Of ``free hbm``, with its HBM filled again. Memory is left out where
-        nobody knows: of shards in ways that are not searched, and of very many shards.
+    `gains` are how many more samples a second the plan does with a tenth more of each resource, as
+    a share: 0.02 means 2% more; of ``free hbm``, with its HBM filled again. Memory is left out
+    where nobody knows: of shards in ways that are not searched, and of very many shards.
     """
 
     resource: Resource

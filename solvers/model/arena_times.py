@@ -10,7 +10,7 @@ import numpy as np
 
 from cost_models import TableShard
 from cost_models.arenas import Arena, ArenaCosts, ArenaLoad, Float, arena_of
-from cost_models.step_equation.slice_load import slice_load
+from cost_models.step_equation.loads import slice_load
 from placer.problem import Problem
 
 

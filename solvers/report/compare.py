@@ -1,4 +1,4 @@
-"""`placer compare`: machines × budgets × cost models × solvers on one workload, and a picture."""
+"""`placer compare` and `placer fleet`: one workload by solver or by machine, and a picture."""
 
 import os
 from collections.abc import Sequence
@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 from placer.errors import PlacerError
 from placer.report import section as form
 from placer.report.picture import BOUND, INK, MUTED, SKY, STEP, picture, plain_grid
-from placer.report.section import Column, Report, Section, columns
-from placer.units import format_bytes
-from solvers.analysis.compare import CompareRow
+from placer.report.section import Column, Report, Row, Section, columns
+from placer.units import format_bytes, format_seconds, significant
+from solvers.analysis.compare import Cheapest, CompareRow, FleetRow
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
 
 _FIGURES = columns(
     step_time_s="step time", gap="gap", hbm_lookup_share="from HBM", solve_s="solved in"
@@ -78,6 +79,9 @@ def plot_compare(rows: Sequence[CompareRow], path: str | os.PathLike[str]) -> No
     heights = [len(members) for members in panels.values()]
     inches = 0.9 + sum(0.42 * height + 0.75 for height in heights)
     with picture(path, (10, inches)) as figure:
+        from matplotlib.lines import Line2D
+        from matplotlib.patches import Patch
+
         ratios = {"height_ratios": [n + 0.6 for n in heights], "width_ratios": [1.0, 0.55]}
         how: Any = {"squeeze": False, "sharex": "col", "sharey": "row", **ratios}
         axes = figure.subplots(len(panels), 2, **how)
@@ -90,7 +94,9 @@ def plot_compare(rows: Sequence[CompareRow], path: str | os.PathLike[str]) -> No
         axes[-1][0].set_xlabel(f"step time in {scales[scale]}, of the slowest GPU", color=MUTED)
         axes[0][0].set_xlim(0, widest * scale * 1.02)
         look: Any = {"ncols": 3, "frameon": False, "labelcolor": INK}
-        figure.legend(handles=_legend(), loc="outside upper right", **look)
+        line = Line2D([], [], color=BOUND, linewidth=2, label="proven bound")
+        boxes = Patch(color=STEP, label="best"), Patch(color=SKY, label="others")
+        figure.legend(handles=[*boxes, line], loc="outside upper right", **look)
 
 
 def _draw_bars(
@@ -128,12 +134,102 @@ def _write_figures(axis: "Axes", members: Sequence[CompareRow]) -> None:
             axis.text(number + 0.95, place, words, color=INK, **style)
 
 
-def _legend() -> list[Any]:
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
+_HOUR_S = 3600.0
+_SOURCES = (
+    "prices are of lists, and constants that nobody has measured are assumed: JSON names both"
+)
 
-    return [
-        Patch(color=STEP, label="best"),
-        Patch(color=SKY, label="others"),
-        Line2D([], [], color=BOUND, linewidth=2, label="proven bound"),
+
+def fleet_report(rows: Sequence[FleetRow], answer: Cheapest, within_s: float, title: str) -> Report:
+    """Report machines as rows, and which trains a billion samples in time for least money."""
+    values: list[Row] = []
+    for row in rows:
+        more = {"least_cost": row.least_cost, "answer": row is answer.row}
+        values.append({**asdict(row), "assumed": ", ".join(row.assumed), **more})
+    without_plan = any(row.step_time_s is None for row in rows)
+    shown = (
+        Column("machine", "machine"),
+        Column("gpus", "GPUs", form.count),
+        *columns(step_time_s="step", gap="gap", samples_per_s="samples/s"),
+        Column("memory_left", "memory left", form.share),
+        Column("price_per_hour", "$/h", form.count),
+        Column("train_s", "time/1G", _hours),
+        Column("cost", "$/1G", form.number),
+        Column("assumed", "assumed", wraps=True, spare=True),
+        *([Column("detail", "detail", wraps=True)] if without_plan else ()),
+    )
+    facts: Row = {
+        "within_s": within_s,
+        "cheapest": None if answer.row is None else answer.row.machine,
+        "rivals": list(answer.rivals),
+        "without_price": list(answer.without_price),
+    }
+    section = Section("fleet", "Machines", shown, tuple(values))
+    return Report(title, (section,), facts, tuple(_words(answer, within_s)))
+
+
+def _words(answer: Cheapest, within_s: float) -> list[str]:
+    """Return the answer in sentences."""
+    row, limit = answer.row, _hours(within_s)
+    if row is None:
+        words = [f"no machine with a price trains a billion samples in {limit}"]
+    else:
+        rivals = ", ".join(answer.rivals)
+        words = [
+            f"cheapest in {limit} for a billion samples: {row.machine}, "
+            f"{form.number(row.cost or 0.0)} dollars, {_hours(row.train_s or 0.0)}",
+            f"a better plan, if there is one, could be cheaper on {rivals}"
+            if rivals
+            else "proven at these prices: no plan makes another machine cheaper",
+        ]
+    if unknown := ", ".join(answer.without_price):
+        words.append(f"fast enough, but without a known price: {unknown}")
+    return [*words, _SOURCES]
+
+
+def _hours(seconds: float) -> str:
+    """Return a duration of hours: ``3.5 h``."""
+    return f"{significant(seconds / _HOUR_S)} h" if seconds >= _HOUR_S else format_seconds(seconds)
+
+
+def plot_fleet(drawn: tuple[Sequence[FleetRow], Cheapest], path: str | os.PathLike[str]) -> None:
+    """Draw what a billion samples cost over the time that they take.
+
+    Raises a `PlacerError` if no machine has a plan and a price; see `picture` for other errors, and
+    for formats.
+    """
+    rows, answer = drawn
+    shown = [
+        (row, row.train_s, row.cost)
+        for row in rows
+        if row.train_s is not None and row.cost is not None
     ]
+    if not shown:
+        raise PlacerError("there is nothing to draw: no machine has a plan and a price")
+    with picture(path, (9, 5.5)) as figure:
+        axis = figure.subplots()
+        front = _front(shown)
+        axis.plot(*zip(*front, strict=True), color=STEP, linewidth=1, linestyle="--", zorder=1)
+        for row, seconds, cost in shown:
+            is_best, is_answer = (seconds, cost) in front, row is answer.row
+            size, marker = (140, "*") if is_answer else (36, "o" if is_best else "s")
+            color = STEP if is_best or is_answer else SKY
+            axis.scatter(seconds, cost, s=size, marker=marker, color=color, zorder=2)
+            beside: Any = {"xytext": (5, 4), "textcoords": "offset points"}
+            axis.annotate(row.machine, (seconds, cost), **beside, fontsize=8, color=INK)
+        axis.set(xscale="log", yscale="log")
+        axis.xaxis.set_major_formatter(lambda seconds, _: _hours(seconds))
+        axis.yaxis.set_major_formatter(lambda dollars, _: form.number(dollars))
+        axis.yaxis.set_minor_formatter(lambda dollars, _: form.number(dollars))
+        axis.set_xlabel("time for a billion samples", color=MUTED)
+        axis.set_ylabel("dollars for a billion samples", color=MUTED)
+        plain_grid(axis, which="both")
+
+
+def _front(shown: Sequence[tuple[FleetRow, float, float]]) -> list[tuple[float, float]]:
+    """Return seconds and dollars of machines than which none is both faster and cheaper."""
+    front: list[tuple[float, float]] = []
+    for seconds, cost in sorted((seconds, cost) for _, seconds, cost in shown):
+        if not front or cost < front[-1][1]:
+            front.append((seconds, cost))
+    return front

@@ -304,14 +304,8 @@ def _table_section(plan: Plan, cost: CostReport | None) -> Section:
     def in_memory(memory: Memory) -> Callable[[Table], int]:
         return lambda table: _tier_bytes(table, shards[table.name], memory)
 
-    def placement(table: Table) -> str:
-        return placement_kind(plan, table.name)
-
     def devices(table: Table) -> str:
         return short_names(device for one in shards[table.name] for device in one.devices)
-
-    def hot_share(table: Table) -> float | None:
-        return _hot_share(table, shards[table.name])
 
     memories: list[Memory] = ["hbm", "dram"]
     if any(shard.memory == "ssd" for shard in plan.shards):
@@ -325,10 +319,12 @@ def _table_section(plan: Plan, cost: CostReport | None) -> Section:
         Column("dim", "dim", form.count, spare=True),
         Column("size_bytes", "size", of=lambda table: table.total_bytes),
         Column("lookups_per_sample", "lookups", form.count, spare=True),
-        Column("placement", "placement", wraps=True, of=placement),
+        Column(
+            "placement", "placement", wraps=True, of=lambda table: placement_kind(plan, table.name)
+        ),
         Column("devices", "devices", wraps=True, of=devices),
         Column("shards", of=lambda table: len(shards[table.name])),
-        Column("hot_row_share", "in HBM", spare=True, of=hot_share),
+        Column("hot_row_share", "in HBM", spare=True, of=lambda t: _hot_share(t, shards[t.name])),
         *(Column(f"{memory}_bytes", of=in_memory(memory)) for memory in memories),
         Column("hbm_lookup_share", "served", of=own("hbm_lookup_share")),
         Column("time_s", "GPU time", of=own("gpu_s")),

@@ -1,15 +1,18 @@
-"""`placer whatif`: what changes of the machine would gain, and what memory buys."""
+"""`placer whatif` and `placer replan`: what changes would gain, and what could follow a plan."""
 
 import os
 from collections.abc import Sequence
 from typing import Any
 
+from cost_models.report.measured import break_even
 from placer.errors import PlacerError
 from placer.problem import Problem
 from placer.report import section as form
+from placer.report.moves import changed_share
 from placer.report.picture import BOUND, INK, MUTED, STEP, picture, plain_grid
 from placer.report.section import Column, Report, Row, Section, attributes, columns, table_of
-from placer.units import format_bytes, format_seconds
+from placer.units import counted, format_bytes, format_seconds, listed
+from solvers.analysis.replan import Candidate, Replanned
 from solvers.analysis.whatif import Effect, FrontPoint, WhatIf
 
 _NO_GAIN = 5e-6
@@ -117,3 +120,85 @@ def plot_front(points: Sequence[FrontPoint], path: str | os.PathLike[str]) -> No
         axis.set_ylabel("step time in ms", color=MUTED)
         plain_grid(axis)
         axis.legend(frameon=False, labelcolor=INK)
+
+
+_OF_CHOSEN = ("step_time_s", "moved_bytes", "migration_s", "break_even_steps")
+
+MOST_TABLES = 12
+"""Tables that move, as a table shows them."""
+
+
+def replan_report(replanned: Replanned) -> Report:
+    """Report candidates, fewest bytes first, and the tables that the chosen one moves."""
+    chosen = replanned.chosen
+    facts: Row = {
+        "horizon_steps": replanned.horizon_steps,
+        "old_step_time_s": replanned.old_step_time_s,
+        "old_refused": replanned.old_refused,
+        "chosen": None if chosen is None else chosen.name,
+        **{name: getattr(chosen, name, None) for name in _OF_CHOSEN},
+    }
+    sections = [_candidates(replanned)]
+    if replanned.moves is not None and replanned.moves.moves:
+        moved = [table for table in replanned.moves.tables if table.moved_bytes]
+        tables = table_of(
+            sorted(moved, key=lambda table: -table.moved_bytes),
+            "tables",
+            "Tables that move",
+            *columns(table="table", moved_bytes="to move"),
+            Column("changed_share", "of its rows × columns", of=changed_share),
+            shown=MOST_TABLES,
+            order="most bytes first",
+        )
+        sections.append(tables)
+    headline = tuple(_headline(replanned))
+    return Report("What should follow the plan", tuple(sections), facts, headline)
+
+
+def _headline(replanned: Replanned) -> list[str]:
+    chosen = replanned.chosen
+    if replanned.old_step_time_s is None:
+        lines = [f"the old placement does not work any more: {replanned.old_refused}"]
+    else:
+        lines = [f"the old placement would take {format_seconds(replanned.old_step_time_s)} a step"]
+    if chosen is None:
+        return [*lines, "nothing fits"]
+    move = "; nothing moves"
+    if chosen.moved_bytes:
+        move = (
+            f", {format_seconds(chosen.step_time_s)} a step; {format_bytes(chosen.moved_bytes)} "
+            f"move in {format_seconds(chosen.migration_s)}, waiting for {chosen.waits_for}"
+        )
+    lines.append(f"chosen for {counted(replanned.horizon_steps, 'step')}: {chosen.name}{move}")
+    unlike = [
+        f"{table.table} ({table.status})"
+        for table in (() if replanned.moves is None else replanned.moves.tables)
+        if table.status in ("added", "removed", "reshaped")
+    ]
+    if unlike:
+        lines.append(f"not counted as moved: {listed(unlike, most=8)}")
+    return lines
+
+
+def _candidates(replanned: Replanned) -> Section:
+    before = replanned.old_step_time_s
+
+    def pays_after(one: Candidate) -> str | None:
+        return None if before is None else break_even(one.break_even_steps, one.moved_bytes)
+
+    return table_of(
+        replanned.candidates,
+        "candidates",
+        "Candidates, fewest bytes first",
+        Column("chosen", "", of=lambda one: "*" if one is replanned.chosen else ""),
+        Column("candidate", "candidate", of=lambda one: one.name),
+        Column("step_time_s", "step"),
+        Column("ratio", "vs old", of=lambda one: form.ratio(one.step_time_s, before)),
+        *columns(moved_bytes="to move", migration_s="in"),
+        Column("waits_for", "waits for", spare=True),
+        Column("break_even_steps"),
+        Column("break_even", "pays after", of=pays_after),
+        Column("cost_s", "over the horizon"),
+        Column("on_front"),
+        Column("front", "on front", spare=True, of=lambda one: "yes" if one.on_front else ""),
+    )

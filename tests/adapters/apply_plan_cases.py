@@ -171,13 +171,31 @@ def optimizers(model: Clicks, kind: str) -> list[torch.optim.Optimizer]:
     return trainers
 
 
+def loss_of(model: nn.Module, seed: int) -> Tensor:
+    """Of a batch."""
+    data = batch(seed)
+    return nn.functional.binary_cross_entropy_with_logits(model(data), data["label"])
+
+
+def trained_whole(kind: str, steps: int, ranks: int) -> Clicks:
+    """The unplaced model after steps on the batches of all ranks."""
+    whole = clicks(sparse=kind == "adam")
+    trainers = optimizers(whole, kind)
+    for step in range(steps):
+        for trainer in trainers:
+            trainer.zero_grad()
+        (sum(loss_of(whole, step * ranks + rank) for rank in range(ranks)) / ranks).backward()
+        for trainer in trainers:
+            trainer.step()
+    return whole
+
+
 def train(model: nn.Module, trainers: Iterable[torch.optim.Optimizer], steps: range) -> list[float]:
     """Losses of some steps."""
     losses = []
     trainers = list(trainers)
     for step in steps:
-        data = batch(step)
-        loss = nn.functional.binary_cross_entropy_with_logits(model(data), data["label"])
+        loss = loss_of(model, step)
         for trainer in trainers:
             trainer.zero_grad()
         loss.backward()

@@ -62,7 +62,7 @@ def test_one_optimizer_for_all_tables() -> None:
     applied = apply_plan(ours, plan_for(optimizer="sgd"), "adagrad", lr=LR, eps=EPS)
     train(ours, [torch.optim.SGD(ours.parameters(), lr=LR)], range(3))
     assert_equal_models(ours, theirs)
-    assert {placed.optimizer for placed in applied.tables.values()} == {"adagrad"}
+    assert {placed.table.optimizer for placed in applied.tables.values()} == {"adagrad"}
 
 
 class Small(nn.Module):

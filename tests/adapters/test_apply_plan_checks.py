@@ -138,17 +138,12 @@ def test_a_plan_that_is_too_large_with_this_optimizer() -> None:
     plan = plan_for("hbm")
     topology = plan.topology
     bytes_now = sum(one.total_bytes for one in plan.tables)
-    gpus = tuple(replace(gpu, memory_bytes=bytes_now + 100_000) for gpu in topology.gpus)
-    tight = replace(plan, topology=Topology("tight", gpus, topology.hosts, topology.links))
-    small = replace(
-        tight,
-        topology=Topology(
-            "small",
-            tuple(replace(gpu, memory_bytes=bytes_now + 1000) for gpu in gpus),
-            topology.hosts,
-            topology.links,
-        ),
-    )
+
+    def with_spare(spare_bytes: int) -> Plan:
+        gpus = tuple(replace(one, memory_bytes=bytes_now + spare_bytes) for one in topology.gpus)
+        return replace(plan, topology=Topology("tight", gpus, topology.hosts, topology.links))
+
+    tight, small = with_spare(100_000), with_spare(1000)
     model = clicks()
     apply_plan(model, tight)
     remove_plan(model)

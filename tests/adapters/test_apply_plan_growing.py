@@ -10,11 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-import torch.multiprocessing as mp
 from apply_plan_cases import plan_for, table
-from ranks_launcher import leave_group
+from ranks_launcher import run
 from torch import Tensor, nn
 
 from placer import Plan, apply_plan, remove_plan
@@ -365,17 +363,13 @@ def _start(more: int = 0, **how: object) -> tuple[Model, AppliedPlan, Plan]:
     return model, apply_plan(model, plan, lr=0.1, growing=growing, backend="torch"), plan
 
 
-def _work(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=WORLD
-    )
+def _work(rank: int, world: int, folder: Path) -> object:
     model, applied, _ = _start()
     outputs = []
     for step in range(6):
         outputs.append(_rank_step(model, as_keys(ids_of(step * WORLD + rank, 0.5))))
     learned = _by_key(applied)
-    save_tables(f"{folder}/tables", applied)
+    save_tables(folder, applied)
     # With few rows: a run goes on to the same bits, also where gradients accumulate.
     first, one, _ = _start(eviction="lru")
     second, other, _ = _start(eviction="lru")
@@ -405,8 +399,7 @@ def _work(rank: int, folder: str) -> None:
         assert torch.equal(_rank_step(first, batch), _rank_step(second, batch))
     assert_alike(first.state_dict(), second.state_dict())
     assert min(counts.evicted for counts in one.key_counts().values()) > 5
-    torch.save((outputs, learned, applied.key_counts()), f"{folder}/{rank}.pt")
-    leave_group()
+    return outputs, learned, applied.key_counts()
 
 
 def _rank_step(model: Model, batch: Mapping[str, Tensor]) -> Tensor:
@@ -418,7 +411,7 @@ def _rank_step(model: Model, batch: Mapping[str, Tensor]) -> Tensor:
 
 @pytest.mark.slow
 def test_ranks_train_as_one_process(tmp_path: Path) -> None:
-    mp.start_processes(_work, (str(tmp_path),), WORLD, start_method="forkserver")
+    outcomes = run(WORLD, [("work", _work, (tmp_path / "tables",))])
     model, applied, _ = _start()
     expected: list[list[Tensor]] = []
     for step in range(6):
@@ -426,8 +419,7 @@ def test_ranks_train_as_one_process(tmp_path: Path) -> None:
         (sum(out.square().mean() for out in outs) / WORLD).backward()
         expected.append([out.detach() for out in outs])
     learned = _by_key(applied)
-    for rank in range(WORLD):
-        outputs, theirs, counts = torch.load(tmp_path / f"{rank}.pt", weights_only=False)
+    for rank, (outputs, theirs, counts) in enumerate(outcomes.of("work")):
         for step, out in enumerate(outputs):
             torch.testing.assert_close(out, expected[step][rank])
         for name, rows in learned.items():

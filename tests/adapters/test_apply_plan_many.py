@@ -2,17 +2,14 @@
 
 import gc
 import resource
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from plan_cases import machine
-from ranks_launcher import leave_group
+from ranks_launcher import run
 from torch import Tensor, nn
 
 from placer import Feature, Plan, Shard, Table, apply_plan, remove_plan
@@ -74,15 +71,8 @@ def _entries(folder: str) -> int:
     return sum(1 for _ in Path(folder).iterdir())
 
 
-def _join(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=WORLD
-    )
-
-
-def _counts(rank: int, folder: str) -> None:
-    _join(rank, folder)
+def _counts(rank: int, world: int) -> tuple[Any, Any]:
+    """What ranks hold, and how many collectives a step is, by the number of tables."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
     found: dict[int, tuple[int, int]] = {}
     calls: dict[int, int] = {}
@@ -95,8 +85,7 @@ def _counts(rank: int, folder: str) -> None:
         remove_plan(model)
         del model
         gc.collect()
-    torch.save({"held": found, "calls": calls}, f"{folder}/{rank}.pt")
-    leave_group()
+    return found, calls
 
 
 def _step(model: Many, count: int, rank: int) -> None:
@@ -127,18 +116,15 @@ def _counted(work: Any) -> int:
 
 
 @pytest.mark.slow
-def test_threads_descriptors_and_exchanges_do_not_grow_with_tables(tmp_path: Path) -> None:
+def test_threads_descriptors_and_exchanges_do_not_grow_with_tables() -> None:
     """Also: 300 tables train where a process may have 1,024 descriptors."""
-    mp.start_processes(_counts, (str(tmp_path),), WORLD, start_method="forkserver")
-    for rank in range(WORLD):
-        found: Mapping[str, Mapping[int, Any]] = torch.load(tmp_path / f"{rank}.pt")
-        assert found["held"][50] == found["held"][200] == found["held"][300]
-        assert len(set(found["calls"].values())) == 1
-        assert found["calls"][50] <= 12
+    for found, calls in run(WORLD, [("counts", _counts, ())]).of("counts"):
+        assert found[50] == found[200] == found[300]
+        assert len(set(calls.values())) == 1
+        assert calls[50] <= 12
 
 
-def _trains(rank: int, folder: str, optimizer: str) -> None:
-    _join(rank, folder)
+def _trains(rank: int, world: int, optimizer: str) -> Any:
     model, count = Many(4), 4
     applied = apply_plan(model, plan_of(count, optimizer), lr=0.05, backend="torch")
     for step in range(4):
@@ -157,16 +143,12 @@ def _trains(rank: int, folder: str, optimizer: str) -> None:
     with pytest.raises(DataError, match=r"rank 0 calls table 'bags\.0' to train it where rank 1"):
         model.bags[first](torch.tensor([[1]]))
     state = remove_plan(model)
-    torch.save((model.state_dict(), state, before), f"{folder}/{rank}.pt")
-    del model, applied
-    leave_group()
+    return model.state_dict(), state, before
 
 
 @pytest.mark.parametrize("optimizer", ["adam", pytest.param("adagrad", marks=pytest.mark.slow)])
-def test_calls_that_wait_for_one_another_train_as_one_process(
-    optimizer: str, tmp_path: Path
-) -> None:
-    mp.start_processes(_trains, (str(tmp_path), optimizer), WORLD, start_method="forkserver")
+def test_calls_that_wait_for_one_another_train_as_one_process(optimizer: str) -> None:
+    outcomes = run(WORLD, [("trains", _trains, (optimizer,))])
     alone = Many(4)
     applied = apply_plan(alone, plan_of(4, optimizer), lr=0.05, backend="torch")
     for step in range(4):
@@ -178,8 +160,7 @@ def test_calls_that_wait_for_one_another_train_as_one_process(
             losses.append(loss / WORLD)
         torch.stack(losses).sum().backward()
     expected = {name: table.weight() for name, table in applied.tables.items()}
-    for rank in range(WORLD):
-        after, state, before = torch.load(tmp_path / f"{rank}.pt")
+    for after, state, before in outcomes.of("trains"):
         for name, weight in expected.items():
             torch.testing.assert_close(before[name], weight)
             assert torch.equal(after[f"{name}.weight"], before[name])

@@ -1,17 +1,13 @@
 """Tables on the meta device: made where the plan has them, by their module's own law."""
 
-from pathlib import Path
-
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from plan_cases import machine
-from ranks_launcher import leave_group
+from ranks_launcher import run
 from torch import Tensor, nn
 
 from placer import Plan, Shard, Table, apply_plan, remove_plan
-from placer.adapters.pytorch import meta_tables
+from placer.adapters.pytorch import models
 from placer.executor.memory.initial_weights import CHUNK_ROWS
 
 ROWS, DIM = 2 * CHUNK_ROWS + 100, 4
@@ -78,15 +74,12 @@ def made() -> dict[str, Tensor]:
     return weights
 
 
-def _rank(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/m", rank=rank, world_size=2)
-    torch.save((made(), Narrow.largest), f"{folder}/{rank}.pt")
-    leave_group()
+def _made(rank: int, world: int) -> tuple[dict[str, Tensor], int]:
+    return made(), Narrow.largest
 
 
-def test_weights_follow_the_modules_law_and_not_the_ranks(tmp_path: Path) -> None:
-    mp.start_processes(_rank, (str(tmp_path),), 2, start_method="forkserver")
+def test_weights_follow_the_modules_law_and_not_the_ranks() -> None:
+    outcomes = run(2, [("made", _made, ())])
     alone = made()
     bound = ROWS**-0.5
     bag, narrow = alone["bag"], alone["narrow"]
@@ -99,8 +92,7 @@ def test_weights_follow_the_modules_law_and_not_the_ranks(tmp_path: Path) -> Non
     others = torch.cat([narrow[:padding], narrow[padding + 1 :]])
     assert 2 * bound <= float(others.min()) < 2.01 * bound
     assert 2.99 * bound < float(others.max()) <= 3 * bound
-    for rank in range(2):
-        weights, largest = torch.load(tmp_path / f"{rank}.pt")
+    for weights, largest in outcomes.of("made"):
         assert 0 < largest < ROWS / 1.9  # No rank has drawn more than a block at a time.
         for name, weight in alone.items():
             assert torch.equal(weights[name], weight), name
@@ -134,4 +126,4 @@ def test_laws_that_tell_rows_apart_are_seen(law: str) -> None:
 
     with torch.device("meta"):
         module = Odd(40, DIM, padding_idx=1)
-    assert meta_tables._is_by_block(module) == (law == "padding")
+    assert models._is_by_block(module) == (law == "padding")

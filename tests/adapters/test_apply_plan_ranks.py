@@ -4,11 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.multiprocessing as mp
-from apply_plan_cases import EPS, LR, assert_equal_models, batch, clicks, optimizers, plan_for
-from ranks_launcher import leave_group
-from torch import Tensor, nn
+from apply_plan_cases import EPS, LR, assert_equal_models, clicks, loss_of, plan_for, trained_whole
+from ranks_launcher import join_group, leave_group
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from placer import apply_plan, remove_plan
@@ -19,11 +18,6 @@ from placer.storage.checkpoint import load_tables, save_tables
 WORLD, STEPS = 2, 6
 
 
-def loss_of(model: nn.Module, seed: int) -> Tensor:
-    data = batch(seed)
-    return nn.functional.binary_cross_entropy_with_logits(model(data), data["label"])
-
-
 def work(rank: int, folder: str, placement: str, kind: str) -> None:
     """One rank; writes what came out."""
     _train(rank, folder, placement, kind)
@@ -31,12 +25,9 @@ def work(rank: int, folder: str, placement: str, kind: str) -> None:
 
 
 def _train(rank: int, folder: str, placement: str, kind: str) -> None:
-    torch.set_num_threads(1)
     early = clicks()
     apply_plan(early, plan_for(placement, optimizer=kind))
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=WORLD
-    )
+    join_group(rank, WORLD, folder, 60)
     with pytest.raises(BackendError, match=r"each of 2 ranks would train a table of its own"):
         loss_of(early, 0)
     with torch.no_grad():
@@ -74,14 +65,7 @@ def test_ranks_train_as_one_process(placement: str, kind: str, tmp_path: Path) -
     alone = clicks()
     one = apply_plan(alone, plan_for("hbm", optimizer=kind), lr=LR, eps=EPS)
     load_tables(tmp_path / "tables", one)  # What two ranks wrote.
-    whole = clicks(sparse=kind == "adam")
-    trainers = optimizers(whole, kind)
-    for step in range(STEPS):
-        for trainer in trainers:
-            trainer.zero_grad()
-        (sum(loss_of(whole, step * WORLD + rank) for rank in range(WORLD)) / WORLD).backward()
-        for trainer in trainers:
-            trainer.step()
+    whole = trained_whole(kind, STEPS, WORLD)
     for rank in range(WORLD):
         state, after, optimizer, text, rates = torch.load(tmp_path / f"{rank}.pt")
         model = clicks()

@@ -20,8 +20,10 @@ from apply_plan_cases import (
     assert_equal_models,
     batch,
     clicks,
+    loss_of,
     optimizers,
     plan_for,
+    trained_whole,
 )
 from docs_cases import blocks_of
 from plan_cases import machine
@@ -56,11 +58,6 @@ def served_plan(optimizer: str) -> Plan:
             shard = replace(shard, devices=("host:1",))
         shards.append(shard)
     return replace(plan, topology=machine(servers=1), shards=tuple(reversed(shards)))
-
-
-def loss_of(model: nn.Module, seed: int) -> Tensor:
-    data = batch(seed)
-    return nn.functional.binary_cross_entropy_with_logits(model(data), data["label"])
 
 
 def trains(rank: int, world: int, optimizer: str, planned: str, folder: Path) -> Any:
@@ -176,15 +173,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
 def test_a_model_of_ones_own_trains_with_a_server_as_in_one_process(
     kind: str, outcomes: Outcomes
 ) -> None:
-    whole = clicks(sparse=kind == "adam")
-    trainers = optimizers(whole, kind)
-    for step in range(STEPS):
-        for trainer in trainers:
-            trainer.zero_grad()
-        losses = [loss_of(whole, step * TRAINERS + rank) for rank in range(TRAINERS)]
-        (sum(losses) / TRAINERS).backward()
-        for trainer in trainers:
-            trainer.step()
+    whole = trained_whole(kind, STEPS, TRAINERS)
     first, second, _ = outcomes.of(kind)
     for state, after, optimizer in (first, second):
         for found in (state, after):

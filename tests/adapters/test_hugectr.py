@@ -114,20 +114,16 @@ def test_what_it_cannot_run(what: str) -> None:
         to_hugectr(plan)
 
 
-def test_rows_cut_in_another_order_than_that_of_ids() -> None:
+def test_plans_that_are_refused_as_a_whole() -> None:
     shards = tuple(in_hbm("t", (n, 10, 2), (0, 8), f"gpu:{n}") for n in range(2))
-    plan = Plan((T,), machine(2), shards, {"t": RowOrder("profile")}, {"t": np.array([3])})
-    with pytest.raises(PlanMismatchError, match="in the order of a profile"):
-        to_hugectr(plan)
-
-
-def test_a_gpu_without_tables() -> None:
-    plan = Plan((T,), machine(2), (in_hbm("t", (0, 10, 1), (0, 8)),))
-    with pytest.raises(PlanMismatchError, match="gpu:1 holds no table"):
-        to_hugectr(plan)
-
-
-def test_an_empty_table() -> None:
-    plan = Plan((Table("t", 0, 8),), machine(1), (in_hbm("t", (0, 0, 1), (0, 8)),))
-    with pytest.raises(PlanMismatchError, match="it has no rows"):
-        to_hugectr(plan)
+    order = {"t": RowOrder("profile")}, {"t": np.array([3])}
+    for plan, message in (
+        (Plan((T,), machine(2), shards, *order), "in the order of a profile"),
+        (Plan((T,), machine(2), (in_hbm("t", (0, 10, 1), (0, 8)),)), "gpu:1 holds no table"),
+        (
+            Plan((Table("t", 0, 8),), machine(1), (in_hbm("t", (0, 0, 1), (0, 8)),)),
+            "it has no rows",
+        ),
+    ):
+        with pytest.raises(PlanMismatchError, match=message):
+            to_hugectr(plan)

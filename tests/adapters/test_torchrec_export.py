@@ -193,6 +193,24 @@ class TestRefusals:
         with pytest.raises(PlanMismatchError, match="'t': of blocks of 2 of its 5 rows rank 3"):
             to_sharding_plan(plan, model_for(own), env_of(4))
 
+    def test_plans_that_are_not_the_models_or_not_sound(self) -> None:
+        half, every = replace(OWN, dtype="float16"), plan_of_all()
+        by_other = model_for(OWN)
+        _apply_optimizer_in_backward(RowWiseAdagrad, by_other.ebc.parameters(), {"lr": 0.1})
+        twice = nn.ModuleDict({"a": model_for(OWN), "b": model_for(OWN)})
+        whole, ranks = shard("t", (0, 10), (0, 8)), env_of(2)
+        for plan, model, env, message in (
+            (plan_for(OWN, whole), by_other, ranks, r"'t' is updated by sgd .* by RowWiseAdagrad"),
+            (plan_for(OWN, whole), twice, ranks, "two tables of the model are called 't'"),
+            (plan_for(half, whole), model_for(half), ranks, "'t' is float16 in the plan"),
+            (every, model_for(*every.tables), ranks, r"'split__hot'.*call split_tables"),
+            (every, model_for(OWN), env_of(4), "for 2 GPUs, but there are 4 ranks"),
+        ):
+            with pytest.raises(PlanMismatchError, match=message):
+                to_sharding_plan(plan, model, env)
+        with pytest.raises(PlanError, match="rank 9 is covered 0 times"):
+            to_sharding_plan(plan_for(OWN, shard("t", (0, 9), (0, 8))), model_for(OWN), ranks)
+
     def test_row_wise_adagrad_by_strips_unless_one_says_so(self) -> None:
         own = table("t", 10, 8, "rowwise_adagrad")
         plan = plan_for(own, shard("t", (0, 10), (0, 4)), shard("t", (0, 10), (4, 8), "gpu:1"))
@@ -206,13 +224,6 @@ class TestRefusals:
         assert to_sharding_plan(plan, model, env_of(2)).plan
         _apply_optimizer_in_backward(torch.optim.SGD, model.ebc.parameters(), {"lr": 0.1})
         with pytest.raises(PlanMismatchError, match=r"'t' is replicated .* would not be trained"):
-            to_sharding_plan(plan, model, env_of(2))
-
-    def test_another_optimizer_than_the_plans(self) -> None:
-        plan = plan_for(OWN, shard("t", (0, 10), (0, 8)))
-        model = model_for(OWN)
-        _apply_optimizer_in_backward(RowWiseAdagrad, model.ebc.parameters(), {"lr": 0.1})
-        with pytest.raises(PlanMismatchError, match=r"'t' is updated by sgd .* by RowWiseAdagrad"):
             to_sharding_plan(plan, model, env_of(2))
 
     def test_tables_that_differ_are_all_named(self) -> None:
@@ -229,15 +240,6 @@ class TestRefusals:
         assert "'c' is in the plan but not in the model" in message
         assert "'d' is in the model but not in the plan" in message
 
-    def test_a_model_that_was_not_split(self) -> None:
-        plan = plan_of_all()
-        with pytest.raises(PlanMismatchError, match=r"'split__hot'.*call split_tables"):
-            to_sharding_plan(plan, model_for(*plan.tables), env_of(2))
-
-    def test_another_number_of_ranks(self) -> None:
-        with pytest.raises(PlanMismatchError, match="for 2 GPUs, but there are 4 ranks"):
-            to_sharding_plan(plan_of_all(), model_for(OWN), env_of(4))
-
     def test_hosts_of_other_sizes_than_the_ranks(self, monkeypatch: pytest.MonkeyPatch) -> None:
         blocks = [shard("t", (5 * n, 5 * n + 5), (0, 8), f"gpu:{n}") for n in range(2)]
         plan = plan_for(OWN, *blocks, hosts=2)
@@ -247,23 +249,6 @@ class TestRefusals:
         monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
         with pytest.raises(PlanMismatchError, match="takes to be 4 ranks in a row"):
             to_sharding_plan(plan, model_for(OWN), env_of(4))
-
-    def test_an_unsound_plan(self) -> None:
-        plan = plan_for(OWN, shard("t", (0, 9), (0, 8)))
-        with pytest.raises(PlanError, match="rank 9 is covered 0 times"):
-            to_sharding_plan(plan, model_for(OWN), env_of(2))
-
-    def test_a_dtype_that_is_not_the_plans(self) -> None:
-        own = replace(OWN, dtype="float16")
-        plan = plan_for(own, shard("t", (0, 10), (0, 8)))
-        with pytest.raises(PlanMismatchError, match="'t' is float16 in the plan"):
-            to_sharding_plan(plan, model_for(own), env_of(2))
-
-    def test_two_tables_of_one_name(self) -> None:
-        model = nn.ModuleDict({"a": model_for(OWN), "b": model_for(OWN)})
-        plan = plan_for(OWN, shard("t", (0, 10), (0, 8)))
-        with pytest.raises(PlanMismatchError, match="two tables of the model are called 't'"):
-            to_sharding_plan(plan, model, env_of(2))
 
     def test_without_torchrec_it_says_how_to_install_it(
         self, monkeypatch: pytest.MonkeyPatch

@@ -45,7 +45,7 @@ from placer.adapters.torchrec import from_sharding_plan, load_state_dict
 from placer.errors import BackendError
 from placer.plan.verify import violations
 from solvers import PlacerPlanner
-from solvers.torchrec.trainable import is_trained_wrong
+from solvers.torchrec_options import is_trained_wrong
 
 MIB = 1 << 20
 SHARDERS: Any = [EmbeddingBagCollectionSharder()]
@@ -101,6 +101,14 @@ def planner_of(hbm_bytes: int, kind: Any = PlacerPlanner, **more: Any) -> Any:
     )
 
 
+def planned(
+    *sizes: tuple[int, int], hbm_bytes: int = 64 * MIB, **options: Any
+) -> tuple[Any, dict[str, Any]]:
+    """A planner with such options, and its sharding of tables of these sizes."""
+    planner = planner_of(hbm_bytes, **options)
+    return planner, planner.plan(model_with(*sizes), SHARDERS).plan["ebc"]
+
+
 @pytest.mark.slow
 def test_random_models_get_a_plan_no_worse_than_torchrecs() -> None:
     """Worse only where TorchRec's is one that it would train wrong."""
@@ -129,16 +137,21 @@ SIZES = [(40_000, 64), (30_000, 64), (20_000, 128), (500, 16), (50, 256)]
 
 
 class TestPlans:
-    @pytest.mark.parametrize("hbm_bytes", [64 * MIB, 16 * MIB, 8 * MIB])
-    def test_none_is_slower_than_torchrecs_own(self, hbm_bytes: int) -> None:
-        model = model_with(*SIZES)
-        rated = {}
+    @pytest.mark.parametrize(
+        ("hbm_bytes", "ranks", "local"),
+        [(64 * MIB, 2, 2), (16 * MIB, 2, 2), (8 * MIB, 2, 2), (24 * MIB, 4, 2)],
+    )
+    def test_none_is_slower_than_torchrecs_own(
+        self, hbm_bytes: int, ranks: int, local: int
+    ) -> None:
+        """Nor on two hosts, where TorchRec has more options."""
+        topology, rated = machine_of(hbm_bytes, ranks, local=local), {}
         for kind in (EmbeddingShardingPlanner, PlacerPlanner):
-            planner = planner_of(hbm_bytes, kind)
-            plan = planner.plan(model, SHARDERS)
+            planner = planner_of(hbm_bytes, kind, topology=topology)
+            plan = planner.plan(model_with(*SIZES), SHARDERS)
             assert plan.plan["ebc"].keys() == {f"t{n}" for n in range(len(SIZES))}
             rated[kind] = NoopPerfModel(planner._topology).rate(planner._best_plan)
-            for rank in range(2):
+            for rank in range(ranks):
                 used = sum(
                     shard.storage.hbm
                     for option in planner._best_plan
@@ -146,26 +159,6 @@ class TestPlans:
                     if shard.rank == rank
                 )
                 assert used <= hbm_bytes
-        assert rated[PlacerPlanner] <= rated[EmbeddingShardingPlanner] * 1.001
-
-    def test_nor_on_two_hosts_where_torchrec_has_more_options(self) -> None:
-        topology = TopologyFactory.create_topology(
-            TrainerConfig(
-                world_size=4, local_world_size=2, hbm_cap_bytes=24 * MIB, ddr_cap_bytes=1 << 33
-            )
-        )
-        rated = {}
-        for kind in (EmbeddingShardingPlanner, PlacerPlanner):
-            planner = kind(
-                topology=topology,
-                batch_size=64,
-                storage_reservation=FixedPercentageStorageReservation(0.0),
-                stats=[],
-                debug=False,
-                timeout_seconds=6,
-            )
-            planner.plan(model_with(*SIZES), SHARDERS)
-            rated[kind] = NoopPerfModel(topology).rate(planner._best_plan)
         assert rated[PlacerPlanner] <= rated[EmbeddingShardingPlanner] * 1.001
 
     def test_the_result_is_the_plan_in_our_words(self) -> None:
@@ -219,8 +212,7 @@ class TestConstraints:
         asked = ParameterConstraints(
             sharding_types=[kind], compute_kernels=[kernel], min_partition=32
         )
-        planner = planner_of(64 * MIB, constraints={"t0": asked})
-        own = planner.plan(model_with((1000, 128), (500, 64)), SHARDERS).plan["ebc"]["t0"]
+        own = planned((1000, 128), (500, 64), constraints={"t0": asked})[1]["t0"]
         assert (own.sharding_type, own.compute_kernel) == (kind, kernel)
         if kind == "column_wise":
             assert [shard.shard_sizes for shard in own.sharding_spec.shards] == [[1000, 32]] * 4
@@ -232,20 +224,16 @@ class TestConstraints:
         asked = ParameterConstraints(
             compute_kernels=["fused_uvm_caching"], cache_params=CacheParams(load_factor=0.3)
         )
-        planner = planner_of(64 * MIB, constraints={"t0": asked})
-        own = planner.plan(model_with((1000, 64)), SHARDERS).plan["ebc"]["t0"]
-        assert own.cache_params.load_factor == 0.3
+        planner, found = planned((1000, 64), constraints={"t0": asked})
+        assert found["t0"].cache_params.load_factor == 0.3
         (shard,) = (s for s in planner.result.plan.shards if s.rows[0] == 0)
         assert shard.cache_rows == pytest.approx(0.3 * shard.row_count, abs=1)
 
     def test_a_profile_frees_the_load_factor(self) -> None:
         profile = Profile((zipf_table("t0", 40_000, 64, exponent=1.2),))
-        planner = planner_of(
-            5 * MIB,
-            profile=profile,
-            constraints={"t0": ParameterConstraints(compute_kernels=["fused_uvm_caching"])},
-        )
-        own = planner.plan(model_with((40_000, 64)), SHARDERS).plan["ebc"]["t0"]
+        asked = {"t0": ParameterConstraints(compute_kernels=["fused_uvm_caching"])}
+        options = {"hbm_bytes": 5 * MIB, "profile": profile, "constraints": asked}
+        own = planned((40_000, 64), **options)[1]["t0"]
         assert own.cache_params.stats is not None
         assert 0 < own.cache_params.load_factor < 1
 
@@ -267,8 +255,7 @@ class TestConstraints:
             for one, own in zip(tables, stats, strict=True)
         }
         more = {"profile": Profile(tables)} if with_profile else {}
-        planner = planner_of(9 * MIB, constraints=asked, **more)
-        planner.plan(model_with(*sizes), SHARDERS)
+        planner, _ = planned(*sizes, hbm_bytes=9 * MIB, constraints=asked, **more)
         for option in planner._best_plan:
             assert option.cache_load_factor is not None
             assert sum(shard.perf.prefetch_compute for shard in option.shards) > 0
@@ -280,8 +267,7 @@ class TestConstraints:
             f"t{n}": ParameterConstraints(sharding_types=[kind], min_partition=32) for n in (0, 1)
         }
         topology = machine_of(64 * MIB, 4, local=2)
-        planner = planner_of(64 * MIB, constraints=asked, topology=topology)
-        plan = planner.plan(model_with((1000, 64), (900, 64)), SHARDERS).plan["ebc"]
+        _, plan = planned((1000, 64), (900, 64), constraints=asked, topology=topology)
         for own in plan.values():
             assert own.sharding_type == kind
             hosts = [
@@ -306,30 +292,26 @@ class TestConstraints:
         caps = CustomTopologyData({"hbm_cap": [2 * MIB, 8 * MIB], "ddr_cap": [MIB] * 2}, 2)
         topology = Topology(2, "cuda", local_world_size=2, custom_topology_data=caps)
         asked = {"t0": ParameterConstraints(sharding_types=["row_wise"])}
-        planner = planner_of(0, constraints=asked, topology=topology)
-        own = planner.plan(model_with((1000, 64)), SHARDERS).plan["ebc"]["t0"]
+        own = planned((1000, 64), constraints=asked, topology=topology)[1]["t0"]
         assert [shard.shard_sizes[0] for shard in own.sharding_spec.shards] == [500, 500]
 
     def test_tables_on_disks_are_planned(self) -> None:
         ssd = CustomTopologyData({"hbm_cap": [64 * MIB] * 2, "ssd_cap": [1 << 30] * 2}, 2)
         topology = Topology(2, "cuda", local_world_size=2, custom_topology_data=ssd)
         asked = {"t0": ParameterConstraints(compute_kernels=["key_value"])}
-        planner = planner_of(0, constraints=asked, topology=topology)
-        own = planner.plan(model_with((1000, 64)), SHARDERS).plan["ebc"]["t0"]
-        assert own.compute_kernel == "key_value"
+        planner, found = planned((1000, 64), constraints=asked, topology=topology)
+        assert found["t0"].compute_kernel == "key_value"
         assert planner.result.plan is None
         assert "key_value" in planner.result.termination.detail
 
     def test_replicas_of_fused_tables_may_be_forbidden(self) -> None:
         asked = {"t0": ParameterConstraints(sharding_types=["table_wise", "data_parallel"])}
         options = {"ranks": 4, "batch_size": 4096, "constraints": asked}
-        planner = planner_of(64 * MIB, **options)
         with pytest.warns(UserWarning, match=r"replicated.*ebc\.t0"):
-            own = planner.plan(model_with((10, 64)), SHARDERS).plan["ebc"]["t0"]
-        assert own.sharding_type == "data_parallel"
-        planner = planner_of(64 * MIB, replicate=False, **options)
-        own = planner.plan(model_with((10, 64)), SHARDERS).plan["ebc"]["t0"]
-        assert own.sharding_type == "table_wise"
+            _, found = planned((10, 64), **options)
+        assert found["t0"].sharding_type == "data_parallel"
+        _, found = planned((10, 64), replicate=False, **options)
+        assert found["t0"].sharding_type == "table_wise"
 
 
 class TestFailures:
@@ -337,15 +319,14 @@ class TestFailures:
         asked = {
             "t0": ParameterConstraints(sharding_types=["table_wise"], compute_kernels=["fused"])
         }
-        planner = planner_of(3 * MIB, constraints=asked)
         with pytest.raises(PlannerError, match=r"(?s)'ebc.t0' takes \d+ bytes.*short of") as caught:
-            planner.plan(model_with((16_000, 64)), SHARDERS)
+            planned((16_000, 64), hbm_bytes=3 * MIB, constraints=asked)
         assert caught.value.error_type == PlannerErrorType.STRICT_CONSTRAINTS
 
     def test_a_model_larger_than_all_memory(self) -> None:
         asked = {"t0": ParameterConstraints(compute_kernels=["fused"])}
         with pytest.raises(PlannerError) as caught:
-            planner_of(MIB, constraints=asked).plan(model_with((16_000, 64)), SHARDERS)
+            planned((16_000, 64), hbm_bytes=MIB, constraints=asked)
         assert caught.value.error_type == PlannerErrorType.INSUFFICIENT_STORAGE
 
     def test_the_only_plan_comes_with_a_warning_if_it_trains_wrong(self) -> None:
@@ -354,17 +335,15 @@ class TestFailures:
                 sharding_types=["row_wise"], compute_kernels=["fused"], min_partition=8
             )
         }
-        planner = planner_of(64 * MIB, constraints=asked, ranks=4)
         with pytest.warns(UserWarning, match=r"wrong.*ebc\.t0"):
-            planner.plan(model_with((5, 8)), SHARDERS)
+            planned((5, 8), constraints=asked, ranks=4)
 
     def test_blocks_of_no_rows_are_left_out(self) -> None:
         asked = ParameterConstraints(
             sharding_types=["row_wise", "table_wise"], pooling_factors=[50.0]
         )
-        planner = planner_of(64 * MIB, ranks=4, batch_size=4096, constraints={"t0": asked})
-        own = planner.plan(model_with((5, 152)), SHARDERS).plan["ebc"]["t0"]
-        assert own.sharding_type == "table_wise"
+        options = {"ranks": 4, "batch_size": 4096, "constraints": {"t0": asked}}
+        assert planned((5, 152), **options)[1]["t0"].sharding_type == "table_wise"
 
 
 class TestOtherParts:

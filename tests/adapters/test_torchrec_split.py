@@ -193,18 +193,14 @@ class TestRefusals:
             split_tables(model, plan)
         assert model.ebc is ebc
 
-    def test_weighted_means(self) -> None:
-        plan = split_plan()
-        model = Model([table("t", 20, pooling="mean")], weighted=True)
-        with pytest.raises(PlanMismatchError, match="'t' is weighted and pooled by mean"):
-            split_tables(model, plan)
-
-    def test_another_shape_or_no_such_table(self) -> None:
-        plan = split_plan()
-        with pytest.raises(PlanMismatchError, match="20 × 8 in the plan but 21 × 8"):
-            split_tables(Model([table("t", 21)]), plan)
-        with pytest.raises(PlanMismatchError, match="'t' is in the plan but not in the model"):
-            split_tables(Model([table("u", 20)]), plan)
+    def test_weighted_means_another_shape_and_no_such_table(self) -> None:
+        for model, message in (
+            (Model([table("t", 20, pooling="mean")], weighted=True), "weighted and pooled by mean"),
+            (Model([table("t", 21)]), "20 × 8 in the plan but 21 × 8"),
+            (Model([table("u", 20)]), "'t' is in the plan but not in the model"),
+        ):
+            with pytest.raises(PlanMismatchError, match=message):
+                split_tables(model, split_plan())
 
     def test_collections_that_return_their_indices(self) -> None:
         config = EmbeddingConfig(name="t", num_embeddings=20, embedding_dim=8, feature_names=["t"])

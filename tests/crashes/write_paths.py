@@ -16,7 +16,7 @@ sys.path += [str(Path(__file__).resolve().parent.parent / name) for name in ("",
 from calibration_cases import calibration
 from executor_cases import plan_of, two_features
 
-from cost_models.calibrated.calibration import Calibration
+from cost_models.calibrated.model import Calibration
 from placer import Feature, Plan, Profile, Shard, Table, Topology
 from placer.data import open_log
 from placer.errors import PlanError

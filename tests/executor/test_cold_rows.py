@@ -34,7 +34,7 @@ from placer.executor.cold.records import Records
 from placer.executor.memory.arena_order import has_records
 from placer.plan.plan import Plan
 from placer.plan.shard import Lookup, Shard
-from placer.storage.checkpoint.whole_model import load_model, save_model
+from placer.storage.checkpoint import load_model, save_model
 from placer.tables import OPTIMIZERS, ColdDType, Feature, OptimizerName, Table
 
 ROWS, COLD = 61, 20

@@ -17,7 +17,7 @@ from fuzz_cases import FORMATS, Format, _log, _plan, _read_log, _saved
 from option_cases import change_line, read_line, write_inputs
 
 from cli import main
-from cost_models.calibrated.calibration import Calibration
+from cost_models.calibrated.model import Calibration
 from placer import Plan, Topology
 from placer.data import open_log
 from placer.data.schema import Schema

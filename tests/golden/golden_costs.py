@@ -26,7 +26,7 @@ from placer import (
 )
 from placer.dense import DenseLayers, DenseNetwork, dense_memory
 from placer.errors import PlacerError
-from placer.seal import sealed
+from placer.files import sealed
 from solvers import solve
 
 # Plans that are drawn at random

@@ -17,7 +17,7 @@ from placer.executor import BagBatch, make_embeddings
 from placer.growing import working_sets
 from placer.profile.count import profile_log
 from placer.profile.growing_tables import growing_of, hit_rate_for, with_hit_rates
-from placer.training.batches import batches
+from placer.training.reading import batches
 from solvers import solve
 
 pytestmark = pytest.mark.real

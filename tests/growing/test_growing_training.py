@@ -24,11 +24,11 @@ from placer import Plan
 from placer.errors import CheckpointError, PlanMismatchError
 from placer.growing import KeyMap
 from placer.storage.shards import write_shards, write_tables
-from placer.training.batches import batches
 from placer.training.checkpoint import load
 from placer.training.config import CheckpointPolicy
 from placer.training.loop import train
 from placer.training.parity import compare_training
+from placer.training.reading import batches
 
 
 def _assert_same_run(one: Path, other: Path) -> None:

@@ -19,10 +19,10 @@ from placer.executor import BagBatch
 from placer.growing import Growing, KeyMap
 from placer.storage.serving import ReadOnlyTables, load_read_only
 from placer.storage.shards import write_increment, write_tables
-from placer.training.batches import batches
 from placer.training.checkpoint import load, open_checkpoint
 from placer.training.config import CheckpointPolicy
 from placer.training.loop import train
+from placer.training.reading import batches
 
 STEPS = 10, 20, 30, 36
 HOW = Growing(60, ttl=3)

@@ -22,7 +22,7 @@ from placer.growing.options import Eviction
 from placer.plan.plan import Plan
 from placer.storage.growing import resized_keys
 from placer.storage.run_state import Checkpoint
-from placer.storage.shards.writing import keys_of
+from placer.storage.shards.table_files import keys_of
 from placer.tables import OPTIMIZERS, OptimizerName
 from placer.training.checkpoint import load, open_checkpoint
 from placer.training.config import CheckpointPolicy

@@ -22,7 +22,7 @@ from placer.executor import BagBatch, UnplacedEmbeddings
 from placer.executor.distributed import ShardedEmbeddings, distributed_id_order
 from placer.executor.id_order import IdRange
 from placer.plan.plan import Plan
-from placer.storage import row_blocks
+from placer.storage import tensor_rows
 from placer.storage.checkpoint.table_blocks import NamedTables, rounds_of
 from placer.tables import Feature, Table
 
@@ -277,20 +277,21 @@ def bytes_sent(rank: int, world: int, plan: Plan, samples: int, bag: int) -> dic
     return found
 
 
-def local_shards(rank: int, world: int, optimizer: str) -> list[tuple[str, str, list[int], tuple]]:
-    """What is written through local shards is what the whole tensors have then."""
+def held_cells(rank: int, world: int, optimizer: str) -> list[tuple[str, str, list[int], tuple]]:
+    """What a rank says that it holds; what is written there is what the whole tensors have then."""
     plan = every_placement(optimizer)
     model = sharded(plan)
     train_step(model, rank, batches_of(plan.tables, world, 0), 0)
     before = {**model.state_dict(), **model.optimizer_state_dict()}
     held = []
-    for local in model.id_order().local_shards():
-        table, name, half = local.tensor.table.name, local.tensor.name, local.rows // 2
-        ids = torch.cat([local.ids(0, half), local.ids(half, local.rows)])
-        values = before[f"{table}.{name}"][ids]
-        own = values if local.cols is None else values[:, slice(*local.cols)]
-        local.write(torch.arange(local.rows), own * 2)
-        held.append((table, name, ids.tolist(), local.cols or (0, 1)))
+    order = model.id_order()
+    for tensor in order.tensors():
+        table, name, half = tensor.table.name, tensor.name, tensor.table.rows // 2
+        for start, stop in ((0, half), (half, tensor.table.rows)):
+            for places, cols, write in order.held(IdRange(tensor, start, stop)):
+                ids, values = start + places, before[f"{table}.{name}"][start + places]
+                write((values if tensor.is_per_row else values[:, slice(*cols)]) * 2)
+                held.append((table, name, ids.tolist(), (0, 1) if tensor.is_per_row else cols))
     after = {**model.state_dict(), **model.optimizer_state_dict()}
     for key in before.keys() - {"updates"}:
         assert torch.equal(after[key], before[key] * 2)
@@ -321,7 +322,7 @@ def saved_cells(rank: int, world: int, optimizer: str) -> tuple[int, list[float]
 
     named = NamedTables(order, {(t.table.name, t.name): t for t in order.tensors()})
     with (
-        mock.patch.object(row_blocks, "BLOCK_BYTES", 512),  # So that tables have several blocks.
+        mock.patch.object(tensor_rows, "BLOCK_BYTES", 512),  # So that tables have several blocks.
         mock.patch.object(distributed_id_order, "read_rows", recorded),
     ):
         for each in rounds_of([named]):

@@ -20,14 +20,13 @@ from torch import Tensor
 
 from placer.executor import BagBatch
 from placer.executor.distributed.collectives import Kind
-from placer.executor.distributed.combine import combine
 from placer.executor.distributed.input_exchange import InputExchange
+from placer.executor.distributed.placement.channels import Survey
 from placer.executor.distributed.placement.division import Target
-from placer.executor.distributed.serving import Serve, Served
+from placer.executor.distributed.row_sums import RowTotals
+from placer.executor.distributed.serving import Serve, Served, combine
 from placer.executor.distributed.sharded_batch import spans
 from placer.executor.distributed.sharded_keys import ShardedKeys
-from placer.executor.distributed.survey import Survey
-from placer.executor.distributed.whole_rows import RowTotals
 from placer.executor.lookups.batch_reads import FeatureRead, feature_reads
 from placer.plan.order import Ranks
 from placer.plan.plan import Plan
@@ -283,6 +282,21 @@ class Step:
     routing_bytes: dict[str, int]
 
 
+def ids_of(order: Ranks, target: Target, rows: Tensor) -> Tensor:
+    """Ids of a target's rows, in the row order of its table."""
+    if target.by_id:
+        return rows
+    part = torch.searchsorted(torch.tensor(target.bases), rows, right=True) - 1
+    start = torch.tensor([p.start for p in target.parts])
+    step = torch.tensor([p.step for p in target.parts])
+    ranks = (start[part] + (rows - torch.tensor(target.bases)[part]) * step[part]).numpy()
+    listed = ranks < order.listed.size
+    ids = np.empty_like(ranks)
+    ids[listed] = order.listed[ranks[listed]]
+    ids[~listed] = order.unlisted_ids(ranks[~listed])
+    return torch.from_numpy(ids)
+
+
 class World:
     """A plan on as many ranks as it has GPUs, each with a batch of its own."""
 
@@ -310,18 +324,7 @@ class World:
 
     def ids_of(self, target: Target, rows: Tensor) -> Tensor:
         """Ids of a target's rows."""
-        if target.by_id:
-            return rows
-        part = torch.searchsorted(torch.tensor(target.bases), rows, right=True) - 1
-        start = torch.tensor([p.start for p in target.parts])
-        step = torch.tensor([p.step for p in target.parts])
-        ranks = (start[part] + (rows - torch.tensor(target.bases)[part]) * step[part]).numpy()
-        order = self.order(target.table.name)
-        listed = ranks < order.listed.size
-        ids = np.empty_like(ranks)
-        ids[listed] = order.listed[ranks[listed]]
-        ids[~listed] = order.unlisted_ids(ranks[~listed])
-        return torch.from_numpy(ids)
+        return ids_of(self.order(target.table.name), target, rows)
 
     def came_to(
         self, table: str, rank: int, replicated: bool

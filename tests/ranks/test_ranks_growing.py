@@ -24,7 +24,7 @@ from placer.plan.plan import Plan
 from placer.storage.checkpoint import load_model, save_model
 from placer.storage.growing import grown, resized_keys
 from placer.storage.run_state import Checkpoint, Position
-from placer.storage.shards import writing
+from placer.storage.shards import table_files
 from placer.storage.tensor_rows import TensorRows
 from placer.tables import OPTIMIZERS
 
@@ -314,7 +314,7 @@ def with_capacity(state: dict[str, Tensor], how: Growing, other: Growing) -> dic
         for name, tensor in group.items()
     }
     for name, one in keys.items():
-        was = writing.keys_of(before, name, how)
+        was = table_files.keys_of(before, name, how)
         live, rows = one.keys.live()
         assert live.size == min(was.live()[0].size, other.capacity)
         assert one.dropped == was.live()[0].size - live.size == (was.counts.live - live.size)

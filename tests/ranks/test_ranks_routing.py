@@ -10,20 +10,23 @@ from fast_and_full import combinations, mostly_slow
 from hypothesis import given
 from hypothesis import strategies as st
 from ranks_cases import large_plan, table_with
+from simulated_ranks import ids_of
 
 from placer.errors import PlanMismatchError
-from placer.executor.distributed.placement.channels import all_channels, channels_of
+from placer.executor.distributed.placement.channels import Survey, all_channels, channels_of
 from placer.executor.distributed.placement.division import (
+    RowSlice,
     Target,
     divide,
     holders_of,
+    joined,
     ranks_of_devices,
+    refined,
 )
 from placer.executor.distributed.placement.local_plans import local_plan
-from placer.executor.distributed.placement.row_slices import RowSlice, joined, refined
-from placer.executor.distributed.placement.table_routes import TableRoutes, ids_of, table_routes
-from placer.executor.distributed.survey import Survey
+from placer.executor.distributed.placement.table_routes import TableRoutes, table_routes
 from placer.executor.lookups.batch_reads import feature_reads
+from placer.plan.order import Ranks
 from placer.plan.plan import Plan
 from placer.plan.verify import violations
 from placer.tables import OPTIMIZERS
@@ -94,7 +97,7 @@ def test_every_row_is_routed_to_the_ranks_that_hold_it(placement: str, world: in
         for id in range(61):
             target = columns.targets[int(position[id])]
             row = int(rows[id])
-            assert ids_of(plan, target, row, row + 1).tolist() == [id]
+            assert ids_of(Ranks.in_plan(plan, "t"), target, torch.tensor([row])).tolist() == [id]
             rank = by_rank.index(id)
             (holding,) = [
                 shard
@@ -165,11 +168,13 @@ def test_routing_tables_stay_small_and_ranks_agree_on_large_machines(gpus: int) 
         assert maps[table.name].nbytes <= table.total_bytes / 100
     assert maps["whole"].nbytes == 0
     ids = torch.randint(0, plan.tables[0].rows, (200,))
-    for known in maps.values():
+    for name, known in maps.items():
+        order = Ranks.in_plan(plan, name)
         for columns in known.column_slices:
             position, rows = known.route(ids, columns)
             for id, at, row in zip(*(part.tolist() for part in (ids, position, rows)), strict=True):
-                assert ids_of(plan, columns.targets[at], row, row + 1).tolist() == [id]
+                found = ids_of(order, columns.targets[at], torch.tensor([row]))
+                assert found.tolist() == [id]
     features = feature_reads(plan.tables, {})
     channels = all_channels(features, maps)
     some = [0, 1, gpus // 2, gpus - 1]

@@ -1,6 +1,5 @@
 """Shards into the tables of several ranks: each reads what it holds."""
 
-from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -10,7 +9,6 @@ from ranks_cases import sharded, table_with
 from ranks_launcher import Job, Outcomes, run
 from shard_cases import checkpoint_of
 
-from placer.executor import make_embeddings
 from placer.plan.plan import Plan
 from placer.plan.shard import Shard
 from placer.storage.shards import load_shards, write_shards
@@ -78,15 +76,3 @@ def test_files_of_other_ranks_are_not_read(outcomes: Outcomes) -> None:
     first, second = (read for *_, read in outcomes.of("own"))
     assert first == {"gpu%3A0.hbm", "gpu%3A1.hbm", "gpu%3A0.dram", "gpu%3A1.dram"}
     assert second == {"gpu%3A2.hbm", "gpu%3A3.hbm"}
-
-
-def test_one_rank_alone_has_all(tmp_path: Path) -> None:
-    plan = mixed()
-    with mock.patch("os.fsync"):
-        write_shards(plan, checkpoint_of(plan), tmp_path / "shards")
-    module = make_embeddings(plan)
-    load_shards(module, tmp_path / "shards")
-    weights = module.state_dict()
-    expected = checkpoint_of(plan).tensors["embeddings"]
-    assert all(torch.equal(weights[key], tensor) for key, tensor in expected.items())
-    assert module.update_count() == 7

@@ -10,7 +10,7 @@ from ranks_cases import large_plan
 from simulated_ranks import SimulatedRank, Step, World, check_gradients, check_outputs, run
 
 from cost_models import cost_model
-from cost_models.step_equation.exchanged_bytes import replica_bytes
+from cost_models.step_equation.loads import replica_bytes
 from placer import Problem
 from placer.executor import BagBatch
 from placer.executor.distributed.row_sums import RowSums, all_reduce_rows
@@ -85,7 +85,7 @@ def test_a_solvers_plan_of_mlperfs_tables_on_128_gpus() -> None:
     world, steps = executed(plan, [a_batch(plan, samples, 0)] * GPUS)
     assert any(target.cols != (0, target.table.dim) for target in world.survey.targets) or any(
         len(columns.targets) > 1
-        for known in world.survey.maps.values()
+        for known in world.survey.routes.values()
         for columns in known.column_slices
     )
     measured = sent(steps, "ids", "lengths", "outputs", "gradients")

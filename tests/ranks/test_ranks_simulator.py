@@ -27,7 +27,7 @@ from placer.simulator.counts import EXCHANGE_KINDS
 from placer.simulator.replay import ReplayOptions, Simulator
 from placer.tables import OPTIMIZERS
 from placer.topology.topology import Topology
-from placer.training.batches import slice_chunk
+from placer.training.reading import slice_chunk
 
 Counted = tuple[dict[str, tuple[int, int]], HitRates | None]
 

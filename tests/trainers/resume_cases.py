@@ -106,6 +106,13 @@ def everything(model: nn.Module, applied: AppliedPlan) -> dict[str, Tensor]:
     }
 
 
+def assert_keys_came_and_went(applied: AppliedPlan) -> None:
+    """Where tables grow."""
+    for name, counts in applied.key_counts().items():
+        assert counts.evicted > 5, name
+        assert 0 < counts.live <= HOW[name].capacity
+
+
 def assert_same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
     """Equal to the bit."""
     assert ours.keys() == theirs.keys()

@@ -40,7 +40,7 @@ def run(
 
 
 @pytest.mark.parametrize("in_folder", [False, True])
-def test_a_resumed_run_is_equal(in_folder: bool, tmp_path: Path) -> None:
+def test_a_resumed_run_is_equal(in_folder: bool, grows: bool, tmp_path: Path) -> None:
     run(range(HALF), in_folder, save=tmp_path / "first")
     assert (tmp_path / "first" / FOLDER).is_dir() == in_folder
     resumed = run(range(HALF, STEPS), in_folder, load=tmp_path / "first")

@@ -5,7 +5,16 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from resume_cases import BATCH, STEPS, Model, assert_same, everything, placed, samples
+from resume_cases import (
+    BATCH,
+    STEPS,
+    Model,
+    assert_keys_came_and_went,
+    assert_same,
+    everything,
+    placed,
+    samples,
+)
 from torch import Tensor, nn
 
 from placer.errors import CheckpointError
@@ -43,7 +52,8 @@ def trainer(model: nn.Module, folder: Path, kind: type = PlacerTrainer) -> trans
     return kind(WithLoss(model), settings(folder), train_dataset=data)
 
 
-def test_a_resumed_run_is_equal(tmp_path: Path) -> None:
+def test_a_resumed_run_is_equal(grows: bool, tmp_path: Path) -> None:
+    """Gradients of two batches come before each step of the optimizer, and are clipped."""
     model, applied = placed("adagrad")
     whole = trainer(model, tmp_path)
     whole.train()
@@ -53,6 +63,7 @@ def test_a_resumed_run_is_equal(tmp_path: Path) -> None:
     resumed = trainer(other, tmp_path / "other")
     resumed.train(resume_from_checkpoint=str(checkpoint))
     assert_same(everything(other, again), everything(model, applied))
+    assert_keys_came_and_went(applied)
 
 
 def test_it_trains_as_the_unplaced_model(tmp_path: Path) -> None:

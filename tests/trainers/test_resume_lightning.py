@@ -6,7 +6,15 @@ from pathlib import Path
 import lightning
 import pytest
 import torch
-from resume_cases import BATCH, Model, assert_same, everything, placed, samples
+from resume_cases import (
+    BATCH,
+    Model,
+    assert_keys_came_and_went,
+    assert_same,
+    everything,
+    placed,
+    samples,
+)
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -63,7 +71,7 @@ def fit(
 
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("in_folder", [False, True])
-def test_a_resumed_run_is_equal(in_folder: bool, late: bool, tmp_path: Path) -> None:
+def test_a_resumed_run_is_equal(in_folder: bool, late: bool, grows: bool, tmp_path: Path) -> None:
     def callback(number: int = 0) -> PlacerCallback:
         return PlacerCallback(tmp_path / f"tables{number}" if in_folder else None, keep=2)
 
@@ -74,15 +82,15 @@ def test_a_resumed_run_is_equal(in_folder: bool, late: bool, tmp_path: Path) -> 
     trainer = fit(first, 1, callback())
     for _ in range(3):
         trainer.save_checkpoint(path)
-    moved = in_folder
-    if moved:
+    if in_folder:
         assert len(list((tmp_path / "tables0").iterdir())) == 2
         assert "model.item.weight" not in torch.load(path, weights_only=True)["state_dict"]
         (tmp_path / "tables0").rename(tmp_path / "tables1")
     second = Module(seed=1, late=late)
-    fit(second, 2, callback(1 if moved else 0), path)
+    fit(second, 2, callback(int(in_folder)), path)
     assert_same(everything(second, second.applied), everything(whole, whole.applied))
     assert not second._load_state_dict_pre_hooks
+    assert_keys_came_and_went(whole.applied)
 
 
 def test_a_checkpoint_without_the_state_is_refused(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from resume_cases import STEPS, assert_same, everything, loss_of, placed
+from resume_cases import STEPS, assert_keys_came_and_went, assert_same, everything, loss_of, placed
 from torch import Tensor, nn
 from torch.distributed.checkpoint.stateful import Stateful
 
@@ -44,38 +44,33 @@ def uninterrupted(kind: str = "adam") -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adagrad", "rowwise_adagrad", "adam"])
-def test_state_dicts_resume_under_another_plan(kind: str, tmp_path: Path) -> None:
-    model, applied, optimizer = first = start(kind)
+def test_state_dicts_resume_under_another_plan(kind: str, grows: bool, tmp_path: Path) -> None:
+    first = start(kind)
     train(first, range(HALF))
-    applied.set_lr(0.02)
-    states = {"model": model, "tables": applied, "optimizer": optimizer}
-    torch.save({name: each.state_dict() for name, each in states.items()}, tmp_path / "run.pt")
-    model, applied, optimizer = second = start(kind, "uva", seed=1)
+    first[1].set_lr(0.02)
+    torch.save([each.state_dict() for each in first], tmp_path / "run.pt")
+    second = start(kind, "uva", seed=1)
     saved = torch.load(tmp_path / "run.pt", weights_only=True)
-    model.load_state_dict(saved["model"])
-    optimizer.load_state_dict(saved["optimizer"])
-    applied.load_state_dict(saved["tables"])
+    for each, state in zip(second, saved, strict=True):
+        each.load_state_dict(state)
     train(second, range(HALF, STEPS))
-    assert_same(everything(model, applied), uninterrupted(kind))
+    assert_same(everything(*second[:2]), uninterrupted(kind))
+    assert_keys_came_and_went(second[1])
 
 
 def test_distributed_checkpoint_resumes(tmp_path: Path) -> None:
-    model, applied, optimizer = first = start()
-    assert isinstance(applied, Stateful)
+    first, second = start(), start(seed=1)
+    assert isinstance(first[1], Stateful)
     train(first, range(HALF))
-    applied.set_lr(0.02)
+    first[1].set_lr(0.02)
+    train(second, range(1))  # Makes the optimizer's state, which `dcp.load` fills.
+    names = "model", "tables", "optimizer"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # That there is no process group.
-        dcp.save(
-            {"model": model, "tables": applied, "optimizer": optimizer}, checkpoint_id=tmp_path
-        )
-        model, applied, optimizer = second = start(seed=1)
-        train(second, range(1))  # Makes the optimizer's state, which `dcp.load` fills.
-        dcp.load(
-            {"model": model, "tables": applied, "optimizer": optimizer}, checkpoint_id=tmp_path
-        )
+        dcp.save(dict(zip(names, first, strict=True)), checkpoint_id=tmp_path)
+        dcp.load(dict(zip(names, second, strict=True)), checkpoint_id=tmp_path)
     train(second, range(HALF, STEPS))
-    assert_same(everything(model, applied), uninterrupted())
+    assert_same(everything(*second[:2]), uninterrupted())
 
 
 def test_a_folder_of_tables_resumes(tmp_path: Path) -> None:

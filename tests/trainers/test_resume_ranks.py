@@ -12,7 +12,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as mp
 from ranks_launcher import leave_group
-from resume_cases import GROWS, STEPS, assert_same, everything, loss_of, placed
+from resume_cases import STEPS, assert_same, everything, loss_of, placed
 from torch import Tensor, nn
 
 WORLD = 2
@@ -121,15 +121,10 @@ def work(rank: int, name: str, folder: str, port: int) -> None:
     leave_group()
 
 
-@pytest.mark.parametrize("grows", [False, True])
 @pytest.mark.parametrize("name", TRAINERS)
-def test_resumed_runs_are_equal(
-    name: str, grows: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resumed_runs_are_equal(name: str, grows: bool, tmp_path: Path) -> None:
     if find_spec(name) is None:
         pytest.skip(f"{name} is not installed")
-    if grows:
-        monkeypatch.setenv(GROWS, "1")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -1,6 +1,6 @@
 """The placed tables of a model, together: their state, their learning rate, their updates."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,17 +23,8 @@ LR, EPS = "lr", "eps"
 class UpdateHandle:
     """Ends what `AppliedPlan.update_with` began."""
 
-    tables: Sequence[PlacedTable]
-    undo: Sequence[Callable[[], None]]
-
-    def remove(self) -> None:
-        """Apply what has accumulated, and update in backward from here on."""
-        for undo in self.undo:
-            undo()
-        update_tables(self.tables)
-        for table in self.tables:
-            table.waits = False
-            table.set_lr_share(1.0)
+    remove: Callable[[], None]
+    """Applies what has accumulated; from there on backward passes update the tables."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -80,7 +71,8 @@ class AppliedPlan(Summarized):
             first = float(group.get("initial_lr", start))  # Which a scheduler writes there.
             share = float(group["lr"]) / first if follow_lr and first else 1.0
             for table in tables:
-                table.set_lr_share(share)
+                if share != table.lr_share:
+                    table.set_lr_share(share)
             update_tables(tables)
 
         zero_grad = optimizer.zero_grad
@@ -90,36 +82,30 @@ class AppliedPlan(Summarized):
                 table.calls.clear()
             zero_grad(*arguments, **options)
 
-        def restore() -> None:
+        def remove() -> None:
+            hook.remove()
             optimizer.__dict__.pop("zero_grad", None)
+            update_tables(tables)
+            for table in tables:
+                table.waits = False
+                table.set_lr_share(1.0)
 
         for table in tables:
             table.waits = True
         hook = optimizer.register_step_post_hook(update)
         optimizer.zero_grad = drop  # type: ignore[method-assign]
-        return UpdateHandle(tables, (hook.remove, restore))
+        return UpdateHandle(remove)
 
     def clip_grad_norm_(
         self, parameters: Iterable[Tensor], max_norm: float, *, error_if_nonfinite: bool = False
     ) -> Tensor:
         """Clip gradients of parameters and of tables together, as if all were parameters.
 
-        What `torch.nn.utils.clip_grad_norm_` does of the 2-norm. Tables must be updated with the
+        What `torch.nn.utils.clip_grad_norm_` does of the 2-norm; returns the norm before, shape ().
+        `parameters` are the dense ones: ``model.parameters()``. Tables must be updated with the
         optimizer, as their gradients are gone by then otherwise.
 
         Raises PlacerError if `update_with` was not called; if ranks share the tables.
-
-        Parameters
-        ----------
-        parameters : iterable of Tensor
-            The dense ones: ``model.parameters()``.
-        max_norm : float
-        error_if_nonfinite : bool
-
-        Returns
-        -------
-        Tensor
-            The norm before, shape ().
 
         Examples
         --------

@@ -11,17 +11,16 @@ from torch import Tensor, nn
 from torch.utils.hooks import unserializable_hook
 
 from placer.adapters.pytorch.applied import AppliedPlan
-from placer.adapters.pytorch.meta_tables import DrawnRows
-from placer.adapters.pytorch.models import ModelTable, match_tables
-from placer.adapters.pytorch.options import options_of
+from placer.adapters.pytorch.models import DrawnRows, ModelTable, match_tables
 from placer.adapters.pytorch.shared_tables import SharedTables, unwatch
-from placer.adapters.pytorch.stand_in import StandIn, stand_in
+from placer.adapters.pytorch.stand_in import PlacedEmbedding, PlacedEmbeddingBag, StandIn
 from placer.adapters.pytorch.table import PlacedTable
 from placer.errors import PlanMismatchError
 from placer.executor.lookups.batch_reads import read_by_one
 from placer.executor.memory.layout import check_plan
 from placer.executor.names import Policy
 from placer.executor.optimizers.rounding import Rounding
+from placer.executor.optimizers.rule import DEFAULTS
 from placer.files import StrPath
 from placer.growing import Growing
 from placer.plan.plan import Plan
@@ -107,19 +106,25 @@ def apply_plan(
     # 2. Move each table's weight to the memories that the plan names.
     constants = {"lr": lr, "eps": eps, "betas": betas}
     said: dict[str, Any] = {name: one for name, one in constants.items() if one is not None}
-    said |= {"backend": backend, "cache_policy": cache_policy, "rounding": rounding}
-    said["drive"] = drive
+    said |= {"backend": backend, "cache_policy": cache_policy, "rounding": rounding, "drive": drive}
     placed = _place(model, plan, matched, said)
     # 3. Replace the modules by stand-ins, which look rows up in the placed tables.
-    stand_ins: dict[int, nn.Module] = {
-        id(module): stand_in(module, placed[name])
-        for name, partner in matched.items()
-        for module in partner.modules
-    }
+    stand_ins: dict[int, nn.Module] = {}
+    for name, partner in matched.items():
+        for module in partner.modules:
+            if isinstance(module, nn.EmbeddingBag):
+                stand_ins[id(module)] = PlacedEmbeddingBag(module, placed[name])
+            else:
+                stand_ins[id(module)] = PlacedEmbedding(module, placed[name])
     _swap(model, stand_ins)
     # 4. Leave only the dense parameters to the optimizers.
     _take_out_of(optimizers, matched)
-    _warn_without_dense_parameters(model)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        warnings.warn(
+            "all trainable parameters of the model are in placed tables, which train in backward: "
+            "it needs no optimizer, and torch makes none without parameters",
+            stacklevel=2,
+        )
     return AppliedPlan(placed)
 
 
@@ -160,7 +165,9 @@ def remove_plan(model: nn.Module) -> dict[str, Tensor]:
     originals: dict[int, nn.Module] = {}
     for module in model.modules():
         if isinstance(module, StandIn):
-            original = module.give_back()
+            original = module.original
+            original.__dict__.pop("forward", None)
+            original.train(module.training)
             if not original.weight.numel():  # Modules with tied weights share it.
                 _refill(original.weight, module.table)
             originals[id(module)] = original
@@ -197,25 +204,26 @@ def _place(
     is_drawn = any(partner.weight.is_meta for partner in matched.values())
     seed = int(torch.randint(2**62, ())) if is_drawn else 0
     model_of = object()  # Holds no table: what was not saved is known when the model is gone.
-    home, by_device = _home(model), defaultdict(list)
+    # Tables on the meta device go where the model is, as far as it is anywhere.
+    present = (each.device for each in model.parameters() if not each.is_meta)
+    home, by_device = next(present, torch.get_default_device()), defaultdict(list)
     for name, partner in matched.items():
         by_device[home if partner.weight.is_meta else partner.weight.device].append(name)
     try:
         for device, names in by_device.items():
             # Mean and max are taken of sums and of single rows outside.
             whole = read_by_one(plan.of_tables(names))
-            first = options_of(whole.tables[0].optimizer, said)
-            shared = SharedTables(whole, device, asdict(first))
+            # Constants that the user has not said are each optimizer's own.
+            options = [{**asdict(DEFAULTS[table.optimizer]), **said} for table in whole.tables]
+            shared = SharedTables(whole, device, options[0])
             shared.watch(model)
-            for name in names:
+            for name, own in zip(names, options, strict=True):
                 weight = matched[name].weight
                 values: Tensor | DrawnRows = weight.detach()
                 if weight.is_meta:
                     values = DrawnRows(matched[name].modules[0], name, seed)
-                own = whole.of_tables([name])
-                options = options_of(own.tables[0].optimizer, said)
                 placed[name] = PlacedTable(
-                    own, options, device, values, weight.requires_grad, shared
+                    whole.of_tables([name]), own, device, values, weight.requires_grad, shared
                 )
                 placed[name].saves.model = model_of
                 _empty(weight, placed[name])  # Table by table: one alone is in memory twice.
@@ -225,13 +233,6 @@ def _place(
         unwatch(model)
         raise
     return placed
-
-
-def _home(model: nn.Module) -> torch.device:
-    """Return where tables on the meta device go: where the model is, as far as it is anywhere."""
-    return next(
-        (each.device for each in model.parameters() if not each.is_meta), torch.get_default_device()
-    )
 
 
 def _empty(weight: nn.Parameter, table: PlacedTable) -> None:
@@ -269,15 +270,6 @@ def _swap(model: nn.Module, replacements: Mapping[int, nn.Module]) -> None:
         for name, child in list(parent._modules.items()):
             if child is not None and id(child) in replacements:
                 parent._modules[name] = replacements[id(child)]
-
-
-def _warn_without_dense_parameters(model: nn.Module) -> None:
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        warnings.warn(
-            "all trainable parameters of the model are in placed tables, which train in backward: "
-            "it needs no optimizer, and torch makes none without parameters",
-            stacklevel=3,
-        )
 
 
 def _take_out_of(

@@ -1,20 +1,111 @@
-"""Calls of placed tables: what was read, what a module makes of the rows, and when they come."""
+"""Calls of embedding modules: what is read, what is made of the rows, and when they come."""
 
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from placer.adapters.pytorch.lookups import Lookups, of_each_lookup
-from placer.errors import BackendError
+from placer.errors import BackendError, DataError
 from placer.executor import BagBatch, ShardedEmbeddings
 
 if TYPE_CHECKING:
     from placer.adapters.pytorch.table import PlacedTable
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lookups:
+    """Bags of ids of one call."""
+
+    ids: Tensor  # Int64 or int32, shape (lookups,).
+    offsets: Tensor  # Shape (bags + 1,)
+    weights: Tensor | None = None  # Shape (lookups,), or None: gradients flow to them.
+
+    @property
+    def batch_size(self) -> int:
+        """Number of bags."""
+        return self.offsets.numel() - 1
+
+    def to(self, device: torch.device) -> "Lookups":
+        """Return the same on a device, without gradients."""
+        weights = None if self.weights is None else self.weights.detach().to(device)
+        return Lookups(self.ids.to(device), self.offsets.to(device), weights)
+
+    def batch(self) -> BagBatch:
+        """Return the same, checked."""
+        bounds = 0, self.ids.numel()
+        return BagBatch(self.ids, self.offsets, self.batch_size, self.weights, bounds)
+
+    def single(self) -> "Lookups":
+        """Return each lookup in a bag of its own."""
+        return Lookups(self.ids, _range(self.ids.numel() + 1, self.ids), self.weights)
+
+    def without(self, padding_idx: int) -> "Lookups":
+        """Return the same without lookups of an id. Waits for the device."""
+        keep = self.ids != padding_idx
+        before = torch.nn.functional.pad(keep.cumsum(0), (1, 0))
+        weights = None if self.weights is None else self.weights[keep]
+        return Lookups(self.ids[keep], before[self.offsets], weights)
+
+
+def of_rows(ids: Tensor) -> Lookups:
+    """Return each id of a tensor of any shape in a bag of its own."""
+    flat = _checked(ids).reshape(-1)
+    return Lookups(flat, _range(flat.numel() + 1, flat))
+
+
+def of_bags(
+    ids: Tensor, offsets: Tensor | None, weights: Tensor | None, include_last_offset: bool
+) -> Lookups:
+    """Return the bags of a call of `nn.EmbeddingBag`.
+
+    Ids have shape (bags, length), or (lookups,) with offsets of shape (bags,), or (bags + 1,) if
+    they include the last one; weights have that of the ids.
+    """
+    _checked(ids)
+    if weights is not None and weights.shape != ids.shape:
+        raise DataError(
+            f"per_sample_weights of shape {tuple(weights.shape)} for ids of shape "
+            f"{tuple(ids.shape)}; they must be the same"
+        )
+    scales = None if weights is None else weights.reshape(-1).float()
+    flat = ids.reshape(-1)
+    if ids.dim() == 2:
+        if offsets is not None:
+            raise DataError("ids of shape (bags, length) are bags already; leave offsets out")
+        bags, length = ids.shape
+        return Lookups(flat, _range(bags + 1, ids) * length, scales)
+    if ids.dim() != 1 or offsets is None:
+        raise DataError(
+            f"ids of shape {tuple(ids.shape)} {'without' if offsets is None else 'with'} offsets; "
+            "ids are (bags, length), or (lookups,) with offsets"
+        )
+    starts = _checked(offsets).to(flat.device).long()
+    if include_last_offset:
+        return Lookups(flat, starts, scales)
+    # Filled in place: a tensor made from a Python number waits for the copy to a GPU.
+    end = torch.full((1,), flat.numel(), dtype=torch.int64, device=flat.device)
+    return Lookups(flat, torch.cat([starts, end]), scales)
+
+
+def of_each_lookup(batch: BagBatch | Lookups, of_bags: Tensor) -> Tensor:
+    """Repeat what each bag has for each of its lookups: shape (lookups, …)."""
+    bags = torch.arange(batch.batch_size, device=of_bags.device)
+    return of_bags[bags.repeat_interleave(batch.offsets.diff(), output_size=batch.ids.numel())]
+
+
+def _checked(values: Tensor) -> Tensor:
+    if values.dtype not in (torch.int64, torch.int32):
+        raise DataError(f"ids and offsets are int64 or int32, not {values.dtype}")
+    return values
+
+
+def _range(stop: int, like: Tensor) -> Tensor:
+    return torch.arange(stop, device=like.device)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,6 +165,31 @@ class Call:
         """End the step in which it was looked up, unused: its rows may move."""
         self.step, self.rows, self.ended = None, None, True
         self.made = None if self.made is None else self.made.detach()
+
+
+class OpenCalls:
+    """The training calls of a table that grows, each a step of its key map.
+
+    A call is open until its rows are updated, or until nobody can ask for their gradient any more:
+    so long its rows keep their keys. Those that `collected` holds wait for the update.
+    """
+
+    def __init__(self, collected: list[Call]) -> None:
+        self._collected = collected
+        self._calls: WeakSet[Call] = WeakSet()
+        self._steps = 0
+
+    def steps(self) -> int:
+        """Return how many of the last steps are open."""
+        waiting = self._collected
+        first = (call.key_step for call in self._calls if not call.ended or call in waiting)
+        return self._steps - min(first, default=self._steps + 1) + 1
+
+    def add(self, call: Call) -> None:
+        """Begin a step with a call."""
+        self._steps += 1
+        call.key_step = self._steps
+        self._calls.add(call)
 
 
 class LookupNode(torch.autograd.Function):

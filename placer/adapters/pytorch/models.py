@@ -1,20 +1,32 @@
-"""The embedding tables of a PyTorch model, and which table of a plan each of them is."""
+"""The embedding tables of a PyTorch model: which of a plan they are, and how they are drawn."""
 
+import ast
+import hashlib
+import importlib
+import sys
+import warnings
 from collections import defaultdict
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from placer.errors import PlanMismatchError
+from placer.errors import PlacerError, PlanMismatchError
+from placer.executor.id_order import IdOrder, IdRange
 from placer.executor.memory.arena import TORCH_DTYPES
-from placer.tables import Pooling, Table
+from placer.executor.memory.initial_weights import CHUNK_ROWS
+from placer.tables import DType, Pooling, Table
 from placer.units import listed
 
 EmbeddingModule = nn.Embedding | nn.EmbeddingBag
 _SHOWN = 20
 """Modules that a message names."""
+_PROBE_ROWS, _SPARE_ROWS = 16, 16
+"""Rows that are drawn to see whether blocks may be, and rows behind each block, of which the last
+is the padding: draws of normal numbers are alike where their number is a multiple of 16."""
 _POOLINGS: dict[str, Pooling] = {"sum": "sum", "mean": "mean", "max": "max"}
 
 
@@ -215,3 +227,134 @@ def _unsupported(module: EmbeddingModule) -> list[str]:
     if type(module).forward not in (nn.Embedding.forward, nn.EmbeddingBag.forward):
         faults.append(f"{type(module).__name__} has a forward of its own, which would be lost")
     return faults
+
+
+def dtype_of(dtype: torch.dtype, name: str) -> DType:
+    """Return the type of a table's weight in placer's words."""
+    for known, candidate in TORCH_DTYPES.items():
+        if candidate == dtype:
+            return known  # type: ignore[return-value]  # its keys are just these
+    raise PlanMismatchError(f"table {name!r} is of {dtype}; placed are {', '.join(TORCH_DTYPES)}")
+
+
+def tables_of_class(name: str, arguments: Sequence[str] = ()) -> tuple[list[Table], int]:
+    """Make a model on the meta device; return its tables and the number of its other parameters.
+
+    `name` is ``package.module:Class``, or a function that makes the model; the module is imported
+    from the working folder too. `arguments` are ``NAME=VALUE``, the value as in Python; a plain
+    word is text.
+
+    >>> tables, dense = tables_of_class(
+    ...     "torch.nn:EmbeddingBag", ["num_embeddings=1000", "embedding_dim=8"]
+    ... )
+    >>> [(table.rows, table.dim) for table in tables], dense
+    ([(1000, 8)], 0)
+    """
+    module, _, attribute = name.partition(":")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
+    try:
+        make: Any = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise PlacerError(f"cannot import {name!r}: {error}; write package.module:Class") from error
+    options = {}
+    for argument in arguments:
+        key, _, text = argument.partition("=")
+        try:
+            options[key] = ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            options[key] = text
+    try:
+        with torch.device("meta"):
+            model = make(**options)
+    except Exception as error:  # Whatever the user's own class raises.
+        raise PlacerError(
+            f"{name} cannot be made with {options or 'no arguments'}: "
+            f"{type(error).__name__}: {error}; give arguments as --set NAME=VALUE"
+        ) from error
+    found = model_tables(model) if isinstance(model, nn.Module) else ()
+    if not found:
+        raise PlacerError(f"{name} makes no model with nn.Embedding or nn.EmbeddingBag in it")
+    tables = []
+    for one in found:
+        rows, dim = one.weight.shape
+        path = one.path or "weight"
+        tables.append(Table(path, rows, dim, dtype_of(one.weight.dtype, path)))
+    embedded = {id(one.weight) for one in found}
+    dense = sum(one.numel() for one in model.parameters() if id(one) not in embedded)
+    return tables, dense
+
+
+class DrawnRows:
+    """The first weights of a table, by the `reset_parameters` of its module.
+
+    Each block of `CHUNK_ROWS` rows is drawn by itself, from a seed, the table's name and where it
+    begins: no plan and no number of ranks changes it, and nobody holds the whole. Padding is zero.
+    A module whose law depends on the number of rows at hand, or on which rows they are, cannot be
+    drawn so. Its weights are uniform in ±1/√rows, and a warning says so.
+    """
+
+    def __init__(self, module: EmbeddingModule, name: str, seed: int) -> None:
+        self._module, self._name, self.seed = module, name, seed
+        self._is_by_block = _is_by_block(module)
+        if not self._is_by_block:
+            warnings.warn(
+                f"the reset_parameters of {type(module).__name__} is not the same law for each row "
+                f"of table {name!r}, which is on the meta device: its weights are drawn uniform in "
+                "1 / sqrt(rows) around 0; load a checkpoint, or give it a weight on the CPU",
+                stacklevel=5,
+            )
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """Return rows of the ids ``start..stop``, which are one block."""
+        module = self._module
+        digest = hashlib.sha256(f"{self.seed}/{self._name}/{start}".encode()).digest()
+        seed = int.from_bytes(digest[:7], "little")
+        if self._is_by_block:
+            block = _drawn(module, stop - start, seed)
+        else:
+            generator = torch.Generator().manual_seed(seed)
+            bound = module.num_embeddings**-0.5
+            shape = stop - start, module.embedding_dim
+            block = torch.empty(shape).uniform_(-bound, bound, generator=generator)
+        if module.padding_idx is not None and start <= module.padding_idx < stop:
+            block[module.padding_idx - start] = 0
+        return block
+
+    def write(self, order: IdOrder) -> None:
+        """Draw the blocks of which this process holds some rows of its only table."""
+        (tensor, *_) = order.tensors()
+        for start in range(0, tensor.table.rows, CHUNK_ROWS):
+            block = IdRange(tensor, start, min(start + CHUNK_ROWS, tensor.table.rows))
+            if order.holds(block):
+                order.write(block, self.rows(block.start, block.stop))
+
+
+def _is_by_block(module: EmbeddingModule) -> bool:
+    """Return whether a module draws rows alike wherever they are and however many there are."""
+    try:
+        few, many = (_drawn(module, rows, 0) for rows in (_PROBE_ROWS, 2 * _PROBE_ROWS))
+        other = _drawn(module, _PROBE_ROWS, 1)
+    except Exception:
+        return False
+    fixed = (few == other).all(1)
+    is_alike = bool((few == few[0]).all()) if bool(fixed.all()) else not bool(fixed.any())
+    return is_alike and torch.equal(few, many[:_PROBE_ROWS])
+
+
+@torch.no_grad()
+def _drawn(module: EmbeddingModule, rows: int, seed: int) -> Tensor:
+    """So many rows as the module draws them, which it takes for all of its own."""
+    shell: Any = type(module).__new__(type(module))
+    shell.__dict__.update(module.__dict__)
+    whole = rows + _SPARE_ROWS
+    weight = torch.empty(whole, module.embedding_dim, dtype=module.weight.dtype, device="cpu")
+    shell._parameters = {"weight": nn.Parameter(weight)}
+    if module.padding_idx is not None:
+        shell.padding_idx = whole - 1
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        shell.reset_parameters()
+    drawn: Tensor = shell.weight.detach()[:rows]
+    return drawn

@@ -10,16 +10,15 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from placer.adapters.pytorch.lookups import Lookups, of_bags, of_rows
-from placer.adapters.pytorch.models import ModelTable, model_tables, pooling_of
+from placer.adapters.pytorch.calls import Lookups, of_bags, of_rows
+from placer.adapters.pytorch.models import ModelTable, dtype_of, model_tables, pooling_of
 from placer.errors import DataError, PlanMismatchError
-from placer.executor.memory.arena import TORCH_DTYPES
 from placer.profile.cdf import AccessCdf
 from placer.profile.count import DenseCounts, TableOptions
 from placer.profile.counts import RowCounts
 from placer.profile.profile import Profile
 from placer.profile.table_profile import FeatureCounts, TableProfile
-from placer.tables import DType, OptimizerName, Pooling
+from placer.tables import OptimizerName, Pooling
 
 Batch = TypeVar("Batch")
 
@@ -88,7 +87,7 @@ def profile_model(
 def _observed(model: nn.Module, counters: Iterable["_TableCounter"]) -> Iterator[None]:
     """Record the model's calls in eval mode and without gradients; then restore its modes."""
     handles = [
-        module.register_forward_pre_hook(counter.hook(), with_kwargs=True)
+        module.register_forward_pre_hook(counter.note, with_kwargs=True)
         for counter in counters
         for module in counter.table.modules
     ]
@@ -140,52 +139,42 @@ class _TableCounter:
     name: str
     table: ModelTable
     calls: list[tuple[Pooling, Lookups]] = field(default_factory=list)
-    features: list[FeatureCounts] = field(default_factory=list)
-    poolings: list[Pooling] = field(default_factory=list)
+    features: dict[str, FeatureCounts] = field(default_factory=dict)
+    poolings: dict[str, Pooling] = field(default_factory=dict)
     counts: DenseCounts = field(init=False)
 
     def __post_init__(self) -> None:
         self.counts = DenseCounts(self.table.weight.shape[0])
 
-    def hook(self) -> Callable[..., None]:
-        """Return what a module calls before its forward."""
-
-        def note(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            lookups = _lookups(module, *args, **kwargs)
-            if module.padding_idx is not None:
-                lookups = lookups.without(module.padding_idx)
-            self.calls.append((pooling_of(module), lookups))
-
-        return note
+    def note(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Take a call of a module, before its forward."""
+        lookups = _lookups(module, *args, **kwargs)
+        if module.padding_idx is not None:
+            lookups = lookups.without(module.padding_idx)
+        self.calls.append((pooling_of(module), lookups))
 
     def end_batch(self, samples: int) -> None:
         """Count the calls of a forward pass of so many samples."""
-        for index, (pooling, lookups) in enumerate(self.calls):
-            if index == len(self.features):
-                self.features.append(FeatureCounts())
-                self.poolings.append(pooling)
+        for number, (pooling, lookups) in enumerate(self.calls, 1):
+            name = self.name if number == 1 else f"{self.name}#{number}"
+            self.poolings.setdefault(name, pooling)
             ids = lookups.ids.detach().cpu().long().numpy()
             self.counts.check(ids, self.name)
             self.counts.add(ids)
             filled = int(torch.count_nonzero(lookups.offsets.diff()))
             # More bags than samples, such as negatives drawn for a batch, are longer bags.
-            self.features[index] += FeatureCounts(ids.size, min(filled, samples))
+            counts = FeatureCounts(ids.size, min(filled, samples))
+            self.features[name] = self.features.get(name, FeatureCounts()) + counts
         self.calls.clear()
 
     def profile(self, samples: int, optimizer: OptimizerName) -> TableProfile:
         weight = self.table.weight
-        names = [self.name, *(f"{self.name}#{i + 2}" for i in range(len(self.features) - 1))]
-        features = dict(zip(names, self.features, strict=False))
-        options = TableOptions(
-            weight.shape[1],
-            dtype_of(weight.dtype, self.name),
-            optimizer,
-            dict(zip(names, self.poolings, strict=False)),
-        )
-        table = options.table(self.name, self.counts.rows, features, samples)
+        dtype = dtype_of(weight.dtype, self.name)
+        options = TableOptions(weight.shape[1], dtype, optimizer, self.poolings)
+        table = options.table(self.name, self.counts.rows, self.features, samples)
         counts = RowCounts.from_dense(self.counts.values)
         return TableProfile(
-            table, AccessCdf.from_counts(counts.counts, counts.rows), counts, features
+            table, AccessCdf.from_counts(counts.counts, counts.rows), counts, self.features
         )
 
 
@@ -201,10 +190,3 @@ def _lookups(
     bags = input.shape[0] if input.dim() else 1
     length = input.numel() // bags if bags else 0
     return Lookups(rows.ids, torch.arange(bags + 1, device=rows.ids.device) * length)
-
-
-def dtype_of(dtype: torch.dtype, name: str) -> DType:
-    for known, candidate in TORCH_DTYPES.items():
-        if candidate == dtype:
-            return known  # type: ignore[return-value]  # its keys are just these
-    raise PlanMismatchError(f"table {name!r} is of {dtype}; placed are {', '.join(TORCH_DTYPES)}")

@@ -32,7 +32,7 @@ from placer.executor.uncompiled import uncompiled
 from placer.plan.plan import Plan
 
 if TYPE_CHECKING:
-    from placer.adapters.pytorch.meta_tables import DrawnRows
+    from placer.adapters.pytorch.models import DrawnRows
     from placer.adapters.pytorch.table import PlacedTable
 
 _NONE, _AS_READ, _ANEW = range(3)

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from placer.adapters.pytorch.calls import Output, as_they_are
-from placer.adapters.pytorch.lookups import of_bags, of_rows
+from placer.adapters.pytorch.calls import Output, as_they_are, of_bags, of_rows
 from placer.adapters.pytorch.models import EmbeddingModule
 from placer.adapters.pytorch.table import PlacedTable
 from placer.errors import DataError, PlanMismatchError
@@ -33,11 +32,14 @@ class StandIn(nn.Module):
     The module whose place it takes is kept, without its weight, until the plan is removed.
     """
 
+    original: EmbeddingModule
+    """The module whose place this takes; its weight is empty, and calls of it fail."""
+
     def __init__(self, original: EmbeddingModule, table: PlacedTable) -> None:
         super().__init__()
-        # In tuples, for a module that is an attribute becomes a part of the model.
-        self._original = (original,)
-        self._table = (table,)
+        # Past `nn.Module`, for which a module that is an attribute is a part of the model.
+        self.__dict__["original"] = original
+        self.table = table
         self.num_embeddings = original.num_embeddings
         self.embedding_dim = original.embedding_dim
         self.padding_idx = original.padding_idx
@@ -46,22 +48,6 @@ class StandIn(nn.Module):
         original.forward = partial(_is_empty, table.name)  # type: ignore[method-assign]
         for hooks in _HOOKS:  # Shared, so that handles to remove them go on working.
             setattr(self, hooks, getattr(original, hooks))
-
-    @property
-    def original(self) -> EmbeddingModule:
-        """The module whose place this takes; its weight is empty, and calls of it fail."""
-        return self._original[0]
-
-    def give_back(self) -> EmbeddingModule:
-        """Return the module that this one replaced, ready to be called once it has its weight."""
-        self.original.__dict__.pop("forward", None)
-        self.original.train(self.training)
-        return self.original
-
-    @property
-    def table(self) -> PlacedTable:
-        """What it looks up."""
-        return self._table[0]
 
     @property
     def weight(self) -> Tensor:
@@ -77,7 +63,7 @@ class StandIn(nn.Module):
         table = self.table
         return (
             f"{self.num_embeddings}, {self.embedding_dim}, table={table.name!r}, "
-            f"shards={len(table.plan.shards)}, optimizer={table.optimizer!r}, "
+            f"shards={len(table.plan.shards)}, optimizer={table.table.optimizer!r}, "
             f"backend={table.backend!r}, device={table.device}"
         )
 
@@ -218,10 +204,3 @@ def _is_empty(name: str, *_: Any, **__: Any) -> Tensor:
         f"a plan has taken the weight of table {name!r} out of this module; call the one that "
         "stands in its place in the model, or remove the plan"
     )
-
-
-def stand_in(original: EmbeddingModule, table: PlacedTable) -> StandIn:
-    """Return what takes a module's place."""
-    if isinstance(original, nn.EmbeddingBag):
-        return PlacedEmbeddingBag(original, table)
-    return PlacedEmbedding(original, table)

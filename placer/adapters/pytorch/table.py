@@ -8,7 +8,6 @@ or an optimizer's step does, where gradients accumulate over several passes.
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -18,15 +17,15 @@ from torch.utils.hooks import RemovableHandle
 from placer.adapters.pytorch.calls import (
     Call,
     LookupNode,
+    Lookups,
+    OpenCalls,
     Output,
     as_they_are,
     joined,
+    of_each_lookup,
     present_device,
 )
-from placer.adapters.pytorch.lookups import Lookups, squared_norm
-from placer.adapters.pytorch.meta_tables import DrawnRows
-from placer.adapters.pytorch.open_calls import OpenCalls
-from placer.adapters.pytorch.options import Options
+from placer.adapters.pytorch.models import DrawnRows
 from placer.adapters.pytorch.shared_tables import SharedTables, refuse_unshared
 from placer.adapters.pytorch.watches import SaveWatch, watch_steps
 from placer.errors import BackendError, DataError
@@ -35,7 +34,7 @@ from placer.executor.optimizers.rule import check_constants
 from placer.executor.scaled_gradients import refuse_scaled
 from placer.executor.tensor_names import UPDATES
 from placer.plan.plan import Plan
-from placer.tables import OPTIMIZER_STATE, OptimizerName
+from placer.tables import OPTIMIZER_STATE
 
 Weight = Tensor | DrawnRows
 """A table's weight in id order, or how it is drawn where there is none."""
@@ -44,15 +43,16 @@ Weight = Tensor | DrawnRows
 class PlacedTable:
     """A table with its optimizer, which modules of a model look up.
 
-    The plan is of this table alone, read by one feature that sums. The weight is in id order; where
-    ranks share the table, that of the first one counts. Copies and pickles carry the plan, the
-    weights and the optimizer's state, and lay them out again.
+    The plan is of this table alone, read by one feature that sums; `options` are those of
+    `PlacedEmbeddings`. The weight is in id order; where ranks share the table, that of the first
+    one counts. Copies and pickles carry the plan, the weights and the optimizer's state, and lay
+    them out again.
     """
 
     def __init__(
         self,
         plan: Plan,
-        options: Options,
+        options: Mapping[str, Any],
         device: torch.device,
         weight: Weight,
         trainable: bool,
@@ -64,6 +64,9 @@ class PlacedTable:
         self.in_state_dict = True  # Of the model; else whoever saves it has a place for the table.
         self.updates_since_step = 0
         self.guard: RemovableHandle | None = None  # Of the parameter that was emptied.
+        self.lr: float = options["lr"]  # Before a schedule's share of it.
+        self.eps: float = options["eps"]  # Added to √state.
+        self.lr_share = 1.0
         self._options = options
         self.calls: list[Call] = []  # That have a gradient.
         self.open_calls = OpenCalls(self.calls)
@@ -73,7 +76,6 @@ class PlacedTable:
         self._numbers = itertools.count()
         self._frozen_rows: dict[int, Tensor] = {}
         self._trains_all_rows = False
-        self._lr_share = 1.0
         self.saves = SaveWatch(plan.tables[0].name)
         self._place(device, weight)
         if trainable:
@@ -88,12 +90,15 @@ class PlacedTable:
             return
         given = {self.name: weight} if isinstance(weight, Tensor) else {}
         self._own = make_embeddings(
-            self.plan, device=device, weights=given, seed=None, **asdict(self._options)
+            self.plan, device=device, weights=given, seed=None, **self._options_now()
         )
         if not isinstance(weight, Tensor):
             weight.write(self._own.id_order())
         self._own.keys.read_by_rows()
         self._own.set_lr(self.lr_now)
+
+    def _options_now(self) -> dict[str, Any]:
+        return {**self._options, "lr": self.lr, "eps": self.eps}
 
     @property
     def embeddings(self) -> Embeddings:
@@ -118,12 +123,7 @@ class PlacedTable:
     @property
     def backend(self) -> str:
         """Name of the backend; where ranks share the table, as it was passed in."""
-        return self._options.backend if self._own is None else self._own.backend
-
-    @property
-    def optimizer(self) -> OptimizerName:
-        """What updates it."""
-        return self.table.optimizer
+        return str(self._options["backend"]) if self._own is None else self._own.backend
 
     @property
     def grows(self) -> bool:
@@ -133,7 +133,8 @@ class PlacedTable:
     @property
     def is_stateful(self) -> bool:
         """Whether its optimizer has a state."""
-        return bool(OPTIMIZER_STATE[self.optimizer]) or self._options.rounding == "stochastic"
+        has_state = bool(OPTIMIZER_STATE[self.table.optimizer])
+        return has_state or self._options["rounding"] == "stochastic"
 
     def look_up(
         self, lookups: Lookups, output: Output | None = None, are_rows: bool = False
@@ -155,17 +156,26 @@ class PlacedTable:
             with torch.no_grad():
                 if self._own is None:
                     return self.shared.look_up(call)
-                self.open_calls.find_rows(call, self._own)
+                self._find_rows(call, self._own)
                 return output.of_rows(self.rows_of(call.batch))
         refuse_unshared(self.name, self.world)
         if self.calls and not self.waits and torch._C._current_graph_task_id() < 0:
             self.calls.clear()  # Left by a backward pass that failed.
         if self._own is not None:
-            self.open_calls.find_rows(call, self._own)
+            self._find_rows(call, self._own)
         if self._anchor.device != own.ids.device:
             self._anchor = torch.zeros((), device=self.device, requires_grad=self.trainable)
         rows: Tensor = LookupNode.apply(self._anchor, weights, call)  # type: ignore[no-untyped-call]
         return rows if self._own is None else output.of_rows(rows)
+
+    def _find_rows(self, call: Call, own: Embeddings) -> None:
+        """Put rows in the place of a call's keys."""
+        if not (own.keys.maps and call.has_keys and isinstance(call.batch, BagBatch)):
+            return
+        own.keys.open_steps = self.open_calls.steps()
+        call.batch = own.keys.rows_of(call.batch, own.features, call.trains, own.id_order)
+        if call.trains:
+            self.open_calls.add(call)
 
     def row(self, index: int) -> Tensor:
         """Return a row that no lookup trains, such as the padding: float32, shape (dim,)."""
@@ -214,7 +224,7 @@ class PlacedTable:
 
     def load_optimizer_state(self, state: Mapping[str, Tensor]) -> None:
         """Take this table's part of a state, also of one that `PlacedEmbeddings` gave."""
-        keys = [f"{self.name}.{name}" for name in OPTIMIZER_STATE[self.optimizer]]
+        keys = [f"{self.name}.{name}" for name in OPTIMIZER_STATE[self.table.optimizer]]
         own = {key: state[key] for key in keys if key in state}
         updates = state.get(f"{self.name}.{UPDATES}", state.get(UPDATES))
         if updates is not None:
@@ -225,42 +235,28 @@ class PlacedTable:
         """Return how many lookups HBM served, where the backend has tiers and ranks share none."""
         return None if self._own is None else self._own.hit_rates()
 
-    @property
-    def lr(self) -> float:
-        """Learning rate, before a schedule's share of it."""
-        return self._options.lr
-
     def set_lr(self, lr: float) -> None:
         """Change the learning rate from the next update on."""
         check_constants(lr)
-        self._options = replace(self._options, lr=lr)
-        self._lr_changes()
+        self.lr = lr
+        self.set_lr_share(self.lr_share)
+
+    def set_lr_share(self, share: float) -> None:
+        """Which part of the learning rate updates take from the next one on."""
+        self.lr_share = share
+        if self._own is not None:
+            self._own.set_lr(self.lr_now)
 
     @property
     def lr_now(self) -> float:
         """Learning rate, times a schedule's share."""
-        return self.lr * self._lr_share
-
-    @property
-    def eps(self) -> float:
-        """What is added to √state."""
-        return self._options.eps
+        return self.lr * self.lr_share
 
     def set_eps(self, eps: float) -> None:
-        """Change it from the next update on."""
+        """Change what is added to √state from the next update on."""
+        self.eps = eps
         if self._own is not None:
             self._own.set_eps(eps)
-        self._options = replace(self._options, eps=eps)
-
-    def set_lr_share(self, share: float) -> None:
-        """Which part of the learning rate updates take from the next one on."""
-        if share != self._lr_share:
-            self._lr_share = share
-            self._lr_changes()
-
-    def _lr_changes(self) -> None:
-        if self._own is not None:
-            self._own.set_lr(self.lr_now)
 
     def move(self, device: torch.device) -> None:
         """Go to another device, with weights and state; with all tables that ranks share."""
@@ -278,7 +274,7 @@ class PlacedTable:
         self.saves.all_saved()
         return {
             "plan": self.plan,
-            "options": asdict(self._options),
+            "options": self._options_now(),
             "device": str(self.device),
             "model": self.model_state(),
             "optimizer": self.optimizer_state(),
@@ -287,9 +283,10 @@ class PlacedTable:
         }
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
-        options, device = Options(**state["options"]), present_device(state["device"])
-        weight, shared = state["model"]["weight"], state["shared"]
-        self.__init__(state["plan"], options, device, weight, state["trainable"], shared)  # type: ignore[misc]
+        device, weight = present_device(state["device"]), state["model"]["weight"]
+        self.__init__(  # type: ignore[misc]
+            state["plan"], state["options"], device, weight, state["trainable"], state["shared"]
+        )
         self.load_model_state(state["model"])
         self.load_optimizer_state(state["optimizer"])
 
@@ -352,13 +349,16 @@ class PlacedTable:
                 "gradients while they update: the norm is not known before. Clip the dense "
                 "gradients alone, with torch.nn.utils.clip_grad_norm_"
             )
-        return squared_norm(
-            [
-                (call.batch, call.gradient)
-                for call in self.calls
-                if call.gradient is not None and isinstance(call.batch, BagBatch)
-            ]
-        )
+        gradients = [call.gradient for call in self.calls if call.gradient is not None]
+        if not gradients:
+            return torch.zeros((), dtype=torch.float64)
+        batch = joined(self.calls, self.device)
+        every = of_each_lookup(batch, torch.cat(gradients))
+        if batch.weights is not None:
+            every = every * batch.weights.unsqueeze(1)
+        rows, places = torch.unique(batch.ids, return_inverse=True)
+        sums = every.new_zeros((rows.numel(), every.shape[1])).index_add_(0, places, every)
+        return sums.double().square().sum()
 
     def scale_gradients(self, factor: Tensor) -> None:
         """Multiply what has been collected."""

@@ -12,10 +12,10 @@ from placer.adapters.torchrec.parts import Part as Part
 from placer.adapters.torchrec.parts import parts_of as parts_of
 from placer.adapters.torchrec.read import from_sharding_plan as from_sharding_plan
 from placer.adapters.torchrec.sharding import sharding_of as sharding_of
-from placer.adapters.torchrec.state import load_optimizer_state_dict as load_optimizer_state_dict
-from placer.adapters.torchrec.state import load_state_dict as load_state_dict
-from placer.adapters.torchrec.state import merge_optimizer_state_dict as merge_optimizer_state_dict
-from placer.adapters.torchrec.state import merge_state_dict as merge_state_dict
-from placer.adapters.torchrec.state import split_state_dict as split_state_dict
-from placer.adapters.torchrec.tables import managed_collisions as managed_collisions
-from placer.adapters.torchrec.tables import split_tables as split_tables
+from placer.adapters.torchrec.split import load_optimizer_state_dict as load_optimizer_state_dict
+from placer.adapters.torchrec.split import load_state_dict as load_state_dict
+from placer.adapters.torchrec.split import managed_collisions as managed_collisions
+from placer.adapters.torchrec.split import merge_optimizer_state_dict as merge_optimizer_state_dict
+from placer.adapters.torchrec.split import merge_state_dict as merge_state_dict
+from placer.adapters.torchrec.split import split_state_dict as split_state_dict
+from placer.adapters.torchrec.split import split_tables as split_tables

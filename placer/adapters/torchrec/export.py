@@ -3,14 +3,13 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from placer.adapters.torchrec.growing import mpzch_options, with_fixed_rows
-from placer.adapters.torchrec.parts import Part, Staged, parts_of
+from placer.adapters.torchrec.parts import Part, Staged, parts_of, with_fixed_rows
 from placer.errors import BackendError, PlanMismatchError
 from placer.plan.plan import Plan
 from placer.plan.verify import refuse_growing, verify
 
 if TYPE_CHECKING:
-    from placer.adapters.torchrec.models import TableOfModel
+    from placer.adapters.torchrec.modules import TableOfModel
 
 INSTALL = "pip install 'embedding-placer[torchrec]' && pip install --no-deps torchrec==1.8.0"
 """TorchRec asks for FBGEMM's CUDA build, which a machine without a GPU should not get."""
@@ -61,7 +60,7 @@ def to_sharding_plan(
     import torch
     from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
 
-    from placer.adapters.torchrec.models import tables_of
+    from placer.adapters.torchrec.modules import tables_of
 
     verify(plan)
     refuse_growing(plan, "`to_sharding_plan`")
@@ -121,9 +120,15 @@ def document(
             remapped[part.name] = {"table": part.source, "ranks": [part.start, part.stop]}
     made = {"plan": {module: tables}, "remapped": remapped}
     if growing:
-        gpus = len(plan.topology.gpus)
-        made["managed_collisions"] = {
-            name: mpzch_options(plan.tables_by_name[name], gpus) for name in growing
+        made["managed_collisions"] = {}
+    for table in (plan.tables_by_name[name] for name in growing):
+        features = [feature.name for feature in table.features]
+        made["managed_collisions"][table.name] = {
+            "name": table.name,
+            "zch_size": table.rows,
+            "total_num_buckets": len(plan.topology.gpus),
+            "eviction_policy_name": "LRU_EVICTION",
+            "eviction_config": {"features": features, "single_ttl": 0},
         }
     return made
 
@@ -199,7 +204,7 @@ def _require_tables(parts: Iterable[Part], tables: "Mapping[str, TableOfModel]")
 
 def _require_trainable(part: Part, table: "TableOfModel") -> None:
     """Raise if the model's optimizer is not the plan's, or would make replicas diverge."""
-    from placer.adapters.torchrec.models import DTYPES, OPTIMIZERS
+    from placer.adapters.torchrec.modules import DTYPES, OPTIMIZERS
 
     own = part.table
     if DTYPES.get(table.config.data_type) != own.dtype:

@@ -4,11 +4,13 @@ TorchRec has one kernel and one sharding type for a table. Where a plan has more
 divided in two at one rank, and each side is a table by itself. Where only the order of rows is not
 that of ids, and the table is divided by rows, it is one table of rows in that order. Either way ids
 become ranks before the lookup.
+
+Tables that grow are row-wise, behind a multi-probe zero-collision hash (MPZCH).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from placer.adapters.torchrec.sharding import Sharding, sharding_of
 from placer.errors import PlanMismatchError
@@ -118,3 +120,50 @@ def _part(
         if shard.row_count and start <= first and last <= stop
     ]
     return Part(name, own, table.name, start, stop, sharding_of(plan.topology, own, moved))
+
+
+def with_fixed_rows(plan: Plan) -> Plan:
+    """Return the plan with tables that grow as fixed ones, in row blocks as TorchRec has them.
+
+    They get as many rows on each GPU, up to one more than the plan has there.
+    """
+    if not plan.growing:
+        return plan
+    tables = dict(plan.tables_by_name)
+    shards: list[Shard] = []
+    for name in plan.growing:
+        own = row_wise_shards(plan, name, "TorchRec's MPZCH", eviction="lru", admission=1, ttl=0)
+        size = max(shard.row_count for shard in own)
+        tables[name] = replace(tables[name], rows=size * len(own))
+        shards += [
+            replace(shard, rows=(size * rank, size * (rank + 1), 1))
+            for rank, shard in enumerate(own)
+        ]
+    fixed = tuple(shard for shard in plan.shards if shard.table not in plan.growing)
+    return replace(plan, tables=tuple(tables.values()), shards=(*fixed, *shards), growing={})
+
+
+def row_wise_shards(plan: Plan, table: str, trainer: str, **has: Any) -> list[Shard]:
+    """Return the shards of a table that grows, one a GPU, all as many rows or one less.
+
+    Raises PlanMismatchError if it has others, or grows in another way than `has` says, which the
+    `trainer` has alone. No row is of one id for good, so that any slices of so many rows are alike.
+    """
+    how, gpus = plan.growing[table], [gpu.id for gpu in plan.topology.gpus]
+    for name, value in has.items():
+        if getattr(how, name) != value:
+            raise PlanMismatchError(
+                f"table {table!r} grows with {name} {getattr(how, name)}, which {trainer} does not "
+                f"have; set it to {value} in the plan, and run `placer verify --seal`"
+            )
+    dim, most = plan.tables_by_name[table].dim, -(-how.rows // len(gpus))
+    held = [shard for shard in plan.shards_by_table[table] if shard.row_count]
+    own = {shard.devices: shard for shard in held if shard.width == dim}
+    is_even = all(shard.row_count in (most, most - 1) for shard in held)
+    if not is_even or len(held) != len(gpus) or set(own) != {(gpu,) for gpu in gpus}:
+        raise PlanMismatchError(
+            f"table {table!r} grows, and {trainer} has such tables in slices of as many rows on "
+            f"each of the {len(gpus)} GPUs; make its shards' rows [i, {how.rows}, {len(gpus)}] on "
+            "the i-th, from 0, in the plan, and run `placer verify --seal`"
+        )
+    return [own[(gpu,)] for gpu in gpus]

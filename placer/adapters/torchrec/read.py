@@ -7,7 +7,7 @@ from typing import Any
 from placer.adapters.torchrec.export import require_torchrec
 from placer.adapters.torchrec.parts import Part
 from placer.adapters.torchrec.sharding import sharding_of
-from placer.adapters.torchrec.state import split_tables_of
+from placer.adapters.torchrec.split import split_tables_of
 from placer.errors import PlanMismatchError
 from placer.plan.buffers import with_buffers
 from placer.plan.fields import RowOrder, SolverRecord
@@ -69,7 +69,7 @@ def from_sharding_plan(
         If torchrec is not installed.
     """
     require_torchrec()
-    from placer.adapters.torchrec.models import tables_of
+    from placer.adapters.torchrec.modules import tables_of
 
     machine = topology if isinstance(topology, Topology) else topology_of(topology)
     split = split_tables_of(module)
@@ -78,7 +78,13 @@ def from_sharding_plan(
     hot_ids = {}
     for name, model_table in tables_of(module).items():
         table = model_table.as_table(optimizer, dict(pooling_factors or {}))
-        own = _shards_of(machine, table, _sharding_in(sharding_plan, model_table.path, name))
+        path = model_table.path
+        sharding = (sharding_plan.plan.get(path) or {}).get(name)
+        if sharding is None:
+            raise PlanMismatchError(
+                f"table {name!r} of {path or 'the model'!r} is not in the sharding plan"
+            )
+        own = _shards_of(machine, table, sharding)
         if name in split:
             part, parts, ranks = split[name]
             rows = max(one.stop for one in parts)
@@ -128,15 +134,6 @@ def topology_of(topology: Any) -> Topology:
         tuple(links),
         emulated=on_cpu,
     )
-
-
-def _sharding_in(sharding_plan: Any, path: str, table: str) -> Any:
-    sharding = (sharding_plan.plan.get(path) or {}).get(table)
-    if sharding is None:
-        raise PlanMismatchError(
-            f"table {table!r} of {path or 'the model'!r} is not in the sharding plan"
-        )
-    return sharding
 
 
 def _shards_of(machine: Topology, table: Table, sharding: Any) -> list[Shard]:

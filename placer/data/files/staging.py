@@ -12,14 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from placer.data.files.stores import (
-    StagedPath,
-    first_line,
-    local_path,
-    scheme_of,
-    shown,
-    store_of,
-)
+from placer.data.files.stores import StagedPath, local_path, reported, scheme_of, shown, store_of
 from placer.errors import PlacerError
 from placer.read_files import MOST_JSON_BYTES
 
@@ -74,10 +67,8 @@ class Staging:
         if scheme_of(uri) == "file":
             return Path(local_path(uri))
         place = self._place(uri)
-        try:
+        with reported(f"cannot read {shown(uri)}", _FAILURES, kind=PlacerError):
             return _copy(uri, place)
-        except _FAILURES as error:
-            raise PlacerError(f"cannot read {shown(uri)}: {first_line(error)}") from error
 
     def output(self, uri: str) -> Path:
         """Return where to write what is sent to a store at the end."""
@@ -85,11 +76,9 @@ class Staging:
             return Path(local_path(uri))
         system, path = store_of(uri)
         bucket = path.split("/")[0]
-        try:
+        with reported(f"cannot write {shown(uri)}", _FAILURES, kind=PlacerError):
             if scheme_of(uri) in ("s3", "gs", "gcs") and not _kind(system, bucket):
                 raise PlacerError(f"cannot write {shown(uri)}: there is no bucket {bucket!r}")
-        except _FAILURES as error:
-            raise PlacerError(f"cannot write {shown(uri)}: {first_line(error)}") from error
         self._outputs.append(self._place(uri))
         return self._outputs[-1]
 
@@ -176,7 +165,7 @@ def _send(place: StagedPath) -> None:
     above, folder = _above(path.rstrip("/")), place.parent
     is_folder = place.is_dir()
     naming = path.rstrip("/") + (f"/{_PROFILE}" if is_folder else "")
-    try:
+    with reported(f"cannot write {shown(place.uri)}", _FAILURES, kind=PlacerError):
         before = _parts(_read(system, naming, place.uri)) if _kind(system, naming) else []
         files = [file.relative_to(folder) for file in folder.rglob("*") if file.is_file()]
         # Of a folder of shards, too, JSON names the other files.
@@ -190,5 +179,3 @@ def _send(place: StagedPath) -> None:
         for name in before:
             if (old := f"{_above(naming)}{name}") not in now and _kind(system, old):
                 system.delete_file(old)
-    except _FAILURES as error:
-        raise PlacerError(f"cannot write {shown(place.uri)}: {first_line(error)}") from error

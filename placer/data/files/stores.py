@@ -1,22 +1,43 @@
-"""Where a file is: on this machine, or on a store that a URI names.
+"""Which files a user means and where they are: on this machine, or on a store that a URI names.
 
 Arrow's own file systems read ``s3:``, ``gs:``, ``hdfs:`` and ``abfs:``; fsspec reads what Arrow
 does not, such as ``hf:``. Credentials are found as these libraries find them: environment,
 configuration files, roles. Nothing here asks for or keeps them.
 """
 
+import atexit
+import glob
+import os
 import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from stat import S_ISCHR, S_ISDIR, S_ISFIFO
+from typing import IO, Any
 from urllib.parse import quote, unquote, urlsplit
 
-from placer.errors import DataError
+from placer.errors import DataError, PlacerError
+from placer.units import format_bytes
 
 _URI = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]+://")
 _ARROW_SCHEMES = ("s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss")
 _FSSPEC_SCHEMES = ("hf", "memory", "http", "https", "az", "adl", "oci", "oss", "webhdfs", "dbfs")
 SCHEMES = ("file", *_ARROW_SCHEMES, *_FSSPEC_SCHEMES)
+
+STANDARD_INPUT = "-"
+_MAGIC = re.compile(r"[*?\[]")
+_PARTITION = re.compile(r"^([^=]+)=(.*)$")
+NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+"""How Hive writes a partition of missing values."""
+
+METADATA = "_metadata"
+"""What Parquet calls a file that lists the others of a folder."""
+
+AnyPath = str | os.PathLike[str]
 
 
 def is_uri(file: str) -> bool:
@@ -93,6 +114,11 @@ def local_path(file: str) -> str:
     return unquote(urlsplit(file).path) if is_uri(file) else file
 
 
+def path_of(file: str) -> PurePosixPath:
+    """Return the path of a file, of which the last part is its name, wherever it is."""
+    return PurePosixPath(urlsplit(file).path if is_uri(file) else file)
+
+
 def beside(file: str, name: str) -> str:
     """Return the file that a path leads to from the folder of another, as `finding` spells it.
 
@@ -111,29 +137,206 @@ def _arrow_store(root: str, query: str) -> tuple[Any, str]:
     import pyarrow as pa
     from pyarrow import fs
 
-    try:
+    errors = (OSError, ValueError, NotImplementedError, pa.ArrowException)
+    with reported(f"cannot reach {shown(root)}", errors):
         found: tuple[Any, str] = fs.FileSystem.from_uri(f"{root}/{query}")
-    except (OSError, ValueError, NotImplementedError, pa.ArrowException) as error:
-        raise DataError(f"cannot reach {shown(root)}: {first_line(error)}") from error
-    return found
+        return found
 
 
 def _fsspec_store(file: str) -> tuple[Any, str]:
     from pyarrow import fs
 
-    try:
+    with (
+        reported(f"reading {shown(file)} needs another library", (ImportError,)),
+        reported(f"cannot reach {shown(file)}", (OSError, ValueError)),
+    ):
         import fsspec  # type: ignore[import-untyped]
 
         system, path = fsspec.core.url_to_fs(file)
-    except ImportError as error:
-        raise DataError(
-            f"reading {shown(file)} needs another library: {first_line(error)}"
-        ) from error
-    except (OSError, ValueError) as error:
-        raise DataError(f"cannot reach {shown(file)}: {first_line(error)}") from error
     return fs.PyFileSystem(fs.FSSpecHandler(system)), path
 
 
 def first_line(error: BaseException) -> str:
     """Return what an error says, in one line."""
     return (str(error) or type(error).__name__).splitlines()[0]
+
+
+@contextmanager
+def reported(
+    what: str,
+    errors: tuple[type[Exception], ...],
+    fix: str = "",
+    kind: type[PlacerError] = DataError,
+) -> Iterator[None]:
+    """Make of what libraries raise within an error that says in one line what failed."""
+    try:
+        yield
+    except errors as error:
+        raise kind(f"{what}: {first_line(error)}{fix}") from error
+
+
+def find(paths: AnyPath | Sequence[AnyPath], metadata: list[str] | None = None) -> list[str]:
+    """Return the files that paths stand for, in order.
+
+    A folder stands for the files in it and in its folders, ordered by name, numbers by value;
+    names that begin with a dot or an underscore are left out. A pattern (``*``, ``?``, ``[``,
+    ``**``) stands for what it matches, and ``-`` for standard input, which like every pipe is
+    copied into a temporary file first: a log is read more than once.
+
+    Files called ``_metadata`` that folders hold are added to `metadata`.
+
+    Raises DataError if there is none, or a store cannot be reached.
+
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for name in ("day=2/a.csv", "day=10/a.csv", "day=2/_SUCCESS"):
+    ...         Path(folder, name).parent.mkdir(exist_ok=True)
+    ...         Path(folder, name).touch()
+    ...     [os.path.relpath(file, folder) for file in find(folder)]
+    ['day=2/a.csv', 'day=10/a.csv']
+    """
+    named: list[AnyPath] = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    if not named:
+        raise DataError("no file to read; name at least one")
+    files: list[str] = []
+    for path in (os.fspath(one) for one in named):
+        if path == STANDARD_INPUT:
+            files.append(_copied(sys.stdin.buffer, "stdin"))
+        elif scheme_of(path) == "file":
+            files += _local(local_path(path))
+        else:
+            files += _remote(path)
+    lists = [file for file in files if path_of(file).name == METADATA and file not in named]
+    if len(lists) == len(files):
+        raise DataError(f"{shown(lists[0])} lists files, and none is there")
+    if metadata is not None:
+        metadata += lists
+    return [file for file in files if file not in lists]
+
+
+def partitions(file: str) -> dict[str, str | None]:
+    """Return values that the folders of a file name, as Hive writes them.
+
+    >>> partitions("log/day=3/country=__HIVE_DEFAULT_PARTITION__/part-0.parquet")
+    {'day': '3', 'country': None}
+    """
+    folders = (unquote(urlsplit(file).path) if is_uri(file) else file).split("/")[:-1]
+    found = (match for match in map(_PARTITION.match, folders) if match)
+    return {match[1]: None if match[2] == NULL_PARTITION else unquote(match[2]) for match in found}
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """Return a key that orders names with numbers by these: day_2 before day_10."""
+    return [
+        (int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"([0-9]+)", name)
+    ]
+
+
+def _local(path: str) -> list[str]:
+    try:
+        mode = Path(path).stat().st_mode
+    except (OSError, ValueError):
+        mode = 0
+    if S_ISFIFO(mode) or S_ISCHR(mode):
+        with Path(path).open("rb") as pipe:
+            return [_copied(pipe, Path(path).name)]
+    if S_ISDIR(mode):
+        return _inside(path)
+    if mode or not _MAGIC.search(path):
+        return [path]  # Whoever opens it says that it is not there.
+    files: list[str] = []
+    for one in sorted(glob.glob(path, recursive=True), key=natural):  # noqa: PTH207
+        files += _inside(one) if Path(one).is_dir() else [one]
+    if not files:
+        raise DataError(f"no file matches {path}")
+    return list(dict.fromkeys(files))
+
+
+def _inside(folder: str) -> list[str]:
+    inside = [
+        str(file)
+        for file in Path(folder).rglob("*")
+        if file.is_file() and not _is_hidden(str(file.relative_to(folder)))
+    ]
+    if not inside:
+        raise DataError(f"folder {folder} has no file to read")
+    return sorted(inside, key=natural)
+
+
+def _is_hidden(relative: str) -> bool:
+    parts = relative.split("/")
+    return any(part.startswith((".", "_")) for part in parts[:-1]) or (
+        parts[-1].startswith((".", "_")) and parts[-1] != METADATA
+    )
+
+
+def _remote(uri: str) -> list[str]:
+    from pyarrow import fs
+
+    system, path = store_of(uri)
+    with reported(f"cannot list {shown(uri)}", (OSError,)):
+        kind = system.get_file_info(path).type
+        if kind == fs.FileType.File:
+            return [uri]
+        magic = _MAGIC.search(path)
+        if kind == fs.FileType.NotFound and not magic:
+            raise DataError(f"cannot open {shown(uri)}: no such file")
+        folder = path[: magic.start()].rpartition("/")[0] if magic else path
+        found = [
+            one.path
+            for one in system.get_file_info(fs.FileSelector(folder, recursive=True))
+            if one.type == fs.FileType.File
+        ]
+    if magic:
+        pattern = re.compile(_regex(path))
+        found = [one for one in found if pattern.fullmatch(one)]
+    found = [one for one in found if not _is_hidden(one[len(folder) :].lstrip("/"))]
+    if not found:
+        raise DataError(f"{shown(uri)} has no file to read")
+    # A file's URI is the given one with more path: its settings stay.
+    parts = urlsplit(uri)
+    given = unquote(parts.path).rstrip("/")
+    above = path[: len(path) - len(given.lstrip("/"))]
+    return [
+        parts._replace(path="/" + quote(one[len(above) :].lstrip("/"), safe="/=")).geturl()
+        for one in sorted(found, key=natural)
+    ]
+
+
+def _regex(pattern: str) -> str:
+    """A pattern of paths as a regular expression: ``*`` stays within a folder, ``**`` does not."""
+    parts = re.split(r"(\*\*/?|\*|\?|\[[^\]]+\])", pattern)
+    spelt = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    return "".join(
+        spelt.get(part) or (part.replace("[!", "[^") if part.startswith("[") else re.escape(part))
+        for part in parts
+    )
+
+
+def _is_endless(stream: IO[bytes]) -> bool:
+    """Return whether it is a device other than a terminal or the one without content."""
+    try:
+        device = os.fstat(stream.fileno())
+    except OSError:  # Not a file at all, but bytes in memory.
+        return False
+    is_empty = os.path.samestat(device, Path(os.devnull).stat())
+    return S_ISCHR(device.st_mode) and not (stream.isatty() or is_empty)
+
+
+def _copied(stream: IO[bytes], name: str) -> str:
+    """Return a temporary file, deleted when the process ends, with all that a pipe holds."""
+    if _is_endless(stream):
+        raise DataError(f"{shown(name)} is a device, not a log; name a file, a folder or a pipe")
+    folder = tempfile.mkdtemp(prefix="placer-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    copy = Path(folder, name)
+    try:
+        with copy.open("wb") as file:
+            shutil.copyfileobj(stream, file, 1 << 20)
+    except OSError as error:
+        read = copy.stat().st_size if copy.exists() else 0
+        shutil.rmtree(folder, ignore_errors=True)
+        raise DataError(
+            f"cannot copy {shown(name)}, a pipe, into {folder} ({first_line(error)} after"
+            f" {format_bytes(read)}); write it into a file first, or set TMPDIR to a larger disk"
+        ) from error
+    return str(copy)

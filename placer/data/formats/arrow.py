@@ -9,14 +9,8 @@ import pyarrow as pa
 
 from placer.data.files.opening import open_file
 from placer.data.files.stores import local_path, scheme_of, shown
-from placer.data.formats.base import (
-    SAMPLE_ROWS,
-    Batches,
-    ColumnSource,
-    plain_schema,
-    reading,
-)
-from placer.data.formats.nested import flat, outermost
+from placer.data.formats.base import SAMPLE_ROWS, Batches, ColumnSource, plain_schema, reading
+from placer.data.formats.columns import flat, outermost
 from placer.errors import DataError
 
 _FILE = b"ARROW1"
@@ -78,22 +72,16 @@ def _batches(file: str, names: Sequence[str] | None) -> Generator[pa.RecordBatch
             batch.validate(full=True)
             yield batch.cast(plain_schema(batch.schema))
             end = source.tell()
-        if not is_file:
-            _check_end(source, end)
-
-
-def _check_end(source: Any, end: int) -> None:
-    """Check that a stream whose batches end at a byte has a mark there, and that nothing follows.
-
-    Arrow reads on without a word where a stream was cut between two batches.
-    """
-    if source.tell() == end:
-        raise ValueError(f"it ends at byte {end} without the mark that ends a stream; is it cut?")
-    if source.tell() < source.size():
-        raise ValueError(
-            f"its stream ends before byte {source.tell()}, and {source.size()} are there; write "
-            "one stream a file"
-        )
+        # Arrow reads on without a word where a stream was cut between two batches.
+        if not is_file and source.tell() == end:
+            raise ValueError(
+                f"it ends at byte {end} without the mark that ends a stream; is it cut?"
+            )
+        if not is_file and source.tell() < source.size():
+            raise ValueError(
+                f"its stream ends before byte {source.tell()}, and {source.size()} are there; "
+                "write one stream a file"
+            )
 
 
 def _check_blocks(source: Any) -> None:

@@ -1,28 +1,26 @@
 """What the formats that Arrow reads share: a source of columns, in record batches."""
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+import re
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 
-import numpy as np
 import pyarrow as pa
 
-from placer.data.files.finding import partitions
-from placer.data.files.stores import first_line, shown
+from placer.data.files.stores import partitions, reported, shown
 from placer.data.formats.columns import (
-    Columns,
     check_columns,
     check_schema,
-    infer_columns,
+    flat,
     once,
+    unfolded,
+    with_fields,
     written_as_text,
 )
-from placer.data.formats.inference import PARTITION
-from placer.data.formats.nested import flat, unfolded, with_fields
+from placer.data.formats.inference import PARTITION, infer_columns
 from placer.data.formats.values import raw_batch
-from placer.data.layout import Layout, NamedColumns
-from placer.data.names import IdType
+from placer.data.layout import IdType, Layout, NamedColumns
 from placer.data.source import Place, RawBatch, Source, Span
 from placer.errors import DataError
 
@@ -30,6 +28,8 @@ BATCH_ROWS = 16384
 SAMPLE_ROWS = 10_000
 UNREADABLE = (OSError, ValueError, KeyError, pa.ArrowException)
 """What Arrow raises for a file of another format, or with names that are no UTF-8."""
+
+_WHOLE = re.compile("-?(?:0|[1-9][0-9]{0,17})")
 
 Batches = Generator[tuple[str, int, pa.RecordBatch]]
 """Record batches, each with its file and the row of it at which the batch begins."""
@@ -41,15 +41,14 @@ class _Partitions:
     A column holds integers if all its values are some, without zeros in front; else texts.
     """
 
-    def __init__(self, files: Sequence[str], types: Mapping[str, IdType] | None = None) -> None:
+    def __init__(self, files: Sequence[str], types: Mapping[str, IdType]) -> None:
         self._values = {file: partitions(file) for file in files}
-        names = dict.fromkeys(name for own in self._values.values() for name in own)
         self._types: dict[str, pa.DataType] = {}
-        for name in names:
-            values = [own.get(name) for own in self._values.values()]
-            whole = all(value is None or _is_whole(value) for value in values)
-            known = (types or {}).get(name)
-            text = known == "text" if known else not whole
+        for name in dict.fromkeys(name for own in self._values.values() for name in own):
+            found = (own.get(name) for own in self._values.values())
+            whole = all(_WHOLE.fullmatch(value) for value in found if value is not None)
+            guess = "integer" if whole else "text"
+            text = types.get(name, guess) == "text"
             self._types[name] = pa.string() if text else pa.int64()
 
     def added_to(self, schema: pa.Schema) -> pa.Schema:
@@ -64,11 +63,10 @@ class _Partitions:
         self, batch: pa.RecordBatch | pa.Table, file: str, names: Sequence[str]
     ) -> pa.RecordBatch | pa.Table:
         """Return a batch with the named columns that it lacks and the file's folders hold."""
-        if self._types:
-            own = set(batch.schema.names)
-            for name in names:
-                if name in self._types and name not in own:
-                    batch = batch.append_column(name, self._column(file, name, batch.num_rows))
+        own = set(batch.schema.names) if self._types else set()
+        for name in names:
+            if name in self._types and name not in own:
+                batch = batch.append_column(name, self._column(file, name, batch.num_rows))
         return batch
 
     def of_file(self, names: Sequence[str], columns: Sequence[str]) -> list[str]:
@@ -77,15 +75,12 @@ class _Partitions:
         return [name for name in names if name not in held]
 
     def _column(self, file: str, name: str, samples: int) -> pa.Array:
-        value = self._values[file].get(name)
-        if value is not None and self._types[name] == pa.int64():
-            if not _is_whole(value):
-                raise DataError(
-                    f"{shown(file)}: its folder says {name}={value}, which is no integer"
-                )
-            return pa.array(np.full(samples, int(value), dtype=np.int64))
-        none = pa.nulls(samples, self._types[name])
-        return none if value is None else none.fill_null(value)
+        value, kind = self._values[file].get(name), self._types[name]
+        if value is None or kind == pa.string():
+            return pa.repeat(pa.scalar(value, kind), samples)
+        if not _WHOLE.fullmatch(value):
+            raise DataError(f"{shown(file)}: its folder says {name}={value}, which is no integer")
+        return pa.repeat(pa.scalar(int(value), kind), samples)
 
 
 class ColumnSource(Source):
@@ -96,18 +91,18 @@ class ColumnSource(Source):
     """
 
     def __init__(
-        self,
-        files: Sequence[str],
-        layout: Layout | None = None,
-        named: NamedColumns | None = None,
+        self, files: Sequence[str], layout: Layout | None = None, named: NamedColumns | None = None
     ) -> None:
         self.files = tuple(files)
         self._known, self._named = layout or Layout(), named or NamedColumns()
-        self._partitions = _Partitions(self.files, self._known.types)
         self._prepare()
 
     def _prepare(self) -> None:
         """Find what the files hold, and choose the columns."""
+
+    @cached_property
+    def _partitions(self) -> _Partitions:
+        return _Partitions(self.files, self._known.types)
 
     def _batches(self) -> Batches:
         """Yield the log's record batches, where the format has such."""
@@ -150,19 +145,9 @@ class ColumnSource(Source):
         """Choose the columns of a schema, of which `sample` has some samples."""
         ignore = with_fields(self._named.ignore, schema.names)
         named = replace(self._named, ignore=ignore)
-        columns = infer_columns(schema, named, sample=sample, layout=self._known)
-        check_columns(
-            self.files[0], written_as_text(schema) if as_text else schema, columns, ignore
-        )
-        self._choose(columns)
-
-    def _choose(self, columns: Columns) -> None:
-        self.columns = columns
-        self.layout = columns.layout
-        self.decisions = columns.decisions
-        self.text_features = {name: columns.is_text(name) for name in columns.sparse}
-        self.dense_names = columns.dense
-        self.label_name = columns.label
+        self.columns = infer_columns(schema, named, sample=sample, layout=self._known)
+        schema = written_as_text(schema) if as_text else schema
+        check_columns(self.files[0], schema, self.columns, ignore)
 
     def _further_columns(self, file: str, names: Sequence[str], first: Sequence[str]) -> list[str]:
         """Return a note of columns that the first file lacks, where nobody named columns."""
@@ -182,13 +167,9 @@ class ColumnSource(Source):
         return self._partitions.filled(table, file, schema.names).select(once(schema.names))
 
 
-@contextmanager
-def reading(file: str, format: str) -> Iterator[None]:
+def reading(file: str, format: str) -> AbstractContextManager[None]:
     """What Arrow raises within becomes an error that names the file."""
-    try:
-        yield
-    except UNREADABLE as error:
-        raise DataError(f"cannot read {shown(file)} as {format}: {first_line(error)}") from error
+    return reported(f"cannot read {shown(file)} as {format}", UNREADABLE)
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
@@ -213,8 +194,3 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
     ):
         return pa.large_list(_plain_type(kind.value_type))
     return kind
-
-
-def _is_whole(value: str) -> bool:
-    digits = value.removeprefix("-")
-    return digits.isascii() and digits.isdigit() and (digits == "0" or digits[0] != "0")

@@ -1,17 +1,18 @@
-"""Which columns of a log are what."""
+"""Columns of files: their types, those that have to be there, and fields within fields.
 
-import json
+Events are logged, and warehouses export them, as objects with fields: ``user.id`` of an object
+``user``, and ``items.id`` of a list of objects, which holds the ids of a bag.
+"""
+
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from placer.data.files.stores import shown
-from placer.data.formats.inference import Decision, decide
-from placer.data.keys import can_be_ids, is_list, is_text
-from placer.data.layout import Layout, NamedColumns
-from placer.data.names import NULLS, Decimal, IdType
+from placer.data.keys import can_be_ids, is_list, is_text, list_offsets
+from placer.data.layout import Columns, IdType
 from placer.errors import DataError
 from placer.units import listed
 
@@ -21,96 +22,11 @@ ARROW_TYPES: Mapping[IdType, pa.DataType] = {
     "text": pa.large_binary(),
     "boolean": pa.bool_(),
 }
-_NOTHING, _NONE_NAMED = Layout(), NamedColumns()
+MOST_LEVELS = 32
+"""Objects within objects that are looked into."""
 
-
-@dataclass(frozen=True, slots=True)
-class Columns:
-    """Which columns of a log are what."""
-
-    sparse: tuple[str, ...]
-    dense: tuple[str, ...]
-    label: str | None
-    # Of sparse columns, and of booleans among the others.
-    types: Mapping[str, IdType] = field(default_factory=dict)
-    # Sparse columns of texts that hold several ids, and what separates these.
-    lists: Mapping[str, str] = field(default_factory=dict)
-    # Texts that stand for a missing value; an empty one always does.
-    nulls: tuple[str, ...] = NULLS
-    # What begins the decimals of numbers in texts; by default a point.
-    decimal: Decimal | None = None
-    decisions: tuple[Decision, ...] = ()  # What each column was taken for where nobody said.
-
-    @property
-    def names(self) -> list[str]:
-        """All of them."""
-        label = [] if self.label is None else [self.label]
-        return [*label, *self.dense, *self.sparse]
-
-    @property
-    def layout(self) -> Layout:
-        """What another log of these columns is read by, where its files say all else."""
-        return Layout(types=self.types, lists=self.lists, nulls=self.nulls, decimal=self.decimal)
-
-    def is_text(self, name: str) -> bool:
-        """Return whether the ids of a sparse column are texts."""
-        return self.types[name] == "text"
-
-
-def infer_columns(
-    schema: pa.Schema,
-    named: NamedColumns = _NONE_NAMED,
-    *,
-    sample: pa.Table | None = None,
-    layout: Layout = _NOTHING,
-) -> Columns:
-    """Return which columns are what, where the caller does not say.
-
-    The rules are in `placer.data.formats.inference.decide`; `sample` holds some samples of the
-    log, which they look at. Texts are taken for lists only if the layout's `lists` is None; else it
-    names all columns of lists.
-    """
-    lists, nulls = layout.lists, layout.nulls
-    decisions = decide(schema, named, sample, layout.nulls)
-    roles = {one.column: one.role for one in decisions}
-
-    def of(role: str) -> tuple[str, ...]:
-        return tuple(name for name, own in roles.items() if own == role)
-
-    label = named.label if named.label is not None else next(iter(of("label")), None)
-    chosen = of("sparse") if named.sparse is None else tuple(named.sparse)
-    numbers = of("dense") if named.dense is None else tuple(named.dense)
-    separators = {one.column: one.separator for one in decisions if one.separator is not None}
-    separators = separators if lists is None else dict(lists)
-    sparse_names, found = set(chosen), {one.column: one for one in decisions}
-    separators = {name: one for name, one in separators.items() if name in sparse_names}
-    known: dict[str, IdType] = {}
-    single = set(once(schema.names))
-    for name in dict.fromkeys((*chosen, *numbers, *([label] if label else []))):
-        if name in single:
-            own = id_type(schema.field(name).type)
-            if name in sparse_names:
-                element = found[name].element
-                known[name] = (element or "text") if name in separators else own
-            elif own == "boolean":
-                known[name] = own
-    types = layout.types.items()
-    known |= {name: one for name, one in types if name in known or name in sparse_names}
-    if lists is not None:
-        decisions = tuple(
-            _unsplit(one) if one.separator and one.column not in lists else one for one in decisions
-        )
-    decimal = layout.decimal or next((one.decimal for one in decisions if one.decimal), None)
-    return Columns(chosen, numbers, label, known, separators, nulls, decimal, decisions)
-
-
-def _unsplit(one: Decision) -> Decision:
-    """Return what to say of a column of lists that a schema reads as an id each."""
-    why = (
-        f"its texts look like lists of ids, and each is read as one id; to split them, write "
-        f'{{as = "sparse", separator = {json.dumps(one.separator)}}} in the schema'
-    )
-    return replace(one, why=why, warns=True, separator=None, element=None)
+Path = tuple[str, ...]
+"""A column, a field of it, a field of that, and so on."""
 
 
 def id_type(kind: pa.DataType) -> IdType:
@@ -148,7 +64,7 @@ def check_schema(file: str, schema: pa.Schema, columns: Columns) -> None:
     sparse = set(columns.sparse)
     for name in columns.names:
         kind = check_column(file, schema, name)
-        whole = pa.types.is_floating(kind) and columns.types.get(name) == "integer"
+        whole = pa.types.is_floating(kind) and columns.layout.types.get(name) == "integer"
         if name in sparse and not can_be_ids(kind) and not whole:
             raise DataError(
                 f"{shown(file)}: column {name!r} is {kind}, which cannot hold ids; "
@@ -194,3 +110,128 @@ def single(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     if isinstance(column, pa.ChunkedArray):
         column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     return column.chunk(0) if isinstance(column, pa.ChunkedArray) else column
+
+
+def flat(schema: pa.Schema) -> pa.Schema:
+    """Return a schema with a column for each field of its objects, in their place.
+
+    An object with a field that is called like another column is left as it is, and so is what is
+    nested deeper than `MOST_LEVELS`.
+
+    >>> user = pa.struct([("id", pa.int64()), ("geo", pa.string())])
+    >>> flat(pa.schema([("user", user), ("items", pa.list_(user))])).names
+    ['user.id', 'user.geo', 'items.id', 'items.geo']
+    """
+    fields: list[pa.Field] = []
+    for field, inner in _unfolding(schema):
+        fields += [pa.field(".".join(path), kind) for path, kind in inner] or [field]
+    return pa.schema(fields)
+
+
+def outermost(names: Sequence[str], schema: pa.Schema) -> list[str]:
+    """Return the columns of a schema that hold the named ones of `flat`; others as they are."""
+    paths = _paths(schema)
+    return list(dict.fromkeys(paths.get(name, (name,))[0] for name in names))
+
+
+def with_fields(names: Sequence[str], columns: Sequence[str]) -> list[str]:
+    """Return names of columns; an object's name stands for all that it holds.
+
+    >>> with_fields(["user", "day"], ["user.id", "user.geo", "day"])
+    ['user.id', 'user.geo', 'day']
+    """
+    found: list[str] = []
+    own = set(columns)
+    for name in names:
+        inner = [] if name in own else [one for one in columns if one.startswith(f"{name}.")]
+        found += inner or [name]
+    return found
+
+
+def pruned(schema: pa.Schema, types: Mapping[str, pa.DataType]) -> pa.Schema:
+    """Return the schema's columns that hold those of `types`, each with the named fields.
+
+    >>> user = pa.struct([("id", pa.int64()), ("geo", pa.string())])
+    >>> pruned(pa.schema([("user", user)]), {"user.id": pa.int32()}).field("user").type
+    StructType(struct<id: int32>)
+    """
+    paths = _paths(schema)
+    wanted = {paths.get(name, (name,)): kind for name, kind in types.items()}
+    held = {path[:count] for path in wanted for count in range(1, len(path) + 1)}
+    columns = {field.name: field.type for field in schema}
+    names = outermost(list(types), schema)
+    return pa.schema([(name, _pruned((name,), columns[name], wanted, held)) for name in names])
+
+
+def unfolded(batch: pa.RecordBatch | pa.Table, names: Sequence[str]) -> pa.RecordBatch | pa.Table:
+    """Return a batch with those of the named columns that objects hold."""
+    own = set(batch.schema.names)
+    missing = [name for name in names if name not in own]
+    paths = _paths(batch.schema) if missing else {}
+    for name in missing:
+        if name in paths:
+            column, *inner = paths[name]
+            batch = batch.append_column(name, _field(single(batch.column(column)), inner))
+    return batch
+
+
+def _paths(schema: pa.Schema) -> dict[str, Path]:
+    """Return where each column of `flat` is that the schema itself has not."""
+    return {".".join(path): path for _, inner in _unfolding(schema) for path, _ in inner}
+
+
+def _unfolding(schema: pa.Schema) -> Iterator[tuple[pa.Field, list[tuple[Path, pa.DataType]]]]:
+    """Yield a schema's columns, each with the fields that stand for it; none if it does itself."""
+    times = Counter(schema.names)
+    taken = set(schema.names)
+    for field in schema:
+        inner = list(_leaves((field.name,), field.type)) if times[field.name] == 1 else []
+        names = {".".join(path) for path, _ in inner}
+        if not names.isdisjoint(taken) or len(names) < len(inner):
+            inner, names = [], set()
+        taken |= names
+        yield field, inner
+
+
+def _leaves(path: Path, kind: pa.DataType) -> Iterator[tuple[Path, pa.DataType]]:
+    if len(path) > MOST_LEVELS:
+        yield path, kind
+    elif pa.types.is_struct(kind):
+        for field in kind:
+            yield from _leaves((*path, field.name), field.type)
+    elif is_list(kind) and pa.types.is_struct(kind.value_type):
+        for inner, leaf in _leaves(path, kind.value_type):
+            yield inner, pa.large_list(leaf)
+    else:
+        yield path, kind
+
+
+def _pruned(
+    path: Path,
+    kind: pa.DataType,
+    wanted: Mapping[Path, pa.DataType],
+    held: Collection[Path],
+    *,
+    in_list: bool = False,
+) -> pa.DataType:
+    """Return a type with those of its fields that are in `held`, leaves as `wanted`."""
+    if path in wanted:
+        leaf = wanted[path]
+        return leaf.value_type if in_list and is_list(leaf) else leaf
+    if is_list(kind):
+        return pa.list_(_pruned(path, kind.value_type, wanted, held, in_list=True))
+    inner = [(field, (*path, field.name)) for field in kind if (*path, field.name) in held]
+    return pa.struct(
+        [(one.name, _pruned(own, one.type, wanted, held, in_list=in_list)) for one, own in inner]
+    )
+
+
+def _field(column: pa.Array, path: Sequence[str]) -> pa.Array:
+    """Return a field of objects, or of lists of objects."""
+    if not path:
+        return column
+    if is_list(column.type):
+        return pa.LargeListArray.from_arrays(list_offsets(column), _field(column.flatten(), path))
+    # By its number, as dots and slashes in a name would be taken for a path.
+    number = column.type.get_field_index(path[0])
+    return _field(pc.struct_field(column, [number]), path[1:])

@@ -1,34 +1,37 @@
-"""Delimited text: CSV, TSV and the like, with or without a header; Criteo's is a case of it."""
+"""Delimited text: CSV, TSV and the like, with or without a header; Criteo's is a case of it.
+
+Interactions are ``user item item item …``: a line for each user, or session, with any number of
+items behind it, as recommenders of graphs and sessions (LightGCN, SR-GNN) have them.
+"""
 
 import re
-from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as csv
 
 from placer.data.files.stores import shown
 from placer.data.formats.base import ColumnSource
-from placer.data.formats.columns import ARROW_TYPES, Columns
+from placer.data.formats.columns import ARROW_TYPES, check_column, check_columns, once, single
 from placer.data.formats.dialect import header_names, infer_dialect
 from placer.data.formats.plain import PlainText
-from placer.data.formats.prose import GROUPED
 from placer.data.formats.text import Block, TextReader, head_lines, lone_return, record_ends
+from placer.data.formats.texts import GROUPED, are_whole, split_lists
 from placer.data.formats.values import wrong_id
 from placer.data.keys import is_text
-from placer.data.layout import Layout
-from placer.data.names import CATEGORIES, DENSE, LABEL, IdType
+from placer.data.layout import CATEGORIES, DENSE, LABEL, Columns, IdType, Layout
 from placer.data.source import Place, RawBatch, Span
 from placer.errors import DataError
-from placer.units import listed
 
 _TRUE = ["1", "true", "True", "TRUE", "t", "T", "yes", "Yes", "YES", "y", "Y"]
 _FALSE = ["0", "false", "False", "FALSE", "f", "F", "no", "No", "NO", "n", "N"]
 """How Booleans are written, where a column holds nothing else."""
 _UNIT = "\x1f"
 """ASCII's separator of fields, which stands for one of several characters while parsing."""
+_INTERACTIONS = ("user", "items")
 _SHOWN = {"\t": "tabs", ",": "commas", " ": "blanks", ";": "semicolons"}
 
 
@@ -44,14 +47,17 @@ class DelimitedSource(ColumnSource):
         file, start = self._first_with_samples()
         # Files without a label have other columns: what was recorded is of another file.
         known = replace(self._known, names=()) if format == "criteo" else self._known
-        known = infer_dialect(file, start, known, format)
+        known = replace(infer_dialect(file, start, known, format), format=format)
         if known.decimal != self._known.decimal:
             self.notes.append(
                 'numbers are read with decimal commas; a schema with decimal = "." says otherwise'
             )
         self.is_fixed = format == "criteo"
         if self.is_fixed:
-            self._choose(_criteo_columns(known))
+            types: dict[str, IdType] = dict.fromkeys(CATEGORIES, "text")
+            label = LABEL if LABEL in known.names else None
+            known = replace(known, types=types, lists={}, decimal=None)
+            self.columns = Columns(CATEGORIES, DENSE, label, known)
         else:
             table = _sample(file, start, known)
             if known.header and len(self.files) > 1:
@@ -62,24 +68,16 @@ class DelimitedSource(ColumnSource):
             self._known = known
             self._infer(schema, self._sampled(table, file, schema), as_text=True)
             self._read_words(table)
-        self.layout = replace(
-            known,
-            format=format,
-            types=self.columns.types,
-            lists=self.columns.lists,
-            decimal=self.columns.decimal,
-        )
-        self._plain = PlainText(self.layout, self.columns, self._named.missing)
+        self._plain = PlainText(self.columns, self._named.missing)
         # What columns are read as from the block on that had an id 7.0, or a number 1,484.20.
         self._read_as: dict[str, pa.DataType] = {}
 
     def spans(self) -> Generator[Span]:
         """Yield all samples of the log."""
-        layout = self.layout
-        reader = TextReader(
+        layout = self.columns.layout
+        return TextReader(
             self.files, self._parse, header=bool(layout.header), quotes=bool(layout.quotes)
-        )
-        return reader.spans()
+        ).spans()
 
     def _first_with_samples(self) -> tuple[str, bytes]:
         """Return the first file of more than one line (one may be a header), and how it begins."""
@@ -92,26 +90,22 @@ class DelimitedSource(ColumnSource):
     def _read_words(self, table: pa.Table) -> None:
         """Read a label of words, such as t and f, as Boolean."""
         label = self.columns.label
-        kind = pa.null() if label is None else table.schema.field(label).type
-        if label is None or not is_text(kind):
+        if label is None or not is_text(table.schema.field(label).type):
             return
         words = {str(word) for word in table.column(label).drop_null().unique().to_pylist()}
         if words and words <= {*_TRUE, *_FALSE}:
-            types = {**self.columns.types, label: "boolean"}
-            self._choose(replace(self.columns, types=types))
+            layout = self.columns.layout
+            layout = replace(layout, types={**layout.types, label: "boolean"})
+            self.columns = replace(self.columns, layout=layout)
 
     def _parse(self, block: Block) -> RawBatch:
-        layout, file = self.layout, block.place.file
+        layout, file = self.columns.layout, block.place.file
         names: Sequence[str] = layout.names
         if block.header is not None:
             names = header_names(file, block.header, layout)
-            times = Counter(names)
+            schema = pa.schema([(name, pa.null()) for name in names])
             for name in self._own(names):
-                if times[name] != 1:
-                    count = "more than one" if times[name] else "no"
-                    raise DataError(
-                        f"{shown(file)} has {count} column {name!r}; it has {listed(names)}"
-                    )
+                check_column(file, schema, name)
             _check_header_is_once(block, len(names))
         plain = self._plain.batch(block, names)
         if plain is not None:
@@ -141,9 +135,10 @@ class DelimitedSource(ColumnSource):
     def _types(self, names: Sequence[str]) -> dict[str, pa.DataType]:
         """Return what each column is read as."""
         types: dict[str, pa.DataType] = {}
+        layout = self.columns.layout
         for name in self._own(names):
-            known = self.columns.types.get(name)
-            if name in self.columns.lists:
+            known = layout.types.get(name)
+            if name in (layout.lists or {}):
                 types[name] = pa.large_binary()
             elif name in self._read_as:
                 types[name] = self._read_as[name]
@@ -163,12 +158,12 @@ class DelimitedSource(ColumnSource):
             place = f"{shown(block.place.file)}, from line {block.place.first} on"
             raise DataError(f"{place}: {error}") from error
         name, value = names[int(match[1])], match[3]
-        kind = self.columns.types.get(name)
+        kind = self.columns.layout.types.get(name)
         whole = re.fullmatch(r"\s*-?[0-9]+\.0*\s*", value) is not None
         if kind == "integer" and whole and name not in self._read_as:
             self._read_as[name] = pa.float64()
             return
-        grouped = GROUPED[self.layout.decimal or "."]
+        grouped = GROUPED[self.columns.layout.decimal or "."]
         if kind is None and name not in self._read_as and re.fullmatch(grouped, value.strip()):
             self._read_as[name] = pa.large_string()
             return
@@ -230,7 +225,7 @@ def _sample(file: str, start: bytes, layout: Layout) -> pa.Table:
     if layout.header:
         end = int(ends[0])
         names, start = header_names(file, start[:end], layout), start[end:]
-    twice = sorted(name for name, times in Counter(names).items() if times > 1)
+    twice = sorted(set(names).difference(once(names)))
     if twice:
         raise DataError(
             f"{shown(file)} has more than one column {twice[0]!r}; rename one in its first line"
@@ -239,7 +234,11 @@ def _sample(file: str, start: bytes, layout: Layout) -> pa.Table:
     block = Block(Place(file, 1 + first, "line"), None, memoryview(start), ends.size - first)
     try:
         guessed = _table(start, names, layout, None, multiline)
-        numbers = [field.name for field in guessed.schema if _is_number(field.type)]
+        numbers = [
+            field.name
+            for field in guessed.schema
+            if pa.types.is_integer(field.type) or pa.types.is_floating(field.type)
+        ]
         texts = guessed
         if numbers:
             texts = _table(start, names, layout, dict.fromkeys(numbers, pa.binary()), multiline)
@@ -251,10 +250,6 @@ def _sample(file: str, start: bytes, layout: Layout) -> pa.Table:
     for name in numbers:
         columns[name] = _without_padding(texts.column(name), columns[name])
     return pa.table(columns)
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
 def _without_padding(text: pa.ChunkedArray, column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -303,7 +298,67 @@ def _ragged(error: pa.ArrowInvalid, block: Block, layout: Layout) -> DataError |
     )
 
 
-def _criteo_columns(known: Layout) -> Columns:
-    label = LABEL if LABEL in known.names else None
-    types: dict[str, IdType] = dict.fromkeys(CATEGORIES, "text")
-    return Columns(CATEGORIES, DENSE, label, types, nulls=known.nulls)
+class InteractionsSource(ColumnSource):
+    """Files of interactions, in order; see `ColumnSource`.
+
+    What is between a line's ids is a comma, or else blanks and tabs. A line of a user alone is an
+    empty bag of items.
+    """
+
+    def _prepare(self) -> None:
+        file = self.files[0]
+        start = head_lines(file)
+        names = self._known.names or _INTERACTIONS
+        if len(names) != 2:
+            raise DataError(
+                f"{shown(file)}: interactions have two columns, users and items, "
+                f"not {', '.join(names)} (--columns)"
+            )
+        separator = self._known.separator or ("," if b"," in start else " ")
+        self._known = replace(self._known, format="interactions", separator=separator, names=names)
+        ends = record_ends(start, quotes=False)[0]
+        table = self._table(Block(Place(file, 1, "line"), None, memoryview(start), ends.size))
+        named, ignore = self._named, self._named.ignore
+        self.columns = Columns(
+            tuple(name for name in (named.sparse or names) if name not in ignore),
+            tuple(named.dense or ()),
+            named.label,
+            replace(self._known, types=self._types(table), lists={names[1]: separator}),
+        )
+        check_columns(file, table.schema, self.columns, ignore)
+
+    def spans(self) -> Generator[Span]:
+        """Yield all samples of the log."""
+        return TextReader(self.files, self._parse).spans()
+
+    def _types(self, table: pa.Table) -> dict[str, IdType]:
+        """Return the types of the columns: integers, unless somebody says so or some id is none."""
+        types = dict(self._known.types)
+        nulls = pa.array(["", *(self._known.nulls or ())], pa.large_string())
+        for name in table.column_names:
+            texts = single(table.column(name)).cast(pa.large_string())
+            ids = split_lists(texts, self._known.separator or " ").flatten()
+            whole = are_whole(ids.filter(pc.invert(pc.is_in(ids, nulls))))
+            types.setdefault(name, "integer" if whole else "text")
+        return types
+
+    def _parse(self, block: Block) -> RawBatch:
+        return self.raw(self._table(block), block.place)
+
+    def _table(self, block: Block) -> pa.Table:
+        """Return the lines of a block, cut in two behind the user."""
+        ends = record_ends(block.data, quotes=False)[0]
+        offsets = pa.py_buffer(np.concatenate([[0], ends]))
+        lines = pa.LargeBinaryArray.from_buffers(
+            pa.large_binary(), ends.size, [None, offsets, pa.py_buffer(block.data)]
+        )
+        try:
+            texts = pc.ascii_trim_whitespace(lines.cast(pa.large_string()))
+        except pa.ArrowInvalid as error:
+            raise DataError(f"{block.place.of(0)} and on: no UTF-8 text") from error
+        between = "," if self._known.separator == "," else r"\s"
+        user = pc.replace_substring_regex(texts, rf"(?s)\s*{between}.*$", "")
+        items = pc.replace_substring_regex(texts, rf"(?s)^[^{between}]*(?:{between}\s*)?", "")
+        names = self._known.names
+        columns = (one.cast(pa.large_binary()) for one in (user, items))
+        return pa.table(dict(zip(names, columns, strict=True)))

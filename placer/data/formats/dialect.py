@@ -12,8 +12,7 @@ import numpy.typing as npt
 
 from placer.data.files.stores import shown
 from placer.data.formats.text import record_ends
-from placer.data.layout import Layout
-from placer.data.names import CATEGORIES, DENSE, LABEL, Format
+from placer.data.layout import CATEGORIES, DENSE, LABEL, Format, Layout
 from placer.errors import DataError
 
 _SEPARATORS = ("\t", ",", "::", ";", "|", "\x01", " ")
@@ -184,12 +183,11 @@ def _quotes(lines: list[str], separator: str) -> bool:
     edge = re.escape(separator)
     stray = re.compile(rf'(?<![{edge}"])"(?![{edge}"])' if len(separator) == 1 else '"')
     for line in lines:
-        inner = line[1:-1] if line[:1] == line[-1:] == '"' else line
-        if '"' in line and line.count('"') % 2 == 0 and not line.startswith('"'):
-            # The first quote has to open a field.
-            before = line[line.index('"') - 1]
-            if before != separator and stray.search(inner):
-                return False
+        if line.startswith('"') or '"' not in line or line.count('"') % 2:
+            continue
+        # The first quote has to open a field.
+        if line[line.index('"') - 1] != separator and stray.search(line):
+            return False
     return True
 
 
@@ -218,11 +216,8 @@ def _is_header(rows: list[list[str]], nulls: Sequence[str]) -> bool:
 
 def _has_decimal_commas(rows: list[list[str]]) -> bool:
     """Return whether all values of a column are like 1,5, as where ; separates fields."""
-    for column in zip(*rows, strict=False):
-        values = [value for value in column if value]
-        if all(map(_DECIMAL_COMMA.fullmatch, values)) and any("," in value for value in values):
-            return True
-    return False
+    columns = ([value for value in column if value] for column in zip(*rows, strict=False))
+    return any("," in "".join(one) and all(map(_DECIMAL_COMMA.fullmatch, one)) for one in columns)
 
 
 def _is_number(text: str) -> bool:

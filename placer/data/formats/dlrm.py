@@ -19,9 +19,10 @@ import numpy.typing as npt
 from placer.data.files.opening import open_unpacked, suffixes
 from placer.data.files.stores import local_path, scheme_of, shown
 from placer.data.keys import offsets_of
+from placer.data.layout import Columns
 from placer.data.source import Place, RawBags, RawBatch, Source, Span
 from placer.errors import DataError
-from placer.torch_files.tensors import OtherContentError, TensorFileError, read_tensors
+from placer.torch_files import OtherContentError, TensorFileError, read_tensors
 
 MOST_UNPACKED = 200
 """Most bytes that a compressed log unpacks to, as a multiple of its own."""
@@ -47,13 +48,13 @@ class DlrmSource(Source):
         self.files = tuple(files)
         # The number of tables stands nowhere but in the tensors.
         first = _load(self.files[0])
-        self.text_features = {f"t{t}": False for t in range(first.tables)}
+        self.columns = Columns(tuple(f"t{t}" for t in range(first.tables)))
         self.samples = first.samples if len(self.files) == 1 else None
 
     def spans(self) -> Generator[Span]:
         """Yield one file after another, as they are made to be used: in memory."""
         for file in self.files:
-            tensors, tables = _load(file), len(self.text_features)
+            tensors, tables = _load(file), len(self.columns.sparse)
             if tensors.tables != tables:
                 raise DataError(
                     f"{file} has {tensors.tables} tables, but the log's first file has {tables}"

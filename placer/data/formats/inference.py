@@ -1,30 +1,38 @@
 """What the columns of a log are taken for where nobody says, and why."""
 
 import contextlib
+import json
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from placer.data.formats.lists import find_lists
-from placer.data.formats.prose import decimal_of, no_ids, prose
+from placer.data.formats.columns import id_type, once
+from placer.data.formats.texts import decimal_of, find_lists, no_ids, prose
 from placer.data.keys import can_be_ids, is_list, is_text, is_whole_decimal
-from placer.data.layout import NamedColumns
-from placer.data.names import CATEGORIES, DENSE, NULLS, Decimal, IdType
+from placer.data.layout import (
+    CATEGORIES,
+    DENSE,
+    Columns,
+    Decision,
+    IdType,
+    Layout,
+    NamedColumns,
+    Role,
+)
 
-Role = Literal["label", "sparse", "dense", "ignore"]
-
+_NOTHING, _NONE_NAMED = Layout(), NamedColumns()
 PARTITION = b"placer.partition"
 """Metadata of a field whose values the names of folders hold."""
 _LABEL_NAMES = ("label", "click", "clicked", "target", "is_click", "is_clicked", "clk")
 _TIME_WORDS = ("time", "date", "stamp", "_at", "_ts", "created", "updated")
-_FIRST_YEAR, _LAST_YEAR = 2000, 2050
+_FIRST_TIME, _LAST_TIME = 946_684_800, 2_524_608_000
+"""The years 2000 and 2050, in seconds since 1970."""
 _TIME_UNITS = {"seconds": 1, "milliseconds": 10**3, "microseconds": 10**6, "nanoseconds": 10**9}
 _WRITTEN_TIME = re.compile(
     r"(?:[0-9]{4}[-/.][0-9]{1,2}[-/.][0-9]{1,2}|[0-9]{1,2}[-/.][0-9]{1,2}[-/.][0-9]{4})"
@@ -50,35 +58,68 @@ _DIGITS = r"^[^a-df-zA-DF-Z\[({]*$"
 """What numbers are made of, whatever is between their thousands."""
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """What a column was taken for."""
-
-    column: str
-    role: Role
-    why: str
-    warns: bool = False  # Whether the user should hear of it.
-    separator: str | None = None  # Of the ids in a column of texts that are lists.
-    element: IdType | None = None  # How these ids are read.
-    decimal: Decimal | None = None  # What begins the decimals of numbers in texts.
-    # Whether a label could be meant: it holds 0 and 1, -1 and 1, or true and false.
-    has_two_values: bool = False
-
-
-def decide(
+def infer_columns(
     schema: pa.Schema,
-    said: NamedColumns,
+    named: NamedColumns = _NONE_NAMED,
+    *,
     sample: pa.Table | None = None,
-    nulls: Sequence[str] = NULLS,
-) -> tuple[Decision, ...]:
-    """Return what each column is taken for, in the schema's order.
+    layout: Layout = _NOTHING,
+) -> Columns:
+    """Return which columns are what, and the layout with what is known of their values.
 
-    The label is the column called label, click, clicked, target, is_click, is_clicked or clk. A
-    schema with Criteo's columns I1..I13 and C1..C26 has these alone. Otherwise texts, integers,
-    booleans and lists of them are categorical, and floating-point numbers are numeric. Times,
-    values of other types, columns without a value, and a column ``id`` whose values all differ are
-    left out. Texts such as ``12|7|9`` are lists. `sample` holds some samples of the log.
+    Of columns that nobody names, the label is that called label, click, clicked, target, is_click,
+    is_clicked or clk. A schema with Criteo's columns I1..I13 and C1..C26 has these alone. Otherwise
+    texts, integers, booleans and lists of them are categorical, and floating-point numbers are
+    numeric. Times, values of other types, columns without a value, and a column ``id`` whose values
+    all differ are left out. `sample` holds some samples of the log, which the rules look at.
+
+    Texts such as ``12|7|9`` are taken for lists only if the layout's `lists` is None; else it names
+    all columns of lists.
     """
+    decisions = _decide(schema, named, sample, layout.nulls)
+    found = {one.column: one for one in decisions}
+
+    def of(role: Role) -> tuple[str, ...]:
+        return tuple(one.column for one in decisions if one.role == role)
+
+    sparse = of("sparse") if named.sparse is None else tuple(named.sparse)
+    dense = of("dense") if named.dense is None else tuple(named.dense)
+    label = named.label if named.label is not None else next(iter(of("label")), None)
+    ids, single = set(sparse), set(once(schema.names))
+    lists = layout.lists
+    if lists is None:
+        lists = {one.column: one.separator for one in decisions if one.separator is not None}
+    else:
+        decisions = tuple(
+            _unsplit(one) if one.separator and one.column not in lists else one for one in decisions
+        )
+    lists = {name: one for name, one in lists.items() if name in ids}
+    types: dict[str, IdType] = {}
+    for name in dict.fromkeys((*sparse, *dense, *([label] if label else []))):
+        own = id_type(schema.field(name).type) if name in single else None
+        if own and name in ids:
+            types[name] = (found[name].element or "text") if name in lists else own
+        elif own == "boolean":
+            types[name] = own
+    types |= {name: one for name, one in layout.types.items() if name in types or name in ids}
+    decimal = layout.decimal or next((one.decimal for one in decisions if one.decimal), None)
+    layout = replace(layout, types=types, lists=lists, decimal=decimal)
+    return Columns(sparse, dense, label, layout, decisions)
+
+
+def _unsplit(one: Decision) -> Decision:
+    """Return what to say of a column of lists that a schema reads as an id each."""
+    why = (
+        f"its texts look like lists of ids, and each is read as one id; to split them, write "
+        f'{{as = "sparse", separator = {json.dumps(one.separator)}}} in the schema'
+    )
+    return replace(one, why=why, warns=True, separator=None, element=None)
+
+
+def _decide(
+    schema: pa.Schema, said: NamedColumns, sample: pa.Table | None, nulls: Sequence[str]
+) -> tuple[Decision, ...]:
+    """Return what each column is taken for, in the schema's order."""
     times, ignored, sparse_names = Counter(schema.names), set(said.ignore), set(said.sparse or ())
     named: dict[str, Role] = dict.fromkeys(said.dense or (), "dense")
     named |= dict.fromkeys(sparse_names, "sparse")
@@ -118,18 +159,13 @@ def decide(
             ):
                 guess = Decision(name, "ignore", "it was not named", warns=True)
         if guess.role == "sparse" and sample is not None and is_text(kind) and not is_list(kind):
+            texts = _decoded(sample.column(name)).cast(pa.large_binary())
             for mark in _DOUBTFUL:
-                if mark in nulls and _holds(sample.column(name), mark):
+                if mark in nulls and pc.any(pc.equal(texts, mark.encode())).as_py():
                     why = f"{guess.why}; {mark} is no id but a missing value (else give --null)"
                     guess = replace(guess, why=why, warns=True)
         found.append(replace(guess, has_two_values=_has_two_values(column)))
     return tuple(found)
-
-
-def _holds(column: pa.ChunkedArray, text: str) -> bool:
-    column = _decoded(column)
-    found = pc.index(column.cast(pa.large_binary()), pa.scalar(text.encode(), pa.large_binary()))
-    return bool(found.as_py() >= 0)
 
 
 def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -182,11 +218,7 @@ def _texts(column: pa.ChunkedArray) -> list[str]:
 
 
 def _guess(
-    name: str,
-    kind: pa.DataType,
-    column: pa.ChunkedArray | None,
-    samples: int,
-    nulls: Sequence[str],
+    name: str, kind: pa.DataType, column: pa.ChunkedArray | None, samples: int, nulls: Sequence[str]
 ) -> Decision:
     """Return what a column is taken for by its type and some values, without missing ones."""
     if pa.types.is_null(kind):
@@ -200,9 +232,13 @@ def _guess(
     if pa.types.is_floating(kind) or (pa.types.is_decimal(kind) and kind.scale):
         return _guess_number(name, kind, column)
     if not can_be_ids(kind):
-        return Decision(name, "ignore", f"{_shown(kind)} is neither an id nor a number", warns=True)
+        text = str(kind)
+        text = text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
+        return Decision(name, "ignore", f"{text} is neither an id nor a number", warns=True)
     if is_list(kind):
-        times = None if column is None else _times_in_lists(name, column)
+        times = None
+        if column is not None and pa.types.is_integer(kind.value_type) and _is_named_time(name):
+            times = _times(name, pc.list_flatten(column).drop_null(), rises=False)
         if times is not None:
             return Decision(name, "ignore", times, warns=True)
         return Decision(name, "sparse", "it holds lists of ids")
@@ -219,11 +255,6 @@ def _guess(
     span = pc.min_max(column).as_py()
     why = f"integers from {span['min']} to {span['max']}, {distinct:,} distinct in {samples:,}"
     return _unless_it_names_samples(Decision(name, "sparse", why), len(column), distinct)
-
-
-def _shown(kind: pa.DataType) -> str:
-    text = str(kind)
-    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
 
 
 def _guess_number(name: str, kind: pa.DataType, column: pa.ChunkedArray | None) -> Decision:
@@ -247,7 +278,9 @@ def _guess_text(name: str, column: pa.ChunkedArray, nulls: Sequence[str]) -> Dec
     values, distinct = len(column), len(column.unique())
     some = _texts(column.slice(0, _MOST_LOOKED_AT))
     texts = some[:200]
-    if _are_written_times(name, texts):
+    # Dates, with or without a time, that Arrow does not read.
+    patterns = (_WRITTEN_TIME, _CALENDAR) if _is_named_time(name) else (_WRITTEN_TIME,)
+    if texts and any(all(map(pattern.fullmatch, texts)) for pattern in patterns):
         return Decision(name, "ignore", "it holds times", warns=True)
     other = None
     if pc.all(pc.match_substring_regex(column, _DIGITS)).as_py() and values:
@@ -290,13 +323,6 @@ def _is_named_time(name: str) -> bool:
     return any(word in called for word in _TIME_WORDS)
 
 
-def _times_in_lists(name: str, column: pa.ChunkedArray) -> str | None:
-    """Return why the integers of lists are times, if they are and are called so."""
-    if not pa.types.is_integer(column.type.value_type) or not _is_named_time(name):
-        return None
-    return _times(name, pc.list_flatten(column).drop_null(), rises=False)
-
-
 def _times(name: str, column: pa.ChunkedArray, *, rises: bool = True) -> str | None:
     """Return why integers are times, if they are: of this century, and so named or sorted."""
     values = column.to_numpy()
@@ -308,37 +334,19 @@ def _times(name: str, column: pa.ChunkedArray, *, rises: bool = True) -> str | N
     if is_named and all(_CALENDAR.fullmatch(str(value)) for value in values[:1000].tolist()):
         return "it looks like dates"
     for unit, scale in _TIME_UNITS.items():
-        first, last = (
-            int(datetime(year, 1, 1, tzinfo=UTC).timestamp()) * scale
-            for year in (_FIRST_YEAR, _LAST_YEAR)
-        )
-        if first <= least and most < last and (is_named or rises):
+        fits = _FIRST_TIME * scale <= least and most < _LAST_TIME * scale
+        if fits and (is_named or rises):
             day = datetime.fromtimestamp(most // scale, UTC).date()
             return f"it looks like times in {unit}, up to {day}"
-    if (
-        _TIME_NAME.search(name.lower())
-        and rises
-        and 2 * len(column.unique()) > len(column) > _LEAST_RISING
-    ):
+    rises = rises and _TIME_NAME.search(name.lower()) is not None
+    if rises and 2 * len(column.unique()) > len(column) > _LEAST_RISING:
         return "it is called a time, and never falls"
     return None
 
 
-def _are_written_times(name: str, texts: Sequence[str]) -> bool:
-    """Return whether texts are dates, with or without a time, that Arrow does not read."""
-    if not texts:
-        return False
-    if _is_named_time(name) and all(_CALENDAR.fullmatch(text) for text in texts):
-        return True
-    return all(_WRITTEN_TIME.fullmatch(text) for text in texts)
-
-
 def _has_two_values(column: pa.ChunkedArray | None) -> bool:
-    kind = None if column is None else column.type
-    if kind is None or not any(
-        is_kind(kind)
-        for is_kind in (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean)
-    ):
+    if column is None or not pa.types.is_primitive(column.type):
         return False
-    values = {float(value) for value in pc.unique(column).to_pylist()[:3]}
-    return values in ({0.0, 1.0}, {-1.0, 1.0})
+    if pa.types.is_temporal(column.type):
+        return False
+    return set(column.unique().to_pylist()[:3]) in ({0, 1}, {-1, 1})

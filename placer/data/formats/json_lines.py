@@ -13,12 +13,11 @@ import pyarrow.json as arrow_json
 
 from placer.data.files.stores import first_line, shown
 from placer.data.formats.base import ColumnSource
-from placer.data.formats.columns import ARROW_TYPES, single
-from placer.data.formats.nested import flat, pruned
+from placer.data.formats.columns import ARROW_TYPES, flat, pruned, single
 from placer.data.formats.text import Block, TextReader, head_lines, record_ends
 from placer.data.formats.values import wrong_id
 from placer.data.keys import is_list, is_text
-from placer.data.names import IdType
+from placer.data.layout import IdType
 from placer.data.source import Place, RawBatch, Span
 from placer.errors import DataError
 
@@ -69,7 +68,8 @@ class JsonLinesSource(ColumnSource):
 
     def _type(self, name: str, kind: pa.DataType) -> pa.DataType:
         """Return what a field is read as."""
-        id_type = self.columns.types.get(name)
+        layout = self.columns.layout
+        id_type = layout.types.get(name)
         if name not in self.columns.sparse:
             other = pa.string() if is_text(kind) else pa.float64()
             return pa.bool_() if id_type == "boolean" else other
@@ -79,7 +79,7 @@ class JsonLinesSource(ColumnSource):
         element = pa.string() if id_type == "text" else ARROW_TYPES[id_type]
         if is_list(kind):
             return pa.list_(element)
-        return pa.string() if name in self.columns.lists or is_text(kind) else element
+        return pa.string() if name in (layout.lists or {}) or is_text(kind) else element
 
     def _parse(self, block: Block) -> RawBatch:
         _check_depth(block)
@@ -92,7 +92,7 @@ class JsonLinesSource(ColumnSource):
                 ),
             )
         except pa.ArrowInvalid as error:
-            types = {name: self.columns.types.get(name) for name in self.columns.names}
+            types = {name: self.columns.layout.types.get(name) for name in self.columns.names}
             raise _wrong_line(block, types) or _unreadable(block, error) from error
         if table.num_rows != block.samples:
             raise _wrong_line(block, {}) or _unreadable(
@@ -186,12 +186,10 @@ def _wrong_line(block: Block, types: Mapping[str, IdType | None]) -> DataError |
 
 
 def _fits(value: Any, kind: IdType | None) -> bool:
-    match kind:
-        case "text":
-            return isinstance(value, str)
-        case "boolean":
-            return isinstance(value, bool)
-        case None:
-            return isinstance(value, int | float) and not isinstance(value, bool)
-        case _:
-            return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 64
+    if kind == "text":
+        return isinstance(value, str)
+    if kind == "boolean" or isinstance(value, bool):
+        return kind == "boolean" and isinstance(value, bool)
+    if kind is None:
+        return isinstance(value, int | float)
+    return isinstance(value, int) and abs(value) < 1 << 64

@@ -5,24 +5,17 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack
 from functools import cache, partial
 from itertools import accumulate, islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from placer.data.files.opening import open_file
 from placer.data.files.stores import beside, local_path, scheme_of, shown
-from placer.data.formats.base import (
-    BATCH_ROWS,
-    SAMPLE_ROWS,
-    Batches,
-    ColumnSource,
-    reading,
-)
-from placer.data.formats.nested import flat, outermost
+from placer.data.formats.base import BATCH_ROWS, SAMPLE_ROWS, Batches, ColumnSource, reading
+from placer.data.formats.columns import flat, outermost
 from placer.data.formats.values import numbers_among
 from placer.data.keys import is_list
-from placer.data.layout import Layout, NamedColumns
 from placer.data.source import Cursor, RawBatch, Source, Span
 from placer.errors import DataError
 
@@ -30,54 +23,31 @@ _JOINED = b"PAR1PAR1"
 """How one file ends and the next begins, where files were joined."""
 
 
-class _RowGroup(NamedTuple):
-    """A row group; `first` is the row of its file at which it begins."""
-
-    file: str
-    opened: Callable[[], pq.ParquetFile]
-    number: int
-    first: int
-    rows: int
-
-    def batches(self, names: Sequence[str]) -> Batches:
-        """Yield its record batches of some columns."""
-        row = self.first
-        with reading(self.file, "Parquet"):
-            for batch in self.opened().iter_batches(BATCH_ROWS, [self.number], names):
-                yield self.file, row, batch
-                row += batch.num_rows
-            if row - self.first != self.rows:
-                raise ValueError(
-                    f"row group {self.number} holds {row - self.first} rows and says that it has "
-                    f"{self.rows}"
-                )
-
-
 class ParquetSource(ColumnSource):
     """Parquet files of one schema, in order; see `ColumnSource`."""
 
-    def __init__(
-        self,
-        files: Sequence[str],
-        layout: Layout | None = None,
-        named: NamedColumns | None = None,
-    ) -> None:
-        kept, self.footers, self.notes = _footers(files)
-        super().__init__(kept, layout, named)
-
     def _prepare(self) -> None:
-        kept = self.files
-        self._schemas = [_schema(file, one) for file, one in zip(kept, self.footers, strict=True)]
+        every = [(file, _footer(file)) for file in self.files]
+        kept = [(file, footer) for file, footer in every if footer.num_rows]
+        if not kept:
+            raise DataError(f"{shown(every[0][0])} is empty; a log needs at least one sample")
+        self.notes = [
+            f"{shown(file)} is empty and was passed over"
+            for file, footer in every
+            if not footer.num_rows
+        ]
+        self.files, self.footers = zip(*kept, strict=True)
+        self._schemas = [_schema(file, footer) for file, footer in kept]
         full = self._infer_from(self._schemas)
         # The newest file alone: columns come with a day, and stay.
-        further = self._further_columns(kept[-1], full[-1].names, full[0].names)
-        self.notes = (*self.notes, *further)
+        self.notes += self._further_columns(self.files[-1], full[-1].names, full[0].names)
         self.samples = sum(footer.num_rows for footer in self.footers)
 
     def _sample(self, schema: pa.Schema) -> pa.Table:
         """Return the first samples of the log."""
         file = self.files[0]
-        with reading(file, "Parquet"), _parquet_file(file, self.footers[0]) as opened:
+        with reading(file, "Parquet"), ExitStack() as stack:
+            opened = _parquet_file(file, self.footers[0], stack)
             batches, rows = list[pa.RecordBatch](), 0
             for group in range(opened.num_row_groups):  # Arrow reads lists of categories by group.
                 batches += islice(opened.iter_batches(SAMPLE_ROWS - rows, [group]), 1)
@@ -91,9 +61,9 @@ class ParquetSource(ColumnSource):
     def id_ranges(self) -> dict[str, tuple[int, int]] | None:
         """Of the integer features, from the row groups' statistics; None if one is missing."""
         ranges: dict[str, tuple[int, int]] = {}
-        if numbers_among(self.columns.nulls):
+        if numbers_among(self.columns.layout.nulls):
             return None  # Statistics count them, though they stand for missing values.
-        integers = [name for name, is_text in self.text_features.items() if not is_text]
+        integers = [name for name in self.columns.sparse if not self.columns.is_text(name)]
         names = set().union(*(schema.names for schema in self._schemas))
         if not names.issuperset(integers):
             return None  # Folders hold some.
@@ -122,14 +92,35 @@ class ParquetSource(ColumnSource):
             first = 0
             with ExitStack() as stack:
                 # Nothing of a file is opened whose row groups are all skipped.
-                opened = cache(partial(_opened, stack, file, footer))
+                opened = cache(partial(_parquet_file, file, footer, stack))
                 for number in range(footer.num_row_groups):
                     rows = footer.row_group(number).num_rows
-                    yield self._row_group(_RowGroup(file, opened, number, first, rows), names)
+                    yield self._row_group(file, opened, number, first, rows, names)
                     first += rows
 
-    def _row_group(self, group: "_RowGroup", names: Sequence[str]) -> Span:
-        cursor = Cursor(self._spans_of(group.batches(names)))
+    def _row_group(
+        self,
+        file: str,
+        opened: Callable[[], pq.ParquetFile],
+        number: int,
+        first: int,
+        rows: int,
+        names: Sequence[str],
+    ) -> Span:
+        """Return the row group that begins at a row of its file."""
+
+        def batches() -> Batches:
+            row = first
+            with reading(file, "Parquet"):
+                for batch in opened().iter_batches(BATCH_ROWS, [number], names):
+                    yield file, row, batch
+                    row += batch.num_rows
+                if row - first != rows:
+                    raise ValueError(
+                        f"row group {number} holds {row - first} rows and says that it has {rows}"
+                    )
+
+        cursor = Cursor(self._spans_of(batches()))
         behind = 0
 
         def read(start: int, stop: int) -> RawBatch:
@@ -138,11 +129,11 @@ class ParquetSource(ColumnSource):
             batch = cursor.read(stop - start)
             assert batch is not None, "a group with fewer rows is refused"
             behind = start + batch.samples
-            if behind == group.rows:
+            if behind == rows:
                 cursor.skip(sys.maxsize)  # Which refuses a group with more rows than it says.
             return batch
 
-        return Span(group.rows, read)
+        return Span(rows, read)
 
 
 def check_parts(metadata: Sequence[str], source: Source) -> None:
@@ -186,37 +177,11 @@ def _holds_no_integers(kind: pa.DataType) -> bool:
     return not (pa.types.is_integer(value) or pa.types.is_boolean(value))
 
 
-def _parquet_file(file: str, footer: pq.FileMetaData) -> pq.ParquetFile:
+def _parquet_file(file: str, footer: pq.FileMetaData, stack: ExitStack) -> pq.ParquetFile:
     # A buffered stream holds pages, not whole column chunks, of a row group.
     source = local_path(file) if scheme_of(file) == "file" else open_file(file)
-    return pq.ParquetFile(
-        source,
-        metadata=footer,
-        buffer_size=1 << 20,
-        pre_buffer=False,
-        page_checksum_verification=True,
-    )
-
-
-def _opened(stack: ExitStack, file: str, footer: pq.FileMetaData) -> pq.ParquetFile:
-    return stack.enter_context(_parquet_file(file, footer))
-
-
-def _footers(
-    files: Sequence[str],
-) -> tuple[list[str], list[pq.FileMetaData], tuple[str, ...]]:
-    """Return the files that have samples, their footers, and a note of the others."""
-    kept, footers, empty = [], [], []
-    for file in files:
-        footer = _footer(file)
-        if footer.num_rows:
-            kept.append(file)
-            footers.append(footer)
-        else:
-            empty.append(file)
-    if not kept:
-        raise DataError(f"{shown(files[0])} is empty; a log needs at least one sample")
-    return kept, footers, tuple(f"{shown(file)} is empty and was passed over" for file in empty)
+    how: dict[str, Any] = {"pre_buffer": False, "page_checksum_verification": True}
+    return stack.enter_context(pq.ParquetFile(source, metadata=footer, buffer_size=1 << 20, **how))
 
 
 def _footer(file: str) -> pq.FileMetaData:

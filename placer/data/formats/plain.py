@@ -5,28 +5,24 @@ Whatever is unusual, such as a quote, a carriage return or a missing field, is l
 """
 
 import re
-import sys
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from placer.data.formats.columns import Columns
 from placer.data.formats.text import Block, pieces
-from placer.data.keys import offsets_of
-from placer.data.layout import Layout
-from placer.data.names import Missing
-from placer.data.source import RawBags, RawBatch
-from placer.data.text_keys import (
+from placer.data.keys import (
     MOST_TEXT_BYTES,
-    Keys,
-    Offsets,
     as_words,
     first_words,
     joined_digits,
     keys_in,
+    offsets_of,
     text_keys,
 )
+from placer.data.layout import Columns, Missing
+from placer.data.log import Keys, Offsets
+from placer.data.source import RawBags, RawBatch
 
 _UNUSUAL = b'"\r'
 _NEWLINE = ord("\n")
@@ -43,16 +39,17 @@ _SCALES = np.array([1.0, *(10.0**n for n in range(7, -1, -1))])
 class PlainText:
     """Reads the columns of blocks that hold nothing but short numbers and texts."""
 
-    def __init__(self, layout: Layout, columns: Columns, missing: Missing) -> None:
+    def __init__(self, columns: Columns, missing: Missing) -> None:
+        layout = columns.layout
         self._separator = (layout.separator or ",").encode()
         self._columns, self._missing = columns, missing
-        kinds = {columns.types.get(name, "integer") for name in columns.names}
+        kinds = {layout.types.get(name, "integer") for name in columns.names}
         nulls = [one.encode() for one in layout.nulls]
         self._null_lengths = np.array([len(one) for one in nulls], dtype=np.int64)
         starts = np.cumsum(self._null_lengths) - self._null_lengths
         null_data = np.frombuffer(b"".join(nulls), dtype=np.uint8)
         self._null_keys = text_keys(null_data, starts, self._null_lengths)
-        can_be = len(self._separator) == 1 and not columns.lists and kinds <= {"integer", "text"}
+        can_be = len(self._separator) == 1 and not layout.lists and kinds <= {"integer", "text"}
         # Numbers that stand for a missing value, and decimal commas, are Arrow's.
         can_be &= layout.decimal != "," and not any(map(_DIGIT.search, nulls))
         self._tries = _MOST_MISSES if can_be else 0
@@ -78,7 +75,7 @@ class PlainText:
         ends = self._field_ends(data, block.samples, len(names))
         if ends is None:
             return None
-        words, first = _words_of(block, data)
+        words = as_words(data)
         numbers = {name: number for number, name in enumerate(names)}
 
         def field(name: str) -> tuple[Offsets, Offsets]:
@@ -86,14 +83,12 @@ class PlainText:
             number = numbers[name]
             before = ends[number - 1] if number else np.concatenate(([-1], ends[-1, :-1]))
             starts = before + 1
-            lengths = ends[number] - starts
-            starts += first
-            return starts, lengths
+            return starts, ends[number] - starts
 
         features = {}
         for name in self._columns.sparse:
             starts, lengths = field(name)
-            if self._columns.types[name] == "text":
+            if self._columns.is_text(name):
                 if int(lengths.max()) > MOST_TEXT_BYTES:
                     return None
                 keys = keys_in(words, starts, lengths)
@@ -155,20 +150,6 @@ class PlainText:
         np.copyto(ends, in_order.reshape(records, fields).T)
         # There are as many newlines as records: none is elsewhere if each is where it should be.
         return ends if (data[ends[-1]] == _NEWLINE).all() else None
-
-
-def _words_of(block: Block, data: npt.NDArray[np.uint8]) -> tuple[Keys, int]:
-    """Return the memory of a block as words, and where its data begins there, in bytes.
-
-    What is around the block's data is there too.
-    """
-    memory = np.frombuffer(block.data.obj, dtype=np.uint8)  # type: ignore[call-overload]
-    words = memory[: memory.size // 8 * 8].view(np.uint64)
-    first = data.ctypes.data - memory.ctypes.data
-    is_whole = first + data.size <= 8 * words.size
-    if sys.byteorder == "little" and words.flags.aligned and is_whole:
-        return words, first
-    return as_words(data), 0
 
 
 def _ids(words: Keys, starts: Offsets, lengths: Offsets) -> Keys | None:

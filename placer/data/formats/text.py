@@ -103,8 +103,8 @@ class TextReader:
     def _read_more(self, stream: IO[bytes], file: str) -> int:
         """Read behind what there is; how many bytes, 0 at the file's end."""
         start = self._size
-        if len(self._buffer) <= start + BLOCK_BYTES:  # More for a newline, and to whole words.
-            room = bytearray((2 * start + BLOCK_BYTES) // 8 * 8 + 16)
+        if len(self._buffer) <= start + BLOCK_BYTES:  # One more for a newline.
+            room = bytearray(2 * start + BLOCK_BYTES + 1)
             room[:start] = memoryview(self._buffer)[:start]
             self._buffer = room
         free = memoryview(self._buffer)[start : start + BLOCK_BYTES]

@@ -10,11 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from placer.data.files.stores import shown
-from placer.data.formats.columns import ARROW_TYPES, Columns, single
-from placer.data.formats.lists import ELIDED, separator_in, split_lists
-from placer.data.formats.prose import GROUPED, THOUSANDS
+from placer.data.formats.columns import ARROW_TYPES, single
+from placer.data.formats.texts import ELIDED, GROUPED, THOUSANDS, separator_in, split_lists
 from placer.data.keys import bags_from_arrow, is_list, is_text, list_offsets
-from placer.data.names import Decimal, IdType, Missing
+from placer.data.layout import Columns, Decimal, IdType, Layout, Missing
 from placer.data.source import Place, RawBags, RawBatch
 from placer.errors import DataError
 
@@ -30,7 +29,7 @@ def raw_batch(
     """Return the samples of a batch of Arrow's, from the columns that are read."""
     features = {}
     for name in columns.sparse:
-        ids = _ids(batch, name, columns, place)
+        ids = _ids(batch, name, columns.layout, place)
         try:
             keys, offsets = bags_from_arrow(ids, missing)
         except DataError as error:
@@ -41,10 +40,10 @@ def raw_batch(
         features[name] = RawBags(keys, offsets)
     dense = np.empty((batch.num_rows, len(columns.dense)), dtype=np.float32)
     for position, name in enumerate(columns.dense):
-        dense[:, position] = _numbers(batch, name, columns, place)
+        dense[:, position] = _numbers(batch, name, columns.layout, place)
     labels = None
     if columns.label is not None:
-        labels = _numbers(batch, columns.label, columns, place)
+        labels = _numbers(batch, columns.label, columns.layout, place)
     return RawBatch(place, batch.num_rows, features, dense, labels)
 
 
@@ -56,12 +55,12 @@ def _where(ids: pa.Array, place: Place) -> str:
     return place.of(int(np.argmax(lengths)))
 
 
-def _ids(batch: pa.RecordBatch | pa.Table, name: str, columns: Columns, place: Place) -> pa.Array:
+def _ids(batch: pa.RecordBatch | pa.Table, name: str, layout: Layout, place: Place) -> pa.Array:
     """Return a sparse column as integers, texts, or lists of these."""
-    kind, nulls = columns.types[name], columns.nulls
-    column = present(single(batch.column(name)), nulls)
-    if name in columns.lists and not is_list(column.type):
-        return _split(column, name, columns.lists[name], kind, place, nulls)
+    kind, separator = layout.types[name], (layout.lists or {}).get(name)
+    column = present(single(batch.column(name)), layout.nulls)
+    if separator is not None and not is_list(column.type):
+        return _split(column, name, separator, kind, place, layout.nulls)
     if kind != "text" and is_text(column.type) and not is_list(column.type):
         return _integers(column, name, kind, place)
     if pa.types.is_floating(column.type):
@@ -108,11 +107,9 @@ def present(column: pa.Array, nulls: Sequence[str]) -> pa.Array:
     if is_list(kind):
         values = column.flatten()
         known = present(values, nulls)
-        return (
-            column
-            if known is values
-            else pa.LargeListArray.from_arrays(list_offsets(column), known)
-        )
+        if known is values:
+            return column
+        return pa.LargeListArray.from_arrays(list_offsets(column), known)
     if is_text(kind):
         if pa.types.is_string_view(kind):
             return present(column.cast(pa.large_string()), nulls)
@@ -207,15 +204,15 @@ def _whole(column: pa.Array, name: str, place: Place) -> pa.Array:
 
 
 def _numbers(
-    batch: pa.RecordBatch | pa.Table, name: str, columns: Columns, place: Place
+    batch: pa.RecordBatch | pa.Table, name: str, layout: Layout, place: Place
 ) -> npt.NDArray[np.float32]:
     """Return a numeric column, which may be written as text; NaN where a value is missing."""
-    column = present(single(batch.column(name)), columns.nulls)
+    column = present(single(batch.column(name)), layout.nulls)
     try:
         if is_text(column.type):
             if pa.types.is_dictionary(column.type):
                 column = column.cast(column.type.value_type)
-            column = _ungrouped(column.cast(pa.large_string()), columns.decimal or ".")
+            column = _ungrouped(column.cast(pa.large_string()), layout.decimal or ".")
         values = column.cast(pa.float32(), safe=False).to_numpy(zero_copy_only=False)
     except pa.ArrowException as error:
         reason = str(error).splitlines()[0]

@@ -1,7 +1,10 @@
 """Collectives between the ranks, with counts of bytes and errors that name the cause."""
 
+import re
+import threading
+import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal
@@ -10,7 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from placer.executor.distributed.lost_ranks import rank_lost
+from placer.errors import BackendError
+from placer.tables import DType
 
 Kind = Literal[
     "header",
@@ -44,21 +48,19 @@ _WORDS: dict[Kind, str] = {
 _MOST_TOLD = 16
 """Messages to one rank that may be on their way."""
 _NO_LIMIT = timedelta(days=365)
+_WAIT_S = 5.0
+"""How long the words of other ranks are waited for, in seconds: with a hang, their timeouts end
+as far apart as the ranks had come to the exchange."""
+_POLL_S = 0.05
+_KEY = "placer found a rank lost: "
 
 
 @dataclass(frozen=True, slots=True)
 class Volume:
-    """Bytes that this rank sent, since it was made or counts were last reset.
-
-    Attributes
-    ----------
-    to_others_bytes : int
-    to_self_bytes : int
-        What stayed here: no link carries it.
-    """
+    """Bytes that this rank sent, since it was made or counts were last reset."""
 
     to_others_bytes: int = 0
-    to_self_bytes: int = 0
+    to_self_bytes: int = 0  # What stayed here: no link carries it.
 
     def __add__(self, other: "Volume") -> "Volume":
         return Volume(
@@ -139,12 +141,7 @@ class Communicator:
     ) -> Tensor:
         """Send each rank its part of a vector; what the ranks sent here, in their order.
 
-        Parameters
-        ----------
-        kind : Kind
-        values : shape (Σ sent,)
-        sent, received : sequence of int, length world
-            Elements for and from each rank.
+        `sent` and `received` are elements for and from each rank.
         """
         self._count(kind, values, sent[self.rank], sum(sent))
         values = values.detach().to(self._wire).contiguous()
@@ -237,3 +234,132 @@ def _timeout(group: "dist.ProcessGroup", device: torch.device) -> timedelta:
     options = group._get_backend(device).options
     timeout: timedelta = options._timeout
     return timeout
+
+
+_LARGEST_EXPONENT = 15
+"""Numbers of float16 reach just below 2¹⁶: what is sent is scaled to below 2¹⁵."""
+
+
+def exchange_as(
+    dtype: DType,
+    comm: Communicator,
+    kind: Kind,
+    values: Tensor,
+    sent: Sequence[int],
+    received: Sequence[int],
+) -> Tensor:
+    """Exchange float32 numbers in another type; what stays on the rank is rounded like the rest.
+
+    float16 has few exponents, and gradients of large batches are small: each rank multiplies its
+    numbers by the power of two that makes the largest of them fit, and says which at the end of
+    each message.
+    """
+    if dtype != "float16":
+        return comm.exchange(kind, values.to(getattr(torch, dtype)), sent, received).float()
+    device, one = values.device, torch.ones(1, device=values.device)
+    wire = torch.empty(values.numel() + comm.world, dtype=torch.float16, device=device)
+    if values.numel():
+        least, most = values.aminmax()
+        exponent = torch.frexp(torch.maximum(-least, most)).exponent.clamp(min=-100).reshape(1)
+    else:
+        exponent = torch.zeros(1, dtype=torch.int32, device=device)
+    scale = torch.ldexp(one, _LARGEST_EXPONENT - exponent)
+    parts = torch.split(values, list(sent))
+    for part, (numbers, said) in zip(parts, _messages(wire, sent), strict=True):
+        torch.mul(part, scale, out=numbers)
+        said.copy_(exponent)
+    came = comm.exchange(kind, wire, [n + 1 for n in sent], [n + 1 for n in received])
+    result = torch.empty(sum(received), device=device)
+    parts = torch.split(result, list(received))
+    for part, (numbers, said) in zip(parts, _messages(came, received), strict=True):
+        torch.mul(numbers, torch.ldexp(one, said.float() - _LARGEST_EXPONENT), out=part)
+    return result
+
+
+def _messages(wire: Tensor, sizes: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Return the numbers for or from each rank, and the exponent behind them."""
+    each = torch.split(wire, [size for n in sizes for size in (n, 1)])
+    return zip(each[::2], each[1::2], strict=True)
+
+
+def lost_ranks(rank: int, members: Sequence[int], wait_s: float = _WAIT_S) -> list[int]:
+    """Return ranks of a group that are lost, as far as can be known; empty where nobody knows.
+
+    Every rank that finds an exchange broken calls this. It leaves a word in the store by which the
+    processes met, and waits until one other rank alone has left none. Of more than one, all are
+    given whose words are missing after `wait_s`; some of them may yet wait for an exchange
+    of their own. Where two ranks are all there are, the other one is lost. Where a group has two
+    and there are more, the other one may have left because of a rank that is not in the group.
+
+    `members` are the group's ranks, as the default group numbers them, and `rank` is this one's
+    place there. Returns places there, or the number of one rank that is not among them.
+
+    Examples
+    --------
+    >>> lost_ranks(0, [0, 1])
+    [1]
+    """
+    others = [place for place in range(len(members)) if place != rank]
+    is_sure = len(others) < 2
+    # Ranks outside of the group may look for this one's word.
+    if is_sure and not (dist.is_initialized() and dist.get_world_size() > len(members)):
+        return others
+    found: list[int] = []
+    # The store may have been in the lost process: what asks it might never come back.
+    asking = threading.Thread(target=_ask, args=(rank, members, wait_s, found), daemon=True)
+    asking.start()
+    asking.join(wait_s + 1)
+    return list(found) or (others if is_sure else [])
+
+
+def rank_lost(
+    rank: int, members: Sequence[int], doing: str, error: Exception, within: str = "in time"
+) -> BackendError:
+    """Return the error to raise where ranks no longer answer: what failed, and which they are.
+
+    `doing` is what failed, as the subject of a sentence, and `within` how long the others were
+    waited for; see `lost_ranks`.
+
+    Examples
+    --------
+    >>> failed = RuntimeError("[/src/pair.cc:53] Connection closed")
+    >>> print(rank_lost(0, [0, 1], "exchanging ids", failed))  # doctest: +ELLIPSIS
+    rank 0 of 2: exchanging ids failed: Connection closed. Rank 1 died, or did not come in time, ...
+    """
+    lost = lost_ranks(rank, members)
+    who = f"Rank{'s' * (len(lost) > 1)} {', '.join(map(str, lost))}" if lost else "Another rank"
+    return BackendError(
+        f"rank {rank} of {len(members)}: {doing} failed: {reason_of(error)}. {who} died, or did "
+        f"not come {within}, or ended earlier: are the loaders equally long? See the output of all "
+        "ranks, and start again from the last checkpoint"
+    )
+
+
+def reason_of(error: Exception) -> str:
+    """Return what a failed collective says, less the place in its source and its advice.
+
+    >>> reason_of(RuntimeError("[/src/pair.cc:53] Connection closed. This is typically caused by"))
+    'Connection closed'
+    """
+    first = str(error).partition("\n")[0].partition(". This is typically")[0]
+    return re.sub(r"^\[[^]]*\.cc:\d+\] ", "", first) or type(error).__name__
+
+
+def _ask(rank: int, members: Sequence[int], wait_s: float, found: list[int]) -> None:
+    """Leave a word, and put the places of those without one into `found`."""
+    try:
+        store = dist.distributed_c10d._get_default_store()
+        store.set(_KEY + str(members[rank]), "1")
+        silent = [place for place in range(len(members)) if place != rank]
+        outside = [one for one in range(dist.get_world_size()) if one not in members]
+        lost_anyway = 1 if len(members) > 2 else 0
+        until = time.monotonic() + wait_s
+        while len(silent) > lost_anyway and time.monotonic() < until:
+            silent = [p for p in silent if not store.check([_KEY + str(members[p])])]
+            time.sleep(_POLL_S)
+        while not silent and len(outside) > 1 and time.monotonic() < until:
+            outside = [one for one in outside if not store.check([_KEY + str(one)])]
+            time.sleep(_POLL_S)
+    except (RuntimeError, ValueError):  # The store is gone, or there never was one.
+        return
+    found[:] = silent or (outside if len(outside) == 1 else [])

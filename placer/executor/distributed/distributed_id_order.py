@@ -6,17 +6,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from placer.executor.distributed.placement.channels import Survey
 from placer.executor.distributed.placement.division import Target
-from placer.executor.distributed.placement.table_routes import ids_of
-from placer.executor.distributed.survey import Survey
 from placer.executor.distributed.table_ranks import Command, TableRanks
 from placer.executor.id_order import (
     IdOrder,
     IdRange,
-    LocalShard,
     TableTensor,
     blocks_of,
-    tensors_of,
 )
 from placer.executor.local.local_id_order import LocalIdOrder
 from placer.tables import Table
@@ -30,18 +27,8 @@ _Part = tuple[Target, Tensor, Tensor]
 class DistributedIdOrder(IdOrder):
     """Tables that the processes of a group share; see `IdOrder`.
 
-    Parameters
-    ----------
-    survey : Survey
-    counts_updates : bool
-        See `IdOrder`.
-    held : mapping of target name to LocalIdOrder
-        What this process holds.
-    ranks : TableRanks
-        What servers hold is read and written by the trainers that they follow: `world` counts
-        these, and `group` has them.
-    device : torch.device
-        Of the routes.
+    `held` is what this process holds, by target. What servers hold is read and written by the
+    trainers that they follow: `world` counts these, and `group` has them.
     """
 
     def __init__(
@@ -130,15 +117,19 @@ class DistributedIdOrder(IdOrder):
                 result[places, slice(*target.cols)] = values.view(-1, target.width)
         return result
 
-    def holds(self, block: IdRange) -> bool:
-        parts = self._parts(block.tensor.table, block.ids, self._is_written)
-        return any(rows.numel() for *_, rows in parts)
-
-    def write(self, block: IdRange, values: Tensor) -> None:
-        self._write(block.tensor.table, block.tensor.name, block.ids, values, self._is_written)
+    def held(
+        self, block: IdRange
+    ) -> Iterator[tuple[Tensor, tuple[int, int], Callable[[Tensor], None]]]:
+        table, name = block.tensor.table, block.tensor.name
+        for target, places, rows in self._parts(table, block.ids, self._is_written):
+            yield places, target.cols, partial(self._write_target, target, name, rows)
 
     def write_rows(self, table: Table, name: str, ids: Tensor, values: Tensor) -> None:
-        self._write(table, name, ids, values, self._is_held)
+        for target, places, rows in self._parts(table, ids, self._is_held):
+            own = values[places]
+            if values.dim() > 1:
+                own = own[:, slice(*target.cols)]
+            self._write_target(target, name, rows, own)
 
     def receive(self, target_number: int, tensor_number: int, count: int) -> None:
         """Overwrite rows of a target here by what the trainer sends that this server follows."""
@@ -147,18 +138,6 @@ class DistributedIdOrder(IdOrder):
         shape = (count,) if tensor.is_per_row else (count, target.width)
         values = self._ranks.receive(torch.empty(shape, dtype=tensor.dtype))
         self._write_target(target, tensor.name, rows, values)
-
-    def local_shards(self) -> Iterator[LocalShard]:
-        for routes in self._routes.values():
-            targets = (target for columns in routes.column_slices for target in columns.targets)
-            for target in targets:
-                if not self._is_written(target):
-                    continue
-                write = partial(self._write_target, target)
-                ids = partial(ids_of, self.plan, target)
-                for tensor in tensors_of(routes.table, self.optimizers[routes.table.name]):
-                    cols = None if tensor.is_per_row else target.cols
-                    yield LocalShard(tensor, cols, target.rows, ids, partial(write, tensor.name))
 
     def update_count(self) -> int:
         self._ranks.tell(Command.COUNT_UPDATES)
@@ -204,20 +183,6 @@ class DistributedIdOrder(IdOrder):
 
     def _number_of(self, tensor: TableTensor) -> int:
         return self._numbers[tensor.table.name, tensor.name]
-
-    def _write(
-        self,
-        table: Table,
-        name: str,
-        ids: Tensor,
-        values: Tensor,
-        is_wanted: Callable[[Target], bool],
-    ) -> None:
-        for target, places, rows in self._parts(table, ids, is_wanted):
-            own = values[places]
-            if values.dim() > 1:
-                own = own[:, slice(*target.cols)]
-            self._write_target(target, name, rows, own)
 
     def _write_target(self, target: Target, name: str, rows: Tensor, values: Tensor) -> None:
         """Overwrite rows here, and on the servers that follow this trainer."""

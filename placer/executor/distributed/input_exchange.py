@@ -1,7 +1,8 @@
-"""Sends lookups to the ranks that hold their rows."""
+"""Sends lookups to the ranks that hold their rows, also beside the training of earlier batches."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -11,12 +12,14 @@ from torch import Tensor
 
 from placer.errors import DataError, PlacerError
 from placer.executor.distributed.collectives import Communicator
-from placer.executor.distributed.placement.channels import Channels, Unit
+from placer.executor.distributed.placement.channels import Channels, Survey, Unit
 from placer.executor.distributed.sharded_batch import ShardedBatch, UnitStep, spans
 from placer.executor.distributed.sharded_keys import ShardedKeys
-from placer.executor.distributed.survey import Survey
+from placer.executor.distributed.table_ranks import NumberedBatch
+from placer.executor.local.lookahead import on_every_rank
 from placer.executor.lookups.bag_batch import BagBatch
-from placer.executor.lookups.batch_reads import Bags, check_ids, ready_to_read
+from placer.executor.lookups.batch_reads import Bags, check_ids, keep_until_used, ready_to_read
+from placer.executor.streams import recorded
 
 Int = npt.NDArray[np.int64]
 
@@ -260,3 +263,93 @@ def _cat(parts: Sequence[Tensor], dtype: torch.dtype | None, device: torch.devic
         return torch.empty(0, dtype=dtype or torch.float32, device=device)
     joined = torch.cat([*parts])
     return joined if dtype is None else joined.to(dtype)
+
+
+SentBatch = Future[tuple[ShardedBatch, torch.cuda.Event | None]]
+"""What the ranks ask of each other, or the error that one of them met; and, on a GPU, an event that
+says when it is there. Made by `ShardedEmbeddings.send_ahead`, and used up by `prefetch`."""
+
+
+class InputsAhead:
+    """Exchanges inputs in a thread, one batch after the other in the order of asking.
+
+    From the first batch sent ahead on, the exchange has the thread and a process group of its
+    own, so that its collectives may come between those of the training in any way: only their
+    own order matters, and it is the same on all ranks as long as these ask in the same order.
+    `group` makes the process group, at the same point of all ranks' loops.
+    """
+
+    def __init__(self, inputs: InputExchange, group: Callable[[], Communicator]) -> None:
+        self._inputs, self.group = inputs, group
+        self.comm: Communicator | None = None
+        self._thread: ThreadPoolExecutor | None = None
+        self._stream: torch.cuda.Stream | None = None
+        self._lost: Exception | None = None
+
+    def send(
+        self, batch: BagBatch, number: NumberedBatch | None, training: bool = True
+    ) -> SentBatch:
+        """Begin a batch's exchange; `arrived` waits for it."""
+        if self._thread is None:
+            self.comm = self.group()
+            self._inputs = replace(self._inputs, comm=self.comm)
+            # Not a daemon: at exit Python waits for an exchange, at most its timeout.
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="placer exchange")
+            if self._inputs.device.type == "cuda":
+                self._stream = torch.cuda.Stream(self._inputs.device)  # type: ignore[no-untyped-call]
+        made = None
+        if self._stream is not None:
+            with torch.cuda.device(self._inputs.device):
+                made = recorded()
+        open_steps = self._inputs.keys.begin_step(training)
+        return self._thread.submit(self._exchange, batch, number, training, open_steps, made)
+
+    def arrived(self, sent: SentBatch) -> ShardedBatch:
+        """Return what the ranks ask of each other."""
+        step, ready = sent.result()
+        if ready is not None:
+            stream = torch.cuda.current_stream(self._inputs.device)
+            stream.wait_event(ready)
+            keep_until_used(step, stream)
+        return step
+
+    def now(self, batch: BagBatch, number: NumberedBatch | None, training: bool) -> ShardedBatch:
+        """Exchange a batch that was not sent ahead, after those that were."""
+        if self._thread is None:
+            step = self._inputs(batch, training, self._inputs.keys.begin_step(training))
+            return replace(step, number=number)
+        return self.arrived(self.send(batch, number, training))
+
+    def wait(self) -> None:
+        """Wait until all that was sent has come."""
+        if self._thread is not None:
+            self._thread.submit(int).result()
+
+    def close(self) -> None:
+        """Wait for what is on its way, whether anyone still wants it or not."""
+        if self._thread is not None and self.comm is not None:
+            self._thread.shutdown()
+            self.comm.close()
+
+    def _exchange(
+        self,
+        batch: BagBatch,
+        number: NumberedBatch | None,
+        training: bool,
+        open_steps: int,
+        made: "torch.cuda.Event | None",
+    ) -> "tuple[ShardedBatch, torch.cuda.Event | None]":
+        if self._lost is not None:
+            raise self._lost  # Nobody would answer: do not wait for the timeout again.
+        try:
+            if self._stream is None:
+                return replace(self._inputs(batch, training, open_steps), number=number), None
+            with torch.cuda.device(self._inputs.device), torch.cuda.stream(self._stream):
+                if made is not None:
+                    self._stream.wait_event(made)
+                step = self._inputs(batch, training, open_steps)
+                return replace(step, number=number), recorded()
+        except Exception as error:
+            if not on_every_rank(error):
+                self._lost = error
+            raise

@@ -18,26 +18,13 @@ from placer.executor.optimizers.rule import row_sums, runs
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Alike:
-    """A unit's targets of one width, whose rows are numbered on: one pass serves them all.
-
-    Attributes
-    ----------
-    width : int
-    targets : tuple of int
-        Their places in the unit.
-    bases : tuple of int
-        The number of each one's first row, a multiple of the holders.
-    channels : tuple of int
-        The unit's channels that read them, target by target.
-    owners : tuple of int
-        For each channel the place in `targets` of what it reads.
-    """
+    """A unit's targets of one width, whose rows are numbered on: one pass serves them all."""
 
     width: int
-    targets: tuple[int, ...]
-    bases: tuple[int, ...]
-    channels: tuple[int, ...]
-    owners: tuple[int, ...]
+    targets: tuple[int, ...]  # Their places in the unit.
+    bases: tuple[int, ...]  # The number of each one's first row, a multiple of the holders.
+    channels: tuple[int, ...]  # The unit's channels that read them, target by target.
+    owners: tuple[int, ...]  # For each channel the place in `targets` of what it reads.
 
 
 def _alike(unit: Unit, channels: Sequence[Channel]) -> Iterator[_Alike]:
@@ -64,27 +51,13 @@ def _alike(unit: Unit, channels: Sequence[Channel]) -> Iterator[_Alike]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Lookups:
-    """Lookups of targets of one width.
+    """Lookups of targets of one width."""
 
-    Attributes
-    ----------
-    rows : int64, shape (lookups,)
-        Of the targets, target by target.
-    counts : list of int
-        Lookups of each target.
-    sources : int64, shape (lookups,)
-        The row of `gradients` of each.
-    places : int32, shape (lookups,)
-        Where each is among the unit's.
-    gradients : float32, shape (bags, width)
-        Of all channels.
-    """
-
-    rows: Tensor
-    counts: list[int]
-    sources: Tensor
-    places: Tensor
-    gradients: Tensor
+    rows: Tensor  # Target by target.
+    counts: list[int]  # Lookups of each target.
+    sources: Tensor  # The row of `gradients` of each lookup.
+    places: Tensor  # Where each is among the unit's.
+    gradients: Tensor  # Of all channels' bags, shape (bags, width).
 
 
 class ReplicaUpdates:
@@ -92,17 +65,7 @@ class ReplicaUpdates:
 
     Each holder sums the gradients of the rows that its samples read. These sums are added up over
     the ranks, and every holder applies the totals as one lookup a row; so copies that were equal
-    stay equal to the bit.
-
-    Parameters
-    ----------
-    position : int
-        Of the unit among this rank's.
-    unit : Unit
-    channels : tuple of Channel
-        Of the unit.
-    module : PlacedEmbeddings
-        That has the unit's rows.
+    stay equal to the bit. `position` is that of the unit among this rank's.
     """
 
     def __init__(

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from placer.errors import PlacerError
-from placer.executor.distributed.inputs_ahead import SentBatch
+from placer.executor.distributed.input_exchange import SentBatch
 from placer.executor.distributed.sharded_batch import ShardedBatch
 from placer.executor.distributed.sharded_embeddings import ShardedEmbeddings
 from placer.executor.distributed.table_ranks import Command, TableRanks

@@ -14,17 +14,16 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from placer.executor.distributed.collectives import Communicator
-from placer.executor.distributed.exchange_types import exchange_as
-from placer.executor.distributed.placement.channels import channels_of
+from placer.executor.distributed.collectives import Communicator, exchange_as
+from placer.executor.distributed.placement.channels import Channels, Survey, channels_of
 from placer.executor.distributed.replicas import ReplicaUpdates
-from placer.executor.distributed.row_sums import all_reduce_rows
+from placer.executor.distributed.row_sums import RowTotals, all_reduce_rows
 from placer.executor.distributed.sharded_batch import ShardedBatch, UnitStep
 from placer.executor.distributed.sharded_keys import ShardedKeys
-from placer.executor.distributed.survey import Survey
 from placer.executor.distributed.table_ranks import Command, TableRanks
-from placer.executor.distributed.whole_rows import RowTotals
 from placer.executor.local.placed_embeddings import PlacedEmbeddings
+from placer.executor.lookups.batch_reads import FeatureRead
+from placer.executor.lookups.pooling import segment_max
 from placer.executor.scaled_gradients import refuse_scaled
 from placer.plan.plan import Plan
 
@@ -32,25 +31,9 @@ from placer.plan.plan import Plan
 class Served:
     """What a rank holds, and how it serves that to all ranks.
 
-    Parameters
-    ----------
-    survey : Survey
-    comm : Communicator
-    device : torch.device
-    gradient_scale : float
-        What gradients are multiplied by: 1/world where ranks average their losses.
-    build : callable
-        Builds what holds a part of the plan, from that part and what adds up Σ g².
-    keys : ShardedKeys
-        An update closes their oldest open step.
-    ranks : TableRanks, optional
-        Tells servers of backward passes.
-
-    Attributes
-    ----------
-    channels : Channels
-    modules : list of PlacedEmbeddings
-        Of `channels.units`.
+    `build` builds what holds a part of the plan, from that part and what adds up Σ g². Gradients
+    are multiplied by `gradient_scale`: 1/world where ranks average their losses. An update closes
+    the oldest open step of the `keys`, and `ranks` tell servers of backward passes.
     """
 
     def __init__(
@@ -70,7 +53,7 @@ class Served:
         self.channels = channels_of(rank, comm.world, targets, survey.channels)
         self._totals = RowTotals.of(targets, rank, device, comm)
         self._any_replicated = any(target.replicated for target in targets)
-        self.modules: list[PlacedEmbeddings] = []
+        self.modules: list[PlacedEmbeddings] = []  # Of `channels.units`.
         self._replicas: list[ReplicaUpdates] = []  # In an order that all ranks share.
         for position, unit in enumerate(self.channels.units):
             totals = RowTotals.of(unit.targets, rank, device) if unit.replicated else self._totals
@@ -225,3 +208,70 @@ def _scatter(all_lookups: Tensor, unit_step: UnitStep, values: Tensor) -> None:
         all_lookups.copy_(values)
     else:
         all_lookups[unit_step.source] = values
+
+
+def combine(
+    flat: Tensor,
+    step: ShardedBatch,
+    channels: Channels,
+    survey: Survey,
+) -> dict[str, Tensor]:
+    """Outputs by feature: float32, shape (samples, dim), or (lookups, dim) without pooling.
+
+    Partial sums are added in the order of a column slice's targets, whoever holds them. Ordinary
+    operations, so that autograd differentiates them.
+    """
+    came: dict[tuple[int, int, int], Tensor] = {}
+    pooled: dict[tuple[int, int], bool] = {}
+    shapes = [
+        (rows, channel.target.width)
+        for (_, channel), rows in zip(channels.sent, step.sent_rows, strict=True)
+    ]
+    parts = torch.split(flat, [rows * width for rows, width in shapes]) if shapes else ()
+    for (_, channel), shape, part in zip(channels.sent, shapes, parts, strict=True):
+        came[channel.feature, channel.columns, channel.position] = part.view(shape)
+        pooled[channel.feature, channel.columns] = channel.pooled
+    results = {}
+    for index, feature in enumerate(survey.features):
+        table = survey.routes.get(feature.table)
+        if table is None:  # It has no rows, so all bags are empty.
+            rows = 0 if feature.pooling == "none" else step.bags.batch_size
+            dim = survey.plan.tables_by_name[feature.table].dim
+            column_slices = [flat.new_zeros((rows, dim)) + flat[:0].sum()]
+        else:
+            column_slices = [
+                _column_slice(
+                    feature,
+                    pooled[index, number],
+                    [came[index, number, place] for place in range(len(columns.targets))],
+                    step.routes[index][number],
+                    step.bags.offsets_of(index),
+                )
+                for number, columns in enumerate(table.column_slices)
+            ]
+        whole = column_slices[0] if len(column_slices) == 1 else torch.cat(column_slices, 1)
+        if feature.pooling != "max":  # Else each column slice is of maxima already.
+            whole = step.bags.output(index, feature, whole)
+        results[feature.name] = whole
+    return results
+
+
+def _column_slice(
+    feature: FeatureRead, pooled: bool, parts: list[Tensor], order: Tensor | None, offsets: Tensor
+) -> Tensor:
+    """Return one column slice of a feature: sums, maxima, or rows in the order of the batch.
+
+    Where a holder alone has all rows of a bag, it has pooled them, be it their maximum.
+    """
+    if pooled:
+        total = parts[0]
+        for part in parts[1:]:
+            total = total + part
+        return total
+    rows = torch.cat(parts) if len(parts) > 1 else parts[0]
+    if order is not None:
+        order = order.long()
+        back = torch.empty_like(order)
+        back[order] = torch.arange(order.numel(), device=back.device)
+        rows = rows[back]
+    return rows if feature.pooling == "none" else segment_max(rows, offsets - offsets[0])

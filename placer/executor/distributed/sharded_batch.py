@@ -18,29 +18,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UnitStep:
-    """All ranks' lookups in one unit.
+    """All ranks' lookups in one unit."""
 
-    Attributes
-    ----------
-    batch : BagBatch or None
-        Of all its sources' samples, channel by channel; None where its ids were needed only to
-        look for rows ahead.
-    weights : float32, shape (lookups,), or None
-        Of the batch's lookups.
-    prepared : PreparedBatch or None
-        The same, where its rows were looked for ahead.
-    source : int32, shape (lookups,), or None
-        Position of each lookup among those that came here; None where they stand as they came, or
-        nobody wants gradients of weights.
-    bounds : tuple of int
-        Lookups of channel c are ``bounds[c]..bounds[c + 1]``.
-    """
-
+    # Of all its sources' samples, channel by channel; None where its ids were needed only to look
+    # for rows ahead.
     batch: BagBatch | None
-    weights: Tensor | None
-    prepared: PreparedBatch | None
+    weights: Tensor | None  # Of the batch's lookups.
+    prepared: PreparedBatch | None  # The batch, where its rows were looked for ahead.
+    # Position of each lookup among those that came here, int32; None where they stand as they came,
+    # or nobody wants gradients of weights.
     source: Tensor | None
-    bounds: tuple[int, ...]
+    bounds: tuple[int, ...]  # Lookups of channel c are ``bounds[c]..bounds[c + 1]``.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,40 +36,24 @@ class ShardedBatch:
     """A batch whose lookups have been sent to the ranks that hold their rows.
 
     Made by `ShardedEmbeddings.prefetch`, and used up by one forward pass.
-
-    Attributes
-    ----------
-    bags : Bags
-        Of this rank's own samples.
-    weight_gradients : bool
-        Whether any rank wants gradients of its lookups' weights.
-    routes : tuple of tuple of int32, shape (lookups,), or None
-        By feature and column slice: the feature's lookups by target; None where there is one, or
-        where targets send sums.
-    sent_rows : tuple of int
-        Rows that come back from each of `Channels.sent`.
-    served_rows : int64, shape (world, served)
-        Rows that each of `Channels.served` gives back to each rank.
-    sent_lookups, served_lookups : tuple of int
-        Lookups sent to and received from each rank.
-    lookups : int64
-        Position in the batch of each lookup sent, in the order of sending. Empty unless
-        gradients of weights are wanted.
-    units : tuple of UnitStep
-    number : NumberedBatch or None
-        By which servers know it.
     """
 
-    bags: Bags
-    weight_gradients: bool
+    bags: Bags  # Of this rank's own samples.
+    weight_gradients: bool  # Whether any rank wants gradients of its lookups' weights.
+    # By feature and column slice: the feature's lookups by target, int32; None where there is one,
+    # or where targets send sums.
     routes: tuple[tuple[Tensor | None, ...], ...]
-    sent_rows: tuple[int, ...]
+    sent_rows: tuple[int, ...]  # Rows that come back from each of `Channels.sent`.
+    # Rows that each of `Channels.served` gives back to each rank, shape (world, served).
     served_rows: npt.NDArray[np.int64]
+    # Lookups sent to and received from each rank.
     sent_lookups: tuple[int, ...]
     served_lookups: tuple[int, ...]
+    # Position in the batch of each lookup sent, in the order of sending. Empty unless gradients of
+    # weights are wanted.
     lookups: Tensor
     units: tuple[UnitStep, ...]
-    number: "NumberedBatch | None" = None
+    number: "NumberedBatch | None" = None  # By which servers know it.
 
 
 def spans(starts: npt.ArrayLike, sizes: npt.ArrayLike, device: torch.device) -> Tensor:

@@ -12,16 +12,19 @@ from torch import Tensor
 
 from placer.errors import PlacerError
 from placer.executor.distributed.collectives import Communicator, Kind, Volume
-from placer.executor.distributed.combine import combine
 from placer.executor.distributed.distributed_id_order import DistributedIdOrder
-from placer.executor.distributed.input_exchange import InputExchange
-from placer.executor.distributed.inputs_ahead import InputsAhead, SentBatch
-from placer.executor.distributed.serving import Serve, Served
+from placer.executor.distributed.input_exchange import InputExchange, InputsAhead, SentBatch
+from placer.executor.distributed.placement.channels import Survey
+from placer.executor.distributed.row_sums import RowTotals
+from placer.executor.distributed.serving import Serve, Served, combine
 from placer.executor.distributed.sharded_batch import ShardedBatch, UnitStep
 from placer.executor.distributed.sharded_keys import ShardedKeys
-from placer.executor.distributed.survey import Survey, check_all_built, check_same
-from placer.executor.distributed.table_ranks import Command, TableRanks
-from placer.executor.distributed.whole_rows import RowTotals
+from placer.executor.distributed.table_ranks import (
+    Command,
+    TableRanks,
+    check_all_built,
+    check_same,
+)
 from placer.executor.embeddings import Embeddings
 from placer.executor.local.hit_rates import HitRates
 from placer.executor.local.placed_embeddings import PlacedEmbeddings

@@ -30,18 +30,7 @@ class ShardedKeys(GrowingKeys):
 
     Keys are mapped where batches are exchanged, which may be a thread beside the training. Rows
     that change keys begin again in the main thread, which alone touches rows: `begin_rows`.
-
-    Parameters
-    ----------
-    growing, tables, seed
-        See `GrowingKeys`.
-    comm : Communicator
-        Of the trainers, for what the main thread asks; batches come with their own.
-
-    Attributes
-    ----------
-    wait : callable
-        Waits until all batches that were sent ahead are mapped.
+    `comm` is the trainers', for what the main thread asks; batches come with their own.
     """
 
     def __init__(
@@ -54,6 +43,7 @@ class ShardedKeys(GrowingKeys):
         # A server maps no keys, so that it does not matter which part it has.
         super().__init__(growing, tables, seed, max(comm.rank, 0), comm.world)
         self._comm = comm
+        # Waits until all batches that were sent ahead are mapped.
         self.wait: Callable[[], None] = lambda: None
         self._new_rows: deque[tuple[str, Tensor, Int]] = deque()
 
@@ -88,12 +78,7 @@ class ShardedKeys(GrowingKeys):
     ) -> BagBatch:
         """Return the batch with rows in the place of keys; all ranks must call it.
 
-        Parameters
-        ----------
-        open_steps : int
-            What `begin_step` gave.
-        routes : mapping of table name to TableRoutes
-            Where rows are.
+        `open_steps` is what `begin_step` gave.
         """
         if not self.maps:
             return batch

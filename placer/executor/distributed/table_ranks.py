@@ -6,6 +6,7 @@ trainers do the same in the same order, servers do too, whomever they follow.
 """
 
 import copy
+import hashlib
 import itertools
 import json
 import weakref
@@ -18,10 +19,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from placer.errors import BackendError, PlanMismatchError
+from placer.errors import BackendError, PlacerError, PlanMismatchError
 from placer.executor.distributed.collectives import Communicator
 from placer.executor.distributed.placement.division import servers_of
+from placer.growing import Growing
 from placer.plan.plan import Plan
+from placer.tables import OptimizerName
 
 
 class Command(IntEnum):
@@ -57,14 +60,7 @@ class NumberedBatch:
 class TableRanks:
     """The ranks of a group and what they are: trainers first, one for each GPU, then servers.
 
-    Parameters
-    ----------
-    plan : Plan
-    process_group : torch.distributed.ProcessGroup or None
-    device : torch.device
-        Where this rank has its tensors.
-    serves : bool
-        Whether this rank is meant to be a server.
+    `serves` says whether this rank is meant to be a server.
 
     Attributes
     ----------
@@ -243,4 +239,39 @@ def _check_role(plan: Plan, rank: int, serves: bool) -> None:
             f"rank {rank} does not serve tables as a host without a GPU"
             f"{f'; ranks from {gpus} on do' if servers else ', which the plan lacks'}: call "
             "placer.executor.make_embeddings on it"
+        )
+
+
+def check_same(
+    plan: Plan,
+    optimizers: Mapping[str, OptimizerName],
+    growing: Mapping[str, Growing],
+    comm: Communicator,
+) -> None:
+    """Check that all ranks have the same plan: others would wait for each other for ever."""
+    options = sorted(optimizers.items()), sorted(growing.items(), key=lambda item: item[0])
+    digest = hashlib.sha256(
+        repr((plan.tables, plan.shards, plan.exchange_dtype, *options)).encode()
+    )
+    for name in sorted(plan.hot_ids):
+        digest.update(name.encode() + plan.hot_ids[name].tobytes())
+    number = int.from_bytes(digest.digest()[:7], "little")
+    said = comm.numbers([number])
+    other = [rank for rank, theirs in enumerate(said) if theirs != said[0]]
+    if other:
+        raise PlanMismatchError(
+            f"ranks {other} have another plan than rank 0, or other growing tables; load the same "
+            "file on all of them"
+        )
+
+
+def check_all_built(failure: PlacerError | None, comm: Communicator) -> None:
+    """Raise on all ranks if one of them lacks the memory for its part, or what else it needs."""
+    said = comm.numbers([int(failure is not None)])
+    bad = [rank for rank, (failed,) in enumerate(said) if failed]
+    if failure is not None:
+        raise failure
+    if bad:
+        raise PlanMismatchError(
+            f"ranks {bad} cannot hold their part of the plan; see what they say"
         )

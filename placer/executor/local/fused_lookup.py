@@ -20,7 +20,7 @@ from placer.executor.phases import phase
 from placer.executor.scaled_gradients import refuse_scaled
 
 if TYPE_CHECKING:
-    from placer.executor.distributed.whole_rows import RowTotals
+    from placer.executor.distributed.row_sums import RowTotals
 
 
 @dataclass(slots=True, eq=False)

@@ -1,13 +1,13 @@
 """Weights and optimizer state by id, wherever a plan keeps their rows in this process."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from placer.executor.id_order import IdOrder, IdRange, LocalShard
+from placer.executor.id_order import IdOrder, IdRange
 from placer.executor.memory.arena import Arena, TieredRows
 from placer.executor.memory.layout import ArenaSlice, Layout
 from placer.executor.streams import sent
@@ -57,18 +57,15 @@ class LocalIdOrder(IdOrder):
             return None
         return self.read_rows(block.tensor.table, block.tensor.name, block.ids)
 
-    def holds(self, block: IdRange) -> bool:
-        return block.stop > block.start
+    def held(
+        self, block: IdRange
+    ) -> Iterator[tuple[Tensor, tuple[int, int], Callable[[Tensor], None]]]:
+        places = torch.arange(block.stop - block.start)
+        yield places, (0, block.tensor.table.dim), partial(self.write, block)
 
     def write(self, block: IdRange, values: Tensor) -> None:
-        if self.holds(block):
+        if block.stop > block.start:
             self.write_rows(block.tensor.table, block.tensor.name, block.ids, values)
-
-    def local_shards(self) -> Iterator[LocalShard]:
-        for tensor in self.tensors():
-            cols = None if tensor.is_per_row else (0, tensor.table.dim)
-            write = partial(self.write_rows, tensor.table, tensor.name)
-            yield LocalShard(tensor, cols, tensor.table.rows, torch.arange, write)
 
     def update_count(self) -> int:
         return int(self._updates)

@@ -44,7 +44,7 @@ from placer.plan.plan import Plan
 from placer.tables import OptimizerName
 
 if TYPE_CHECKING:
-    from placer.executor.distributed.whole_rows import RowTotals
+    from placer.executor.distributed.row_sums import RowTotals
 
 _MOST_AHEAD = 3
 """Batches that the host may prepare before the device has finished the first of them."""

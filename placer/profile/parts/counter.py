@@ -14,23 +14,32 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from placer.data.choosing import MAX_INFERRED_ROWS, feature_tables_of, mapping_kinds
 from placer.data.encoded import rows_of
-from placer.data.encoding import Encoding
-from placer.data.formats.columns import Columns
+from placer.data.encoding import Encoding, Hash, Identity, IdMapping, Vocabulary
 from placer.data.in_memory import ArrowSource, BatchSource, InMemory, batches_of
-from placer.data.layout import Layout, NamedColumns
+from placer.data.layout import NULLS, Columns, Layout, MappingKind, Missing, NamedColumns
 from placer.data.log import Bags
-from placer.data.mapping import Hash, Identity, IdMapping, Vocabulary
-from placer.data.names import NULLS, MappingKind, Missing
 from placer.data.source import samples_of
-from placer.data.vocabulary import Run, vocabulary_of
+from placer.data.vocabulary import (
+    MAX_INFERRED_ROWS,
+    Run,
+    feature_tables_of,
+    mapping_kinds,
+    vocabulary_of,
+)
 from placer.errors import DataError
 from placer.profile.count import TableOptions
 from placer.profile.counts import RowCounts
 from placer.profile.locality import STRETCH_SAMPLES, LocalityCounter
-from placer.profile.parts.counts import Counts, CountSums, batches, sums_of, window_batches
-from placer.profile.parts.reading import PartitionTables, PartReader
+from placer.profile.parts.counts import (
+    Counts,
+    CountSums,
+    PartitionTables,
+    PartReader,
+    batches,
+    sums_of,
+    window_batches,
+)
 from placer.profile.profile import Profile
 from placer.profile.table_profile import FeatureCounts, TableProfile, UnknownIds
 

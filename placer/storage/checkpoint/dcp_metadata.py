@@ -1,6 +1,6 @@
 """The ``.metadata`` of a `torch.distributed.checkpoint` folder, read without trusting it.
 
-The file is a pickle. It is read as values (`placer.torch_files.pickled`) and compared with the one
+The file is a pickle. It is read as values (`placer.torch_files`) and compared with the one
 form that such metadata has: no class of a file is looked up, and nothing of it is run.
 """
 
@@ -12,15 +12,16 @@ from typing import Any
 from placer.errors import CheckpointError
 from placer.files import is_name
 from placer.read_files import open_file
-from placer.torch_files.pickled import (
+from placer.torch_files import (
+    ELEMENT_BYTES,
     MOST_BYTES,
+    MOST_DIMENSIONS,
     Global,
     Made,
     Pairs,
     PickleError,
     read_pickle,
 )
-from placer.torch_files.tensors import ELEMENT_BYTES, MOST_DIMENSIONS
 
 NAME = ".metadata"
 MOST_BLOCKS = 1 << 20

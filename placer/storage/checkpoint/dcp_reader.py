@@ -15,8 +15,8 @@ from placer.errors import CheckpointError
 from placer.read_files import open_file
 from placer.storage.checkpoint.dcp_metadata import NAME, Block, StoredTensor, read_metadata
 from placer.storage.tensor_rows import TensorRows
-from placer.torch_files.tensors import ELEMENT_BYTES, TensorFileError
-from placer.torch_files.tensors import read_tensors as read_file
+from placer.torch_files import ELEMENT_BYTES, TensorFileError
+from placer.torch_files import read_tensors as read_file
 
 
 def read_tensors(folder: Path, known_files: Collection[str] | None = None) -> dict[str, TensorRows]:
@@ -94,7 +94,7 @@ class _Rows:
         shape = (stop - start, *self._shape[1:])
         # Before memory is taken: a tensor has no more cells than its blocks have.
         if math.prod(shape) > self._cells:
-            raise self._lacking(start, stop)
+            raise self._fault("lacks", start, stop)
         result = torch.empty(shape, dtype=self._dtype)
         # Which cells came from a block; where blocks are whole rows, the end of the last one.
         filled: Tensor | None = None
@@ -115,26 +115,18 @@ class _Rows:
                     filled = torch.zeros(shape, dtype=torch.bool)
                     filled[: end - start] = True
                 if bool(filled[there].any()):
-                    raise self._twice(low, high)
+                    raise self._fault("has", low, high, " twice")
                 filled[there] = True
             values = self._files.block(block, self._name, self._dtype)
             result[there] = (values if self._shape else values.view(1))[low - top : high - top]
         complete = end == stop if filled is None else bool(filled.all())
         if result.numel() and not complete:
-            raise self._lacking(start, stop)
+            raise self._fault("lacks", start, stop)
         return result if self._shape else result.view(())
 
-    def _lacking(self, start: int, stop: int) -> CheckpointError:
-        return CheckpointError(
-            f"{self._files.folder} lacks a part of rows {start}..{stop} of {self._name}; "
-            "use another checkpoint"
-        )
-
-    def _twice(self, start: int, stop: int) -> CheckpointError:
-        return CheckpointError(
-            f"{self._files.folder} has a part of rows {start}..{stop} of {self._name} twice; "
-            "use another checkpoint"
-        )
+    def _fault(self, verb: str, start: int, stop: int, how: str = "") -> CheckpointError:
+        part = f"a part of rows {start}..{stop} of {self._name}{how}"
+        return CheckpointError(f"{self._files.folder} {verb} {part}; use another checkpoint")
 
 
 class _Files:

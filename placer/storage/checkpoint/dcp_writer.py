@@ -13,35 +13,30 @@ import os
 import pickle
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.checkpoint.default_planner import create_default_global_save_plan
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
+    Metadata,
     MetadataIndex,
     StorageMeta,
     TensorProperties,
-)
-from torch.distributed.checkpoint.planner import (
-    SavePlan,
-    TensorWriteData,
-    WriteItem,
-    WriteItemType,
+    TensorStorageMetadata,
 )
 
 from placer.errors import CheckpointError
-from placer.executor.distributed.lost_ranks import rank_lost
+from placer.executor.distributed.collectives import rank_lost
 from placer.files import FileRecord, HashedFile
 from placer.folders import HiddenFolder
 from placer.storage.checkpoint.dcp_metadata import NAME
 from placer.storage.checkpoint.table_blocks import Name, NamedTables, Round, rounds_of
-from placer.storage.row_blocks import block_rows, row_blocks
-from placer.storage.tensor_rows import AnyTensor, TensorRows
+from placer.storage.tensor_rows import AnyTensor, TensorRows, block_rows, row_blocks
 
 FORMAT_VERSION = "1.0.0"
 """What PyTorch 2.13 writes; earlier versions write none, and all of them read it."""
@@ -103,8 +98,8 @@ def write_folder(
     def complete() -> None:
         if saving.rank == 0:
             file = HashedFile(folder.partial / NAME)
-            metadata = _metadata([items for items, _ in parts], paths, folder.partial)
-            pickle.dump(metadata, file)
+            blocks = [block for own, _ in parts for block in own]
+            pickle.dump(_metadata(blocks, paths, folder.partial), file)
             files = {NAME: file.finish()}
             for _, own in parts:
                 files |= own
@@ -113,9 +108,15 @@ def write_folder(
     saving.together(complete)
 
 
-Place = tuple[str, int, int]
-"""A file, where an item's bytes begin in it, and how many there are."""
-Written = list[tuple[WriteItem, Place]]
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Rows of a tensor that a process has written."""
+
+    name: Name
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    rows: tuple[int, int]
+    place: tuple[str, int, int]  # A file, where the bytes begin in it, and how many there are.
 
 
 class _Saving:
@@ -161,9 +162,9 @@ class _Saving:
 
     def write(
         self, folder: Path, tensors: Mapping[Name, AnyTensor]
-    ) -> tuple[Written, dict[str, FileRecord]]:
+    ) -> tuple[list[_Block], dict[str, FileRecord]]:
         """Write this process's file, and say what is where in it; there is none for nothing."""
-        items: Written = []
+        blocks: list[_Block] = []
         path = folder / f"__{self.rank}_0.distcp"
         file: HashedFile | None = None
 
@@ -176,7 +177,7 @@ class _Saving:
                 values = values.clone()
             torch.save(values, cast(Any, file))
             place = path.name, start, file.tell() - start
-            items.append((_item(name, shape, values.dtype, rows), place))
+            blocks.append(_Block(name, tuple(shape), values.dtype, rows, place))
 
         try:
             for name, tensor in self._own(tensors).items():
@@ -195,7 +196,7 @@ class _Saving:
             if not self._is_out_of_step:  # The others still request what this process holds.
                 for now in self._rounds:
                     self._fetch(now)
-        return items, {} if file is None else {path.name: file.finish()}
+        return blocks, {} if file is None else {path.name: file.finish()}
 
     def _own(self, tensors: Mapping[Name, AnyTensor]) -> dict[Name, TensorRows]:
         """Return what the first process writes besides its blocks."""
@@ -217,32 +218,21 @@ class _Saving:
             raise
 
 
-def _item(name: Name, shape: Sequence[int], dtype: torch.dtype, rows: tuple[int, int]) -> WriteItem:
-    """Describe rows ``start..stop`` of a tensor."""
-    start, stop = rows
-    offsets = torch.Size((start, *(0 for _ in shape[1:])) if shape else ())
-    sizes = torch.Size((stop - start, *shape[1:]) if shape else ())
-    return WriteItem(
-        MetadataIndex(".".join(name), offsets),
-        WriteItemType.TENSOR if sizes == tuple(shape) else WriteItemType.SHARD,
-        tensor_data=TensorWriteData(
-            ChunkStorageMetadata(offsets, sizes), TensorProperties(dtype), torch.Size(shape)
-        ),
-    )
-
-
-def _metadata(parts: Sequence[Written], paths: Mapping[str, Name], folder: Path) -> Any:
+def _metadata(blocks: Sequence[_Block], paths: Mapping[str, Name], folder: Path) -> Metadata:
     """Describe what all processes have written, as `torch.distributed.checkpoint` does."""
-    plans, metadata = create_default_global_save_plan(
-        [SavePlan([item for item, _ in part]) for part in parts]
-    )
-    metadata.storage_data = {
-        item.index: _StorageInfo(*place)
-        for plan, part in zip(plans, parts, strict=True)
-        for item, (_, place) in zip(plan.items, part, strict=True)
-    }
-    # By this other tools of torch's find the nested state dict again.
-    metadata.planner_data = dict(paths)
+    tensors: dict[str, TensorStorageMetadata] = {}
+    places = {}
+    for block in blocks:
+        name, (start, stop) = ".".join(block.name), block.rows
+        size, rest = torch.Size(block.shape), block.shape[1:]
+        offsets = torch.Size((start, *[0] * len(rest)) if size else ())
+        chunk = ChunkStorageMetadata(offsets, torch.Size((stop - start, *rest) if size else ()))
+        new = TensorStorageMetadata(TensorProperties(block.dtype), size, [])
+        chunks = tensors.setdefault(name, new).chunks
+        places[MetadataIndex(name, offsets, len(chunks))] = _StorageInfo(*block.place)
+        chunks.append(chunk)
+    # By their paths other tools of torch's find the nested state dict again.
+    metadata = Metadata({**tensors}, planner_data=dict(paths), storage_data=places)
     metadata.storage_meta = StorageMeta(checkpoint_id=folder, save_id=str(uuid.uuid4()))
-    metadata.version = FORMAT_VERSION
+    metadata.version = FORMAT_VERSION  # Which earlier versions of the class do not take.
     return metadata

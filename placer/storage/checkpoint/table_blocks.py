@@ -8,12 +8,9 @@ from types import MappingProxyType
 import numpy as np
 from torch import Tensor
 
-from placer.errors import CheckpointError
-from placer.executor.growing_keys import GrowingKeys
-from placer.executor.id_order import IdOrder, IdRange, TableTensor, rows_from
+from placer.executor.id_order import IdOrder, IdRange, TableTensor
 from placer.executor.tensor_names import UPDATES, check_shapes
-from placer.storage.row_blocks import block_rows, row_blocks
-from placer.storage.tensor_rows import TensorRows
+from placer.storage.tensor_rows import TensorRows, block_rows, row_blocks
 
 Name = tuple[str, ...]
 """A tensor's place in a nested state dict; joined by dots it is its name in the checkpoint."""
@@ -113,34 +110,6 @@ def load_stored(
                     each.tables.write(block, values)
     for key, tables in counts.items():
         tables.set_update_count(int(stored[key].whole()))
-
-
-def key_states(
-    what: str,
-    stored: dict[str, TensorRows],
-    keys: GrowingKeys,
-    named: NamedTables,
-    prefix: str,
-    cut: str = "",
-) -> Mapping[str, Tensor]:
-    """Take the state of key maps out of what a checkpoint holds; `what` begins the error's message.
-
-    Names have `prefix` in the checkpoint in place of `cut` here. Tensors of tables with another
-    capacity there become what they are with this one.
-    """
-    maps = {name: f"{prefix}{name.removeprefix(cut)}" for name in keys.names()}
-    for full in maps.values():
-        if full not in stored:
-            raise CheckpointError(f"{what}: {full} is missing")
-    state, earlier = keys.resized({name: stored.pop(full).whole() for name, full in maps.items()})
-    for name, tensor in named.tensors.items():
-        rows, of_rows = earlier.get(tensor.table.name, (0, None))
-        held = stored.get(".".join(name))
-        if of_rows is not None and held is not None and held.rows == rows:
-            read = rows_from(tensor, held.read, of_rows, keys.seed)
-            shape = (tensor.table.rows, *held.shape[1:])
-            stored[".".join(name)] = TensorRows(shape, held.dtype, read)
-    return state
 
 
 def _may_lack(tables: IdOrder) -> bool:

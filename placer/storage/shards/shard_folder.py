@@ -4,35 +4,38 @@ docs/reshard.md describes the format. The plan says which files there are, what 
 and what is in them; ``shards.json`` adds each one's size and SHA-256.
 """
 
-import contextlib
 import hashlib
 import json
 import re
-import shutil
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import numpy as np
+import numpy.typing as npt
+
 from placer.errors import CheckpointError, PlanMismatchError
-from placer.files import StrPath, sha256_file, sync_folder
-from placer.folders import new_folder
+from placer.executor.id_order import tensors_of
+from placer.files import StrPath
 from placer.plan.diff import Home, homes_of
 from placer.plan.order import Int, Ranks, listed_ids
 from placer.plan.plan import Plan
-from placer.plan.verify import check_shards, refuse_growing
+from placer.plan.shard import Shard
+from placer.plan.verify import check_shards
 from placer.storage.manifest import (
     Manifest,
     Strict,
+    check_sha256,
     check_size,
     read_manifest,
-    write_manifest,
 )
 from placer.storage.run_state import Position
-from placer.storage.safetensors_layout import StoredTensor
-from placer.storage.shards.shard_file import Bytes, ShardLayout, check_file, read_rows
+from placer.storage.tensor_rows import StoredTensor, lay_out
+from placer.tables import Table
+
+Bytes = npt.NDArray[np.uint8]
 
 FORMAT_VERSION = 1
 MANIFEST = "shards.json"
@@ -69,24 +72,50 @@ class ShardManifest(Manifest):
     files: dict[str, ShardEntry]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ShardFile:
-    """The file of one shard on one of its devices."""
+    """The safetensors file of one shard on one of its devices, whose layout the plan alone decides.
+
+    Table and shard say which tensors there are and of what shape; so a file's first bytes are
+    known beforehand, and so is each row's place.
+    """
 
     name: str  # Path within the folder.
-    layout: ShardLayout
+    table: Table
+    shard: Shard
     home: Home  # The device that serves its rows, and the tier.
+
+    @cached_property
+    def tensors(self) -> dict[str, StoredTensor]:
+        """By name, in the order of the file."""
+        return {tensor.name: tensor for tensor in self._laid_out[1]}
+
+    @property
+    def header(self) -> bytes:
+        """The file's first bytes."""
+        return self._laid_out[0]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the file."""
+        return len(self.header) + sum(tensor.size_bytes for tensor in self.tensors.values())
+
+    @cached_property
+    def _laid_out(self) -> tuple[bytes, tuple[StoredTensor, ...]]:
+        held = replace(self.table, rows=self.shard.row_count, dim=self.shard.width)
+        tensors = tensors_of(held, held.optimizer)
+        return lay_out((tensor.name, tensor.dtype, tensor.shape) for tensor in tensors)
 
 
 def files_by_table(plan: Plan) -> dict[str, list[tuple[ShardFile, ...]]]:
     """Return the files of each shard of a table: one for every device that serves the shard."""
     by_table: dict[str, list[tuple[ShardFile, ...]]] = {table.name: [] for table in plan.tables}
     for index, shard in enumerate(plan.shards):
-        layout = ShardLayout(plan.tables_by_name[shard.table], shard)
+        table = plan.tables_by_name[shard.table]
         word = re.sub(r"[^A-Za-z0-9_]+", "-", shard.table)[:40]
         name = f"{index:05d}-{word}.safetensors"
         files = (
-            ShardFile(f"{quote(home.device, safe='')}.{home.memory}/{name}", layout, home)
+            ShardFile(f"{quote(home.device, safe='')}.{home.memory}/{name}", table, shard, home)
             for home in homes_of(shard)
         )
         by_table[shard.table].append(tuple(files))
@@ -147,16 +176,38 @@ class ShardFolder:
         return self._orders[table]
 
     def rows(self, file: ShardFile, tensor: StoredTensor, positions: Int) -> Bytes:
-        """Return rows of a file: uint8, shape (n, row_bytes)."""
+        """Return rows of a file, in any order: uint8, shape (n, row_bytes)."""
         self.check(file)
-        return read_rows(self.path / file.name, tensor, positions)
+        if not positions.size:
+            return np.empty((0, tensor.row_bytes), dtype=np.uint8)
+        path, shape = self.path / file.name, (tensor.shape[0], tensor.row_bytes)
+        try:
+            rows = np.memmap(path, np.uint8, "r", tensor.offset, shape)
+        except OSError as error:
+            raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
+        return np.asarray(rows[positions])
 
     def check(self, file: ShardFile) -> None:
         """Check a file once; raises `CheckpointError` if it is missing or damaged."""
-        if file.name not in self._checked:
-            sha256 = self.manifest.files[file.name].sha256 if self.verifies else None
-            check_file(self.path / file.name, file.layout, sha256)
-            self._checked.add(file.name)
+        if file.name in self._checked:
+            return
+        path = self.path / file.name
+        fix = "write the shards again from a checkpoint (`placer export --to shards`)"
+        check_size(path, file.size_bytes, fix)
+        try:
+            with path.open("rb") as opened:
+                first_bytes = opened.read(len(file.header))
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot read {path}: {error.strerror or error}; {fix}"
+            ) from error
+        if first_bytes != file.header:
+            raise CheckpointError(
+                f"{path} was altered: it does not begin as its shard's does; {fix}"
+            )
+        if self.verifies:
+            check_sha256(path, self.manifest.files[file.name].sha256, MANIFEST, fix)
+        self._checked.add(file.name)
 
     @cached_property
     def _orders(self) -> dict[str, Ranks]:
@@ -196,7 +247,7 @@ def open_shards(path: StrPath, *, verify: bool = True) -> ShardFolder:
             "only; write the shards again"
         )
     for name, file in expected.items():
-        check_size(folder / name, file.layout.size_bytes, "write the shards again")
+        check_size(folder / name, file.size_bytes, "write the shards again")
     return folder_of_shards
 
 
@@ -209,79 +260,3 @@ def refuse_other_plan(folder: ShardFolder, plan: Plan) -> None:
             f"SHA-256 {expected[:12]}…, theirs {own[:12]}…; give the plan that they were written "
             f"with, which is {folder.path / PLAN}"
         )
-
-
-class NewShards:
-    """A folder of shards that is being written; see `new_shards`."""
-
-    def __init__(self, path: Path, plan: Plan) -> None:
-        self.path, self.plan = path, plan
-        self.entries: dict[str, ShardEntry] = {}  # What has been written, by the file's name.
-        # Files that an earlier checkpoint has already; of them, those that were linked, not copied.
-        self.kept: set[str] = set()
-        self.linked: set[str] = set()
-
-    def target(self, file: ShardFile) -> Path:
-        """Return where a file belongs; its own folder is there."""
-        path = self.path / file.name
-        path.parent.mkdir(exist_ok=True)
-        return path
-
-    def link(self, source: Path, copies: Sequence[ShardFile], sha256: str) -> None:
-        """Make files of one that is there already."""
-        for file in copies:
-            target = self.target(file)
-            try:
-                target.hardlink_to(source)
-                self.linked.add(file.name)
-            except OSError:  # Another file system, or one without links.
-                shutil.copyfile(source, target)
-                sync_folder(target)
-            self.kept.add(file.name)
-            self._add(file, sha256)
-
-    def add_written(self, copies: Sequence[ShardFile]) -> None:
-        """List a shard's first file, which is there, and make the others of it."""
-        path = self.target(copies[0])
-        sha256 = sha256_file(path)
-        self._add(copies[0], sha256)
-        self.link(path, copies[1:], sha256)
-
-    def _add(self, file: ShardFile, sha256: str) -> None:
-        layout, shard = file.layout, file.layout.shard
-        self.entries[file.name] = ShardEntry(
-            table=shard.table,
-            rows=list(shard.rows),
-            cols=list(shard.cols),
-            device=file.home.device,
-            memory=file.home.memory,
-            tensors={
-                name: {"dtype": tensor.dtype, "shape": list(tensor.shape)}
-                for name, tensor in layout.tensors.items()
-            },
-            size_bytes=layout.size_bytes,
-            sha256=sha256,
-        )
-
-    def finish(self, position: Position, updates: int | None) -> None:
-        """Write the plan and ``shards.json``."""
-        self.plan.save(self.path / PLAN)
-        manifest = ShardManifest(
-            format_version=FORMAT_VERSION,
-            plan_sha256=placement_sha256(self.plan),
-            checkpoint=CheckpointEntry(**asdict(position)),
-            updates=updates,
-            files=dict(sorted(self.entries.items())),
-        )
-        body = manifest.model_dump(exclude={"sha256"})
-        write_manifest(self.path / MANIFEST, body, end="\n")
-        for folder in {(self.path / name).parent for name in self.entries}:
-            sync_folder(folder)
-
-
-@contextlib.contextmanager
-def new_shards(path: StrPath, plan: Plan) -> Iterator[NewShards]:
-    """Write a folder of shards, which appears when it is complete; see `new_folder`."""
-    refuse_growing(plan, "a folder of shards")
-    with new_folder(path) as folder:
-        yield NewShards(folder, plan)

@@ -10,15 +10,14 @@ from torch import Tensor
 
 from placer.errors import CheckpointError
 from placer.executor.distributed.placement.division import ranks_of_devices
-from placer.executor.id_order import TableTensor, tensors_of
+from placer.executor.id_order import IdRange, TableTensor, tensors_of
 from placer.executor.tensor_names import UPDATES, check_shapes
 from placer.files import StrPath
 from placer.plan.order import Int, Ranks
 from placer.plan.shard import Shard
-from placer.storage.row_blocks import MOST_ROWS, chunk_rows, row_blocks
 from placer.storage.run_state import STATES, WEIGHTS, Checkpoint
 from placer.storage.shards.shard_folder import ShardFile, ShardFolder, open_shards
-from placer.storage.tensor_rows import AnyTensor, TensorRows
+from placer.storage.tensor_rows import MOST_ROWS, AnyTensor, TensorRows, chunk_rows, row_blocks
 
 if TYPE_CHECKING:
     from placer.executor import Embeddings
@@ -77,7 +76,7 @@ def gather(
     ranks = folder.order_of(table).ranks(ids)
     nearest = (min(copies, key=is_foreign) for copies in folder.files[table])
     for file in sorted(nearest, key=is_foreign):
-        shard, stored = file.layout.shard, file.layout.tensors[tensor.name]
+        shard, stored = file.shard, file.tensors[tensor.name]
         low, high = max(cols[0], shard.cols[0]), min(cols[1], shard.cols[1])
         if tensor.is_per_row:
             low, high = cols
@@ -169,13 +168,10 @@ def load_shards(
     order.synchronize()
     ranks = ranks_of_devices(order.plan.topology, order.world)
     own = frozenset(device for device, rank in ranks.items() if rank == order.rank)
-    for local in order.local_shards():
-        cols = local.cols or (0, 1)
-        step = chunk_rows(local.tensor.width_bytes(cols[1] - cols[0]))
-        for start, stop in row_blocks(local.rows, step):
-            ids = local.ids(start, stop).cpu().numpy()
-            rows = gather(shards, local.tensor, ids, cols, own)
-            local.write(torch.arange(start, stop), rows)
+    for tensor in order.tensors():
+        for start, stop in row_blocks(tensor.table.rows, chunk_rows(tensor.row_bytes)):
+            for places, cols, write in order.held(IdRange(tensor, start, stop)):
+                write(gather(shards, tensor, (start + places).numpy(), cols, own))
     if shards.updates is not None:
         order.set_update_count(shards.updates)
     return shards

@@ -1,36 +1,49 @@
-"""From the tables of a checkpoint, or of other shards, to the shards of a plan or to one file."""
+"""From the tables of a checkpoint, or of other shards, to the shards of a plan."""
 
 import contextlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
-import torch
 
-from placer.errors import CheckpointError
-from placer.executor.id_order import tensors_of
-from placer.executor.tensor_names import UPDATES, check_shapes, state_shapes
-from placer.files import StrPath, replacing
-from placer.growing.key_map import KeyMap
-from placer.growing.options import Growing
+from placer.executor.tensor_names import UPDATES
+from placer.files import StrPath, sha256_file, sync_folder
+from placer.folders import new_folder
 from placer.plan.diff import PlanDiff, diff
-from placer.plan.order import Ranks
+from placer.plan.order import Int, Ranks
 from placer.plan.plan import Plan
-from placer.plan.verify import verify
-from placer.storage.row_blocks import chunk_rows, row_blocks
-from placer.storage.run_state import KEYS, STATES, WEIGHTS, Checkpoint
-from placer.storage.shards.shard_file import ShardLayout, shard_writer
+from placer.plan.verify import refuse_growing, verify
+from placer.storage.manifest import write_manifest
+from placer.storage.run_state import STATES, Checkpoint, Position
 from placer.storage.shards.shard_folder import (
-    NewShards,
+    FORMAT_VERSION,
+    MANIFEST,
+    PLAN,
+    Bytes,
+    CheckpointEntry,
+    ShardEntry,
     ShardFile,
     ShardFolder,
+    ShardManifest,
     files_by_table,
-    new_shards,
     open_shards,
+    placement_sha256,
     refuse_other_plan,
 )
 from placer.storage.shards.shard_rows import checkpoint_of_shards, held_rows, same_ids
-from placer.storage.tensor_rows import AnyTensor, TensorRows, bytes_of, write_safetensors
+from placer.storage.shards.table_files import tensors_by_table
+from placer.storage.tensor_rows import (
+    NAMES,
+    StoredTensor,
+    TensorRows,
+    bytes_of,
+    chunk_rows,
+    row_blocks,
+)
 
 _MOST_OPEN = 256
 """Files that are open at a time: systems allow some thousand."""
@@ -76,9 +89,9 @@ def write_shards(plan: Plan, checkpoint: Checkpoint, path: StrPath) -> ShardFold
     """
     verify(plan)
     tensors = tensors_by_table(plan, checkpoint)
-    with new_shards(path, plan) as made:
+    with _new_shards(path, plan) as made:
         for name, files in files_by_table(plan).items():
-            _write_table(made, files, tensors[name])
+            made.write(files, tensors[name])
         updates = checkpoint.tensors.get(STATES, {}).get(UPDATES)
         count = None if updates is None else int(TensorRows.of(updates).whole())
         made.finish(checkpoint.position, count)
@@ -145,19 +158,19 @@ def reshard(
     difference = diff(old or shards.plan, new)
     difference.check_rows()
     tensors = tensors_by_table(shards.plan, checkpoint_of_shards(shards))
-    with new_shards(path, new) as made:
+    with _new_shards(path, new) as made:
         for name, files in files_by_table(new).items():
             order = Ranks.in_plan(new, name)
             changed = []
             for copies in files:
-                source = _unchanged(shards, order, copies[0].layout)
+                source = _unchanged(shards, order, copies[0])
                 if source is None:
                     changed.append(copies)
                     continue
                 shards.check(source)
                 sha256 = shards.manifest.files[source.name].sha256
                 made.link(shards.path / source.name, copies, sha256)
-            _write_table(made, changed, tensors[name])
+            made.write(changed, tensors[name])
         made.finish(shards.position, shards.updates)
     every = [(name, entry.size_bytes) for name, entry in made.entries.items()]
     written_bytes = sum(size for name, size in every if name not in made.linked)
@@ -170,123 +183,140 @@ def reshard(
     )
 
 
-def _unchanged(shards: ShardFolder, order: Ranks, layout: ShardLayout) -> ShardFile | None:
-    """Return the file of an older shard with the same rows in the same order, if there is one."""
-    table, shard = layout.table.name, layout.shard
-    older_order = shards.order_of(table)
-    for file, *_ in shards.files[table]:
-        older = file.layout.shard
-        if (older.cols, older.row_count) == (shard.cols, shard.row_count) and same_ids(
-            (older_order, older), (order, shard)
+def _unchanged(shards: ShardFolder, order: Ranks, file: ShardFile) -> ShardFile | None:
+    """Return the older file with the same rows in the same order, if there is one."""
+    shard, older_order = file.shard, shards.order_of(file.table.name)
+    for older, *_ in shards.files[file.table.name]:
+        was = older.shard
+        if (was.cols, was.row_count) == (shard.cols, shard.row_count) and same_ids(
+            (older_order, was), (order, shard)
         ):
-            return file
+            return older
     return None
 
 
-def write_tables(
-    plan: Plan,
-    checkpoint: Checkpoint,
-    path: StrPath,
-    *,
-    with_optimizer: bool = False,
-) -> None:
-    """Write the tables of a checkpoint to one safetensors file, in rows.
+class _NewShards:
+    """A folder of shards that is being written; see `_new_shards`."""
 
-    ``<table>.weight`` is [rows, dim] in id order, as in `PlacedEmbeddings.state_dict`; with the
-    optimizer's state besides, as in its `optimizer_state_dict`. Of a table that grows,
-    ``<table>.keys`` are the keys that have rows, and ``<table>.rows`` these rows; int64. The file
-    says of which checkpoint it is, so that servers of it take the increments that follow.
+    def __init__(self, path: Path, plan: Plan) -> None:
+        self.path, self.plan = path, plan
+        self.entries: dict[str, ShardEntry] = {}  # What has been written, by the file's name.
+        # Files that an earlier checkpoint has already; of them, those that were linked, not copied.
+        self.kept: set[str] = set()
+        self.linked: set[str] = set()
 
-    Raises CheckpointError if the checkpoint lacks a table of the plan, or has another shape or
-    dtype. Raises PlacerError if the file cannot be written; what was there before is there still.
-    """
-    named: dict[str, AnyTensor] = {
-        f"{table}.{name}": rows
-        for table, tensors in tensors_by_table(plan, checkpoint, with_optimizer).items()
-        for name, rows in tensors.items()
-    }
-    for table, how in plan.growing.items():
-        live = keys_of(checkpoint, table, how).live()
-        for name, values in zip(("keys", "rows"), live, strict=True):
-            named[f"{table}.{name}"] = torch.from_numpy(values)
-    with replacing(path) as temporary:
-        write_safetensors(temporary, named, origin_of(checkpoint))
+    def write(
+        self, files: Sequence[tuple[ShardFile, ...]], tensors: Mapping[str, TensorRows]
+    ) -> None:
+        """Write shards of one table, reading it once, or once for so many as may be open."""
+        for first in range(0, len(files), _MOST_OPEN):
+            own = files[first : first + _MOST_OPEN]
+            self._write([copies[0] for copies in own], tensors)
+            for copies in own:
+                path = self._place(copies[0])
+                sha256 = sha256_file(path)
+                self._add(copies[0], sha256)
+                self.link(path, copies[1:], sha256)
+
+    def _write(self, files: Sequence[ShardFile], tensors: Mapping[str, TensorRows]) -> None:
+        order = Ranks.in_plan(self.plan, files[0].table.name)
+        with contextlib.ExitStack() as stack:
+            opened = [stack.enter_context(_made(self._place(file), file)) for file in files]
+            for name, rows in tensors.items():
+                for start, stop in row_blocks(rows.rows, chunk_rows(rows.row_bytes)):
+                    ranks = order.ranks(np.arange(start, stop, dtype=np.int64))
+                    held = [held_rows(ranks, file.shard) for file in files]
+                    if not any(where.size for where, _ in held):
+                        continue
+                    values = bytes_of(rows.read(start, stop)).numpy().reshape(stop - start, -1)
+                    for file, descriptor, (where, places) in zip(files, opened, held, strict=True):
+                        tensor = file.tensors[name]
+                        own = values[where][:, tensor.columns(*file.shard.cols)]
+                        _write_rows(descriptor, tensor, places, own)
+
+    def _place(self, file: ShardFile) -> Path:
+        """Return where a file belongs; its own folder is there."""
+        path = self.path / file.name
+        path.parent.mkdir(exist_ok=True)
+        return path
+
+    def link(self, source: Path, copies: Sequence[ShardFile], sha256: str) -> None:
+        """Make files of one that is there already."""
+        for file in copies:
+            path = self._place(file)
+            try:
+                path.hardlink_to(source)
+                self.linked.add(file.name)
+            except OSError:  # Another file system, or one without links.
+                shutil.copyfile(source, path)
+                sync_folder(path)
+            self.kept.add(file.name)
+            self._add(file, sha256)
+
+    def _add(self, file: ShardFile, sha256: str) -> None:
+        shard = file.shard
+        self.entries[file.name] = ShardEntry(
+            table=shard.table,
+            rows=list(shard.rows),
+            cols=list(shard.cols),
+            device=file.home.device,
+            memory=file.home.memory,
+            tensors={
+                name: {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape)}
+                for name, tensor in file.tensors.items()
+            },
+            size_bytes=file.size_bytes,
+            sha256=sha256,
+        )
+
+    def finish(self, position: Position, updates: int | None) -> None:
+        """Write the plan and ``shards.json``."""
+        self.plan.save(self.path / PLAN)
+        manifest = ShardManifest(
+            format_version=FORMAT_VERSION,
+            plan_sha256=placement_sha256(self.plan),
+            checkpoint=CheckpointEntry(**asdict(position)),
+            updates=updates,
+            files=dict(sorted(self.entries.items())),
+        )
+        body = manifest.model_dump(exclude={"sha256"})
+        write_manifest(self.path / MANIFEST, body, end="\n")
+        for folder in {(self.path / name).parent for name in self.entries}:
+            sync_folder(folder)
 
 
-def origin_of(checkpoint: Checkpoint) -> dict[str, str]:
-    """Return what a file says of its checkpoint, where that was read from files."""
-    if not checkpoint.sha256:
-        return {}
-    return {"checkpoint": checkpoint.sha256, "step": str(checkpoint.position.step)}
+@contextlib.contextmanager
+def _new_shards(path: StrPath, plan: Plan) -> Iterator[_NewShards]:
+    """Write a folder of shards, which appears when it is complete; see `new_folder`."""
+    refuse_growing(plan, "a folder of shards")
+    with new_folder(path) as folder:
+        yield _NewShards(folder, plan)
 
 
-def keys_of(checkpoint: Checkpoint, table: str, how: Growing) -> KeyMap:
-    """Return which keys of a table that grows have which rows."""
-    saved, keys = checkpoint.tensors.get(KEYS, {}), KeyMap(how)
-    names = {name: f"{table}.keys.{name}" for name in KeyMap.STATE}
-    missing = [name for name in names.values() if name not in saved]
-    if missing:
-        raise CheckpointError(f"the checkpoint lacks {missing[0]!r} of a table that grows")
-    whole = {name: TensorRows.of(saved[full]).whole().numpy() for name, full in names.items()}
-    keys.load_state(whole)
-    return keys
+@contextlib.contextmanager
+def _made(path: Path, file: ShardFile) -> Iterator[int]:
+    """Make a shard's file, which must not exist, to be written; afterwards it is on disk."""
+    with path.open("xb", buffering=0) as made:
+        _write_at(made.fileno(), file.header, 0)
+        os.ftruncate(made.fileno(), file.size_bytes)
+        yield made.fileno()
+        os.fsync(made.fileno())
 
 
-def _write_table(
-    made: NewShards, files: Sequence[tuple[ShardFile, ...]], tensors: Mapping[str, TensorRows]
-) -> None:
-    """Write shards of one table, reading the table once, or once for so many as may be open."""
-    for first in range(0, len(files), _MOST_OPEN):
-        _write_shards(made, files[first : first + _MOST_OPEN], tensors)
+def _write_rows(descriptor: int, tensor: StoredTensor, positions: Int, rows: Bytes) -> None:
+    """Overwrite rows of a tensor, as uint8 of shape (n, row_bytes), at any positions."""
+    if not positions.size:
+        return
+    content = np.ascontiguousarray(rows)
+    # Neighbours go in one call: of rows that no row order lists, all of them.
+    breaks = np.flatnonzero(np.diff(positions) != 1) + 1
+    for first, last in pairwise([0, *breaks.tolist(), positions.size]):
+        at = tensor.offset + int(positions[first]) * tensor.row_bytes
+        _write_at(descriptor, content[first:last].data, at)
 
 
-def _write_shards(
-    made: NewShards, files: Sequence[tuple[ShardFile, ...]], tensors: Mapping[str, TensorRows]
-) -> None:
-    layouts = [file.layout for file, *_ in files]
-    order = Ranks.in_plan(made.plan, layouts[0].table.name)
-    with contextlib.ExitStack() as stack:
-        writers = [
-            stack.enter_context(shard_writer(made.target(file), file.layout)) for file, *_ in files
-        ]
-        for name, rows in tensors.items():
-            for start, stop in row_blocks(rows.rows, chunk_rows(rows.row_bytes)):
-                ranks = order.ranks(np.arange(start, stop, dtype=np.int64))
-                held = [held_rows(ranks, layout.shard) for layout in layouts]
-                if not any(where.size for where, _ in held):
-                    continue
-                values = bytes_of(rows.read(start, stop)).numpy().reshape(stop - start, -1)
-                for layout, writer, (where, positions) in zip(layouts, writers, held, strict=True):
-                    tensor = layout.tensors[name]
-                    own = values[where][:, tensor.columns(*layout.shard.cols)]
-                    writer.write(tensor, positions, own)
-    for copies in files:
-        made.add_written(copies)
-
-
-def tensors_by_table(
-    plan: Plan, checkpoint: Checkpoint, with_optimizer: bool = True
-) -> dict[str, dict[str, TensorRows]]:
-    """Return a checkpoint's tensors by table and name, checked against a plan's tables."""
-    weights, states = (checkpoint.tensors.get(name, {}) for name in (WEIGHTS, STATES))
-    tensors = {t.name: list(tensors_of(t, t.optimizer)) for t in plan.tables}
-    shapes = {f"{table}.weight": weight.shape for table, (weight, *_) in tensors.items()}
-    check_shapes("the checkpoint's tables do not fit the plan", weights, shapes)
-    if with_optimizer:
-        optimizers = {table.name: table.optimizer for table in plan.tables}
-        shapes = state_shapes(plan.tables, optimizers, counted=UPDATES in states)
-        check_shapes("the checkpoint's optimizer state does not fit the plan", states, shapes)
-    by_table = {}
-    for table in plan.tables:
-        weight, *state = tensors[table.name]
-        rows = TensorRows.of(weights[f"{table.name}.weight"])
-        if rows.dtype != weight.dtype:
-            raise CheckpointError(
-                f"table {table.name!r} is {rows.dtype} in the checkpoint and {table.dtype} in the "
-                "plan; make the plan with that --dtype"
-            )
-        by_table[table.name] = {"weight": rows}
-        for tensor in state if with_optimizer else ():
-            rows = TensorRows.of(states[f"{table.name}.{tensor.name}"])
-            by_table[table.name][tensor.name] = rows
-    return by_table
+def _write_at(descriptor: int, content: "bytes | memoryview", at: int) -> None:
+    left = memoryview(content).cast("B")
+    while left:  # Near a full disk, a part is written first.
+        done = os.pwrite(descriptor, left, at)
+        left, at = left[done:], at + done

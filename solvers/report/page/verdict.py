@@ -13,53 +13,38 @@ from solvers.bounds.binding import Binding, Resource
 NEAR = 0.05
 """A plan within this gap of the bound is not worth a longer search."""
 
-_ADVICE: dict[Resource, tuple[str, str]] = {
-    "free hbm": (
-        "HBM that is left free",
-        "Rows that are in DRAM fit there: plan anew, or search for longer.",
-    ),
-    "hbm": (
-        "too little HBM",
-        "More HBM on each GPU, more GPUs or a smaller type of the weights make room for more hot "
-        "rows. --hbm-steps shows what other budgets give.",
-    ),
-    "dram": (
-        "too little host memory",
-        "Give hosts more memory, or tables a smaller type: rows now take the HBM of others.",
-    ),
-    "hbm bandwidth": (
-        "reading and writing HBM",
-        "The work is the GPUs' own: faster memory, a smaller dim or a smaller type shorten it.",
-    ),
-    "link": (
-        "the links between hosts and GPUs",
-        "A faster link shortens the step. --whatif says by how much.",
-    ),
-    "dram bandwidth": (
-        "the bandwidth of host memory",
-        "Hosts with more memory channels, or a smaller type of the weights, shorten the step.",
-    ),
-    "peers": (
-        "exchanges between GPUs of a host",
-        "Faster links between them, or a smaller dim, shorten the step.",
-    ),
-    "network": (
-        "exchanges between hosts",
-        "A faster network, a smaller dim or tables kept within one host shorten the step.",
-    ),
-    "launches": (
-        "the launches of kernels",
-        "A larger batch spreads them over more samples; tables of fewer widths and types need "
-        "fewer.",
-    ),
-    "dense": (
-        "the dense layers",
-        "No placement shortens them: smaller layers, bfloat16 products or more GPUs do.",
-    ),
-    "nothing": (
-        "nothing by itself",
-        "No single resource is worth buying. A larger batch spreads what every step takes.",
-    ),
+_NAMES: dict[Resource, str] = {
+    "free hbm": "HBM that is left free",
+    "hbm": "too little HBM",
+    "dram": "too little host memory",
+    "hbm bandwidth": "reading and writing HBM",
+    "link": "the links between hosts and GPUs",
+    "dram bandwidth": "the bandwidth of host memory",
+    "peers": "exchanges between GPUs of a host",
+    "network": "exchanges between hosts",
+    "launches": "the launches of kernels",
+    "drives": "the drives of the hosts",
+    "dense": "the dense layers",
+    "nothing": "nothing by itself",
+}
+
+_ADVICE: dict[Resource, str] = {
+    "free hbm": "Rows that are in DRAM fit there: plan anew, or search for longer.",
+    "hbm": "More HBM on each GPU, more GPUs or a smaller type of the weights make room for more "
+    "hot rows. --hbm-steps shows what other budgets give.",
+    "dram": "Give hosts more memory, or tables a smaller type: rows now take the HBM of others.",
+    "hbm bandwidth": "The work is the GPUs' own: faster memory, a smaller dim or a smaller type "
+    "shorten it.",
+    "link": "A faster link shortens the step. --whatif says by how much.",
+    "dram bandwidth": "Hosts with more memory channels, or a smaller type of the weights, shorten "
+    "the step.",
+    "peers": "Faster links between them, or a smaller dim, shorten the step.",
+    "network": "A faster network, a smaller dim or tables kept within one host shorten the step.",
+    "launches": "A larger batch spreads them over more samples; tables of fewer widths and types "
+    "need fewer.",
+    "drives": "Faster drives, or more host memory, shorten the step.",
+    "dense": "No placement shortens them: smaller layers, bfloat16 products or more GPUs do.",
+    "nothing": "No single resource is worth buying. A larger batch spreads what every step takes.",
 }
 
 _ROUNDING = 1e-5
@@ -104,7 +89,7 @@ def verdict(
     says whether the plan's bound is one for this cost model and problem.
     """
     gap = facts["gap"] if bound_holds else None
-    name, what = _ADVICE[binding.resource]
+    name = _NAMES[binding.resource]
     summary = f"A step takes {format_seconds(facts['step_time_s'])}"
     if gap is None:
         summary += "; no bound says how near the best possible that is."
@@ -113,9 +98,13 @@ def verdict(
     else:
         best = format_seconds(facts["bound_s"])
         summary += f"; no placement can take less than {best}, so there may be room."
-    advice = [what]
-    if gains := _gains(binding):
-        advice.append(f"A tenth more would gain, in samples a second: {gains}.")
+    advice = [_ADVICE[binding.resource]]
+    # What a tenth more of each resource that can be bought gains, most first.
+    gains = sorted(binding.gains.items(), key=lambda one: -one[1])
+    known = [(_BUYABLE[of], gain) for of, gain in gains if of in _BUYABLE and gain > _ROUNDING]
+    if known:
+        words = ", ".join(f"{name} {form.share(gain)}" for name, gain in known)
+        advice.append(f"A tenth more would gain, in samples a second: {words}.")
     if gap is not None and gap > NEAR:
         room = 1 - facts["bound_s"] / facts["step_time_s"]
         search = "with --solver auto" if str(facts["solver"]).startswith("greedy") else "for longer"
@@ -132,13 +121,6 @@ def verdict(
         )
     binds = f"{name[0].upper()}{name[1:]}. The step {plain(binding.words)}."
     return Verdict(summary, binds, tuple(advice), _tiles(facts, gap))
-
-
-def _gains(binding: Binding) -> str:
-    """Return what a tenth more of each resource that can be bought gains, most first."""
-    gains = sorted(binding.gains.items(), key=lambda one: -one[1])
-    known = [(_BUYABLE[of], gain) for of, gain in gains if of in _BUYABLE and gain > _ROUNDING]
-    return ", ".join(f"{name} {form.share(gain)}" for name, gain in known)
 
 
 def _tiles(facts: Row, gap: float | None) -> tuple[Tile, ...]:

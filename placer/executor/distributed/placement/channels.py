@@ -1,4 +1,4 @@
-"""Who sends which feature's lookups to whom: the same on every rank, from the plan alone."""
+"""What every rank knows of a shared plan: who holds what, and who sends which lookups to whom."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -6,37 +6,36 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from placer.executor.distributed.placement.division import Target
-from placer.executor.distributed.placement.table_routes import TableRoutes
+from placer.executor.distributed.placement.division import (
+    Target,
+    divide,
+    ranks_of_devices,
+    servers_of,
+)
+from placer.executor.distributed.placement.local_plans import (
+    HeldShards,
+    local_plan,
+    shards_by_holders,
+)
+from placer.executor.distributed.placement.table_routes import TableRoutes, table_routes
 from placer.executor.lookups.batch_reads import FeatureRead
-from placer.tables import Pooling
+from placer.plan.plan import Plan
+from placer.tables import Feature, OptimizerName, Pooling
 
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """Lookups of one feature in one target.
+    """Lookups of one feature in one target."""
 
-    Attributes
-    ----------
-    name : str
-        Of the feature where it reads the target, which is a table of its own there.
-    feature : int
-    columns : int
-        Of the feature's table.
-    position : int
-        Of the target within its column slice.
-    target : Target
-    pooling : {"sum", "max", "none"}
-        What the holder gives back: a row for each bag, or for each lookup.
-    """
-
-    name: str
+    name: str  # Of the feature where it reads the target, which is a table of its own there.
+    # Numbers: of the feature, of its table's column slice, and of the target within that.
     feature: int
     columns: int
     position: int
     target: Target
-    pooling: Pooling
+    pooling: Pooling  # What the holder gives back: sum, max, or none for a row for each lookup.
 
     @property
     def pooled(self) -> bool:
@@ -46,22 +45,13 @@ class Channel:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Targets that one rank holds together with the same others, or alone.
-
-    Attributes
-    ----------
-    holders : tuple of int
-    targets : tuple of Target
-    channels : tuple of int
-        Positions in `Channels.served`, in the order of targets and of their features.
-    sources : tuple of int
-        Ranks whose lookups come here.
-    """
+    """Targets that one rank holds together with the same others, or alone."""
 
     holders: tuple[int, ...]
     targets: tuple[Target, ...]
+    # Positions in `Channels.served`, in the order of targets and of their features.
     channels: tuple[int, ...]
-    sources: tuple[int, ...]
+    sources: tuple[int, ...]  # Ranks whose lookups come here.
 
     @property
     def replicated(self) -> bool:
@@ -71,25 +61,15 @@ class Unit:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Channels:
-    """What a rank sends and serves.
+    """What a rank sends and serves."""
 
-    Attributes
-    ----------
-    sent : tuple of (rank, Channel)
-        In the order of sending: by destination.
-    served : tuple of Channel
-    serves : bool, shape (world, served)
-        Which of `served` come from each rank: of replicated rows, not all.
-    widths : int64, shape (served,)
-        Columns that each of `served` gives back.
-    units : tuple of Unit
-        What this rank holds alone comes first; then replicas, in an order that all share.
-    """
-
+    # With the rank that each goes to, in the order of sending: by destination.
     sent: tuple[tuple[int, Channel], ...]
     served: tuple[Channel, ...]
+    # Which of `served` come from each rank, shape (world, served): of replicated rows, not all.
     serves: npt.NDArray[np.bool_]
-    widths: npt.NDArray[np.int64]
+    widths: npt.NDArray[np.int64]  # Columns that each of `served` gives back.
+    # What this rank holds alone comes first; then replicas, in an order that all share.
     units: tuple[Unit, ...]
 
 
@@ -144,3 +124,52 @@ def channels_of(
         sources = tuple(s for s in range(world) if held[holders][0].holder_for(s) == rank)
         units.append(Unit(holders, tuple(held[holders]), tuple(reads[holders]), sources))
     return Channels(sent, served, serves, widths, tuple(units))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Survey:
+    """What every rank knows of a plan: it is the same on all of them."""
+
+    plan: Plan
+    features: tuple[FeatureRead, ...]
+    optimizers: Mapping[str, OptimizerName]
+    ranks: Mapping[str, int]  # By device.
+    targets: tuple[Target, ...]
+    routes: Mapping[str, TableRoutes]
+    channels: tuple[Channel, ...]  # Between any ranks.
+    shards: HeldShards
+
+    @classmethod
+    def of(
+        cls,
+        plan: Plan,
+        features: tuple[FeatureRead, ...],
+        optimizers: Mapping[str, OptimizerName],
+        world: int,
+        device: torch.device,
+    ) -> "Survey":
+        """Divide a plan over so many ranks."""
+        ranks = ranks_of_devices(plan.topology, world, servers_of(plan))
+        division = divide(plan, ranks, optimizers)
+        routes = table_routes(plan, division, device)
+        return cls(
+            plan,
+            features,
+            optimizers,
+            ranks,
+            tuple(t for slices in division.values() for part in slices for t in part.targets),
+            routes,
+            all_channels(features, routes),
+            shards_by_holders(plan, ranks),
+        )
+
+    def plan_of(self, unit: Unit, channels: Channels, rank: int) -> Plan:
+        """Return the plan by which a rank holds one of its units."""
+        features: dict[str, list[Feature]] = defaultdict(list)
+        for channel in (channels.served[at] for at in unit.channels):
+            own = Feature(channel.name, pooling=channel.pooling)
+            features[channel.target.name].append(own)
+        gpus = [gpu for gpu in self.plan.topology.gpus if self.ranks[gpu.id] == rank]
+        return local_plan(
+            self.plan, unit.targets, features, self.shards, self.optimizers, gpus
+        ).plan

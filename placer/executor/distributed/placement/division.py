@@ -1,51 +1,119 @@
 """A plan's tables divided over ranks: who holds which rows of which columns."""
 
+import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from placer.errors import PlanMismatchError
-from placer.executor.distributed.placement.row_slices import RowSlice, joined, refined
 from placer.executor.memory.arena_order import LOOKUP_ORDER, columns_of
 from placer.plan.plan import Plan
 from placer.plan.shard import Shard
 from placer.tables import OptimizerName, Table
 from placer.topology.topology import Topology
 
+
+@dataclass(frozen=True, slots=True, order=True)
+class RowSlice:
+    """The row ranks ``range(start, stop, step)``."""
+
+    start: int
+    stop: int
+    step: int = 1
+
+    @property
+    def count(self) -> int:
+        """Rows in it."""
+        return len(self.members)
+
+    @property
+    def members(self) -> range:
+        """The row ranks."""
+        return range(self.start, self.stop, self.step)
+
+    def trimmed(self) -> "RowSlice":
+        """Return the same non-empty rows, ending right after the last; one row has step 1."""
+        return RowSlice(self.start, self.members[-1] + 1, self.step if self.count > 1 else 1)
+
+    def first_from(self, low: int) -> int:
+        """Return the first of start, start + step, … that is at least `low`."""
+        return self.start if self.start >= low else low + (self.start - low) % self.step
+
+    def meet(self, other: "RowSlice") -> "RowSlice | None":
+        """Return rows that both have; None where there are none."""
+        low, high = max(self.start, other.start), min(self.stop, other.stop)
+        common = math.gcd(self.step, other.step)
+        if low >= high or (self.start - other.start) % common:
+            return None
+        # Chinese remainders: start + k·step ≡ other.start (mod other.step).
+        modulus = other.step // common
+        distance = (other.start - self.start) // common
+        k = distance * pow(self.step // common, -1, modulus) % modulus if modulus > 1 else 0
+        met = RowSlice(self.start + k * self.step, high, self.step * modulus)
+        common_rows = RowSlice(met.first_from(low), high, met.step)
+        return common_rows if common_rows.start < high else None
+
+    def local(self, rows: "RowSlice") -> "RowSlice":
+        """Return a slice of this slice's rows, as a slice of their positions in it."""
+        first = (rows.start - self.start) // self.step
+        stride = rows.step // self.step
+        if rows.count == 1:
+            return RowSlice(first, first + 1)
+        return RowSlice(first, first + (rows.count - 1) * stride + 1, stride)
+
+
+def joined(slices: Iterable[RowSlice]) -> tuple[RowSlice, ...]:
+    """Return the same disjoint rows as few slices, ordered by start; slices in sequence are joined.
+
+    Equal rows give equal slices, whatever shards they came from, if they are sliced alike.
+    """
+    merged: list[RowSlice] = []
+    ends: dict[tuple[int, int], int] = {}  # (next row, step) → position in `merged`
+    for part in sorted(part.trimmed() for part in slices if part.count):
+        at = ends.pop((part.start, part.step), None)
+        if at is None:
+            at = len(merged)
+            merged.append(part)
+        last = part.members[-1]
+        merged[at] = RowSlice(merged[at].start, last + 1, part.step)
+        ends[last + part.step, part.step] = at
+    return tuple(sorted(part.trimmed() for part in merged))
+
+
+def refined(partitions: Iterable[tuple[RowSlice, ...]]) -> tuple[RowSlice, ...]:
+    """Return the coarsest slices of which each lies in one slice of every partition."""
+    parts: tuple[RowSlice, ...] | None = None
+    for partition in partitions:
+        if parts is None:
+            parts = partition
+            continue
+        parts = tuple(
+            met for one in parts for other in partition if (met := one.meet(other)) is not None
+        )
+    return tuple(sorted(part.trimmed() for part in parts or ()))
+
+
 if TYPE_CHECKING:
-    from placer.executor.distributed.placement.row_routing import Router
+    from placer.executor.distributed.placement.table_routes import Router
 
 _MOST_PARTS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Rows of a column slice that the same ranks hold: a table of its own on each of them.
+    """Rows of a column slice that the same ranks hold: a table of its own on each of them."""
 
-    Attributes
-    ----------
-    name : str
-        Of that table, unique among all targets.
-    table : Table
-        What it is a part of.
-    cols : (start, stop)
-    parts : tuple of RowSlice
-        Its rows, one slice after the other, as row ranks. All rows of a table are one slice,
-        and its own row r is then id r, not rank r.
-    holders : tuple of int
-        Ranks; more than one where the rows are replicated.
-    peers : str
-        Targets with equal names here are the other columns of the same rows, where row-wise
-        Adagrad needs Σ g² of all of them; empty where it does not.
-    """
-
-    name: str
-    table: Table
+    name: str  # Of that table, unique among all targets.
+    table: Table  # What it is a part of.
     cols: tuple[int, int]
+    # Its rows, one slice after the other, as row ranks. All rows of a table are one slice, and its
+    # own row r is then id r, not rank r.
     parts: tuple[RowSlice, ...]
-    holders: tuple[int, ...]
+    holders: tuple[int, ...]  # Ranks; more than one where the rows are replicated.
+    # Targets with equal names here are the other columns of the same rows, where row-wise Adagrad
+    # needs Σ g² of all of them; empty where it does not.
     peers: str = ""
 
     @property
@@ -82,19 +150,11 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class ColumnSlice:
-    """A range of columns of a table, and the targets that hold its rows.
-
-    Attributes
-    ----------
-    cols : (start, stop)
-    targets : tuple of Target
-    router : Router or None
-        Which target has which row. None where one has all, or nobody asks.
-    """
+    """A range of columns of a table, and the targets that hold its rows."""
 
     cols: tuple[int, int]
     targets: tuple[Target, ...]
-    router: "Router | None" = None
+    router: "Router | None" = None  # Which target has which row; None where one has all.
 
 
 def servers_of(plan: Plan) -> tuple[str, ...]:
@@ -108,15 +168,8 @@ def ranks_of_devices(topology: Topology, world: int, servers: Sequence[str] = ()
 
     GPU i of N is rank ``i · world // N``. With fewer ranks than GPUs, neighbouring GPUs share a
     rank. With more, some ranks have no rows and only contribute samples. What a host serves by
-    itself is served by the rank of its first GPU.
-
-    Parameters
-    ----------
-    topology : Topology
-    world : int
-        Number of ranks.
-    servers : sequence of str
-        Hosts that have ranks of their own: the last ones, in this order.
+    itself is served by the rank of its first GPU; `servers` are hosts that have ranks of their own,
+    the last ones, in this order.
     """
     world -= len(servers)
     if world < 1:

@@ -4,8 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from placer.executor.distributed.placement.division import Target, holders_of
-from placer.executor.distributed.placement.row_slices import RowSlice
+from placer.executor.distributed.placement.division import RowSlice, Target, holders_of
 from placer.plan.fields import RowOrder
 from placer.plan.plan import Plan
 from placer.plan.shard import Shard
@@ -18,16 +17,10 @@ _GPU, _HOST = "gpu:0", "host:0"
 
 @dataclass(frozen=True, slots=True)
 class LocalPlan:
-    """The plan of what a process holds, and where its shards come from.
-
-    Attributes
-    ----------
-    plan : Plan
-    origins : tuple of (int, RowSlice)
-        For each of its shards the number of the whole plan's shard, and the rows of that.
-    """
+    """The plan of what a process holds, and where its shards come from."""
 
     plan: Plan
+    # For each of its shards the number of the whole plan's shard, and the rows of that.
     origins: tuple[tuple[int, RowSlice], ...]
 
 

@@ -1,36 +1,141 @@
-"""Where the rows of each table are: for lookups, checkpoints and initial weights alike."""
+"""From ids to who has their rows: for lookups, checkpoints and initial weights alike.
 
+A rank holds a few numbers a slice for it, and the ids that a row order lists.
+"""
+
+import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from placer.executor.distributed.placement.division import ColumnSlice, Target
-from placer.executor.distributed.placement.row_routing import RankOrder, Router
+from placer.errors import PlanMismatchError
+from placer.executor.distributed.placement.division import ColumnSlice, RowSlice
 from placer.executor.lookups.batch_reads import tensors_of
-from placer.plan.order import Ranks
 from placer.plan.plan import Plan
 from placer.tables import Table
+
+_LONGEST_PERIOD = 1 << 22
+"""Rows after which a mix of strides repeats: its table is held by each rank."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RankOrder:
+    """A row order on the computing device; see `placer.plan.order.Ranks`."""
+
+    # The ids that the order lists, sorted, and their row ranks: int32 or int64.
+    ascending: Tensor
+    ranks: Tensor
+
+    @classmethod
+    def of(cls, listed: npt.NDArray[np.int64], rows: int, device: torch.device) -> "RankOrder":
+        """Return the row order of a table that lists these ids, hottest first."""
+        ascending, ranks = torch.sort(torch.from_numpy(listed))
+        kind = _kind(rows)
+        return cls(ascending.to(device, kind), ranks.to(device, kind))
+
+    def ranks_of(self, ids: Tensor) -> Tensor:
+        """Row ranks of ids, int64. An id that is not listed follows all that are."""
+        listed = self.ascending.numel()
+        below = torch.searchsorted(self.ascending, ids.to(self.ascending.dtype))
+        at = below.clamp(max=listed - 1)
+        known = self.ascending[at] == ids
+        return torch.where(known, self.ranks[at].long(), ids.long() + listed - below)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Router:
+    """Which slice a row is of, and which row of it, where a column slice has several row slices.
+
+    A segment begins wherever a slice begins or ends. Within it the owners repeat: their
+    period is the least common multiple of the strides.
+    """
+
+    # Of each segment: its first row, the period of its owners, and where they start in `owners`.
+    segment_starts: Tensor
+    periods: Tensor
+    offsets: Tensor
+    owners: Tensor  # Slice of each row of a period, int32.
+    # Of each slice: row r is row ``bases + (r − starts) / steps`` of its target.
+    starts: Tensor
+    steps: Tensor
+    bases: Tensor
+    targets: Tensor
+
+    @classmethod
+    def of(
+        cls, rows: int, slices: Sequence[tuple[RowSlice, int, int]], device: torch.device
+    ) -> "Router":
+        """Route rows by slices, each with its target and the target's row where it begins."""
+        ends = {0, rows}
+        for part, _, _ in slices:
+            ends |= {part.start, part.stop}
+        segment_starts = [*sorted(end for end in ends if 0 <= end <= rows)]
+        periods, offsets, owners = [], [0], []
+        for low, high in pairwise(segment_starts):
+            active = [
+                (index, part)
+                for index, (part, _, _) in enumerate(slices)
+                if part.start <= low and high <= part.stop
+            ]
+            span = min(math.lcm(*(part.step for _, part in active)), high - low)
+            if span > _LONGEST_PERIOD:
+                strides = sorted({part.step for _, part in active})
+                raise PlanMismatchError(
+                    f"shards with strides {strides} repeat every {span} rows only; "
+                    "use the same stride for all shards of a table"
+                )
+            owner = np.zeros(span, dtype=np.int32)
+            for index, part in active:
+                owner[part.first_from(low) - low :: part.step] = index
+            owners.append(owner)
+            periods.append(span)
+            offsets.append(offsets[-1] + span)
+        kind = _kind(rows)
+
+        def numbers(values: Sequence[int], dtype: torch.dtype = kind) -> Tensor:
+            return torch.tensor(values, dtype=dtype, device=device)
+
+        joined = np.concatenate(owners) if owners else np.zeros(0, np.int32)
+        return cls(
+            numbers(segment_starts[:-1]),
+            numbers(periods),
+            numbers(offsets[:-1]),
+            torch.from_numpy(joined).to(device),
+            numbers([part.start for part, _, _ in slices]),
+            numbers([part.step for part, _, _ in slices]),
+            numbers([base for _, _, base in slices]),
+            numbers([target for _, target, _ in slices], torch.int32),
+        )
+
+    def route(self, ranks: Tensor) -> tuple[Tensor, Tensor]:
+        """Target of each row rank, and its row there; both int64, shape (n,)."""
+        segment = (
+            torch.searchsorted(self.segment_starts, ranks.to(self.segment_starts.dtype), right=True)
+            - 1
+        )
+        within = (ranks - self.segment_starts[segment]) % self.periods[segment]
+        owner = self.owners[(self.offsets[segment] + within).long()].long()
+        local = self.bases[owner] + (ranks - self.starts[owner]) // self.steps[owner]
+        return self.targets[owner].long(), local.long()
+
+
+def _kind(rows: int) -> torch.dtype:
+    return torch.int32 if rows < 2**31 else torch.int64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TableRoutes:
-    """A table's column slices, from left to right, and its row order where it matters.
-
-    Attributes
-    ----------
-    table : Table
-    column_slices : tuple of ColumnSlice
-        Those with the same row slices share their router.
-    order : RankOrder or None
-        None where rows follow ids, or no column slice is divided by rows.
-    """
+    """A table's column slices, from left to right, and its row order where it matters."""
 
     table: Table
-    column_slices: tuple[ColumnSlice, ...]
-    order: RankOrder | None
+    column_slices: tuple[ColumnSlice, ...]  # Those with the same row slices share their router.
+    order: RankOrder | None  # None where rows follow ids, or no column slice is divided by rows.
 
     def route(self, ids: Tensor, columns: ColumnSlice) -> tuple[Tensor, Tensor]:
         """Index of the target of each id, and its row there; both int64, shape (n,)."""
@@ -65,18 +170,6 @@ def table_routes(
         name: _table_routes(plan, plan.tables_by_name[name], column_slices, device)
         for name, column_slices in division.items()
     }
-
-
-def ids_of(plan: Plan, target: Target, start: int, stop: int) -> Tensor:
-    """Return ids of the rows ``start..stop`` of a target, int64."""
-    own = torch.arange(start, stop)
-    if target.by_id:
-        return own
-    ranks = torch.empty_like(own)
-    for part, base in zip(target.parts, target.bases, strict=True):
-        here = (own >= base) & (own < base + part.count)
-        ranks[here] = part.start + (own[here] - base) * part.step
-    return torch.from_numpy(Ranks.in_plan(plan, target.table.name).ids(ranks.numpy()))
 
 
 def _table_routes(

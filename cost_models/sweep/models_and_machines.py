@@ -1,0 +1,294 @@
+"""The models that `placer sweep` trains on paper, and the machines, with what their CPUs do."""
+
+import itertools
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from cost_models.dense import CPU_FLOPS, GPU_FLOPS, FlopRate
+from placer.dense import DenseLayers, DenseNetwork
+from placer.errors import ProblemError, TopologyError
+from placer.profile.cdf import zipf_cdf
+from placer.profile.profile import Profile
+from placer.profile.table_profile import TableProfile
+from placer.tables import Feature, Table
+from placer.topology.detect import host_memory_bytes
+from placer.topology.devices import Gpu, Host, Link
+from placer.topology.kinds import CPU_SERVER
+from placer.topology.presets import cpu_server, kinds
+from placer.topology.topology import Topology
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A DLRM whose tables are all alike, and its batch.
+
+    The defaults are those of the test suite of Acun et al. (section V), as far as they are
+    recalled; `dim`, `skew` and the batch being that of one GPU are assumptions. docs/sweep.md.
+
+    `dense` and `sparse` are the numbers of features of the two kinds, `rows` those of each table:
+    the hash size. The bottom and the top MLP have `depth` hidden layers of `width` columns. `batch`
+    is samples per GPU and step; trainers on CPUs have batches of their own. `pooling` is lookups
+    per sparse feature and sample, `dim` the columns of the tables, `skew` the Zipf exponent of the
+    accesses; 0 is uniform.
+
+    Raises ProblemError if a value is less than 1, or the skew less than 0.
+    """
+
+    dense: int = 512
+    sparse: int = 64
+    rows: int = 100_000
+    width: int = 512
+    depth: int = 3
+    batch: int = 1600
+    pooling: int = 32
+    dim: int = 64
+    skew: float = 1.05
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            least = 0 if name == "skew" else 1
+            if value < least:
+                raise ProblemError(f"{name} must be at least {least}, not {value:g}")
+
+    @property
+    def dense_network(self) -> DenseNetwork:
+        """The dense layers: MLPs of `depth` hidden layers around a dot interaction."""
+        hidden = (self.width,) * self.depth
+        layers = DenseLayers((*hidden, 1), (*hidden, self.dim), self.dense)
+        return DenseNetwork.of(layers, [_table(self, number) for number in range(self.sparse)])
+
+    @property
+    def embedding_key(self) -> tuple[float, ...]:
+        """All that the cost of the embeddings depends on."""
+        return (self.sparse, self.rows, self.pooling, self.dim, self.skew)
+
+    def profile(self, tables: int | None = None) -> Profile:
+        """Make the tables, or the first few, with accesses by Zipf's law; ids are ranks."""
+        cdf = zipf_cdf(self.rows, self.skew)
+        made = (
+            TableProfile(_table(self, number), cdf, zipf_exponent=self.skew)
+            for number in range(self.sparse if tables is None else tables)
+        )
+        source = f"sweep: {self.sparse} tables alike, Zipf exponent {self.skew:g} assumed"
+        return Profile(tuple(made), source=source)
+
+    def with_values(self, values: Mapping[str, float]) -> "Setting":
+        """Return the setting with other values on some axes."""
+        changes: dict[str, Any] = {
+            axis: value if axis == "skew" else int(value) for axis, value in values.items()
+        }
+        return replace(self, **changes)
+
+
+def _table(setting: Setting, number: int) -> Table:
+    name = f"t{number + 1}"
+    features = (Feature(name, float(setting.pooling)),)
+    return Table(name, setting.rows, setting.dim, features=features)
+
+
+AXES: dict[str, tuple[float, ...]] = {
+    "dense": (64, 128, 256, 512, 1024, 2048, 4096),
+    "sparse": (4, 8, 16, 32, 64, 128),
+    "rows": (10_000, 100_000, 1_000_000, 5_000_000, 10_000_000, 20_000_000),
+    "width": (64, 128, 256, 512, 1024, 2048),
+    "depth": (1, 2, 3, 4, 5),
+    "batch": (200, 400, 800, 1600, 3200, 6400),
+    "pooling": (1, 4, 16, 32, 64, 128),
+    "dim": (16, 32, 64, 128, 256),
+    "skew": (0.0, 0.6, 0.8, 1.05, 1.3),
+}
+"""Values of each axis that are swept where nobody says which."""
+
+DEFAULT_AXES = ("dense", "sparse", "rows", "width", "depth", "batch", "pooling", "dim")
+
+MODELS: dict[str, Setting] = {
+    "suite": Setting(),
+    "m1": Setting(dense=800, sparse=30, rows=5_000_000, pooling=28),
+    "m2": Setting(dense=504, sparse=13, rows=10_000_000, pooling=17, width=1024),
+    "m3": Setting(dense=809, sparse=127, rows=10_000_000, pooling=49),
+}
+"""The test suite, and the production models of the paper's table II with tables of tens (M1,
+M2) and hundreds (M3) of gigabytes. See docs/sweep.md for what is recalled and what assumed."""
+
+
+def axis_values(text: str) -> tuple[str, tuple[float, ...]]:
+    """Return what ``sparse=4,16,64`` or ``sparse`` says: an axis and its values.
+
+    Raises a `ProblemError` if there is no such axis, or a value is no number that it can have.
+    """
+    axis, _, listed = (part.strip() for part in text.partition("="))
+    if axis not in AXES:
+        raise ProblemError(f"nothing called {axis!r} can be varied; choose from {', '.join(AXES)}")
+    if not listed:
+        return axis, AXES[axis]
+    values: list[float] = []
+    for word in listed.split(","):
+        try:
+            value = float(word)
+        except ValueError:
+            raise ProblemError(f"{text!r}: {word.strip()!r} is no number") from None
+        if axis != "skew" and not value.is_integer():
+            raise ProblemError(f"{text!r}: {axis} must be a whole number, not {word.strip()}")
+        Setting().with_values({axis: value})
+        values.append(value)
+    return axis, tuple(dict.fromkeys(values))
+
+
+def cases(
+    base: Setting, axes: Mapping[str, Sequence[float]], *, grid: bool = False
+) -> list[tuple[dict[str, float], Setting]]:
+    """Return the settings to look at, each with the values that were changed for it.
+
+    One axis at a time, the others as in `base`; or all combinations, as a grid.
+    """
+    if grid:
+        combined = itertools.product(*axes.values())
+        changes = [dict(zip(axes, values, strict=True)) for values in combined]
+    else:
+        changes = [{axis: value} for axis, values in axes.items() for value in values]
+    return [(change, base.with_values(change)) for change in changes]
+
+
+def with_overrides(model: str, changes: Sequence[str]) -> Setting:
+    """Return one of `MODELS` with single values changed: ``["rows=1000000"]``.
+
+    Raises a `ProblemError` if there is no such model or axis, or an axis is given several values.
+    """
+    if model not in MODELS:
+        raise ProblemError(f"no model is called {model!r}; choose from {', '.join(MODELS)}")
+    setting = MODELS[model]
+    for text in changes:
+        axis, values = axis_values(text)
+        if "=" not in text or len(values) != 1:
+            raise ProblemError(f"{text!r}: a model has one value of {axis}, such as {axis}=8")
+        setting = setting.with_values({axis: values[0]})
+    return setting
+
+
+_CPU_SERVERS = re.compile(r"(?:(?P<count>\d+)x)?cpu")
+_MOST_SERVERS = 1024
+
+_EMULATED_SHARE = 0.25
+"""Of this machine's memory: what an emulated GPU has where nobody says."""
+
+_PRODUCT = (1600, 512, 512)
+_REPEATS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Platform:
+    """A machine, or several CPU servers, which have no topology.
+
+    The FLOP rates are those of one GPU, meaningless for CPU servers, and of the CPUs of one host,
+    the `server`; `sources` says where they come from, beside `Topology.sources`. The bandwidth of
+    the network is that of one host, each way, None where it is not known. `servers` counts
+    trainers and parameter servers together; it is 1 for other machines.
+    """
+
+    name: str
+    topology: Topology | None
+    gpu: FlopRate
+    cpu: FlopRate
+    server: Host
+    sources: dict[str, str]
+    network_bytes_per_s: float | None = None
+    servers: int = 1
+
+
+def platform(text: str, *, hbm: str | int | None = None, dram: str | int | None = None) -> Platform:
+    """Make the machine of a name: a preset of topologies, ``Nxcpu`` servers, or ``auto``.
+
+    `hbm` and `dram` are the memory of each GPU and of each host that embeddings may take.
+
+    Raises a `TopologyError` if it is none of these.
+    """
+    name = text.strip().lower()
+    servers = _CPU_SERVERS.fullmatch(name)
+    if servers is not None:
+        return _cpu_servers(name, int(servers["count"] or 1), dram)
+    if name == "auto":
+        return _this_machine(hbm, dram)
+    known = kinds(name)
+    if known is None:
+        raise TopologyError(
+            f"{text!r} is no machine whose FLOP rates are known; name a preset (`placer topology "
+            "--help` lists them), cpu or 16xcpu for dual-socket servers, or auto"
+        )
+    gpu_kind, host_kind, per_host = known
+    topology = Topology.parse(name, hbm=hbm, dram=dram)
+    rates = GPU_FLOPS[gpu_kind.name]
+    if "float32" not in rates:
+        raise TopologyError(
+            f"{text!r}: nobody states what {gpu_kind.name} does in float32, in which a sweep's "
+            "dense layers are"
+        )
+    gpu = rates["float32"]
+    whole = CPU_FLOPS["zion" if name.endswith("zion") else gpu_kind.name]
+    part = per_host / 8
+    cpu = FlopRate(whole.stated_per_s * part, whole.share, whole.source)
+    network = host_kind.network.scaled(part)
+    sources = {
+        "GPU float32": gpu.describe(),
+        "CPU float32": cpu.describe(),
+        "network bandwidth": network.describe(),
+    }
+    return Platform(name, topology, gpu, cpu, topology.hosts[0], sources, network.bytes_per_s)
+
+
+def _cpu_servers(name: str, count: int, dram: str | int | None) -> Platform:
+    if not 1 <= count <= _MOST_SERVERS:
+        raise TopologyError(f"{name!r} has {count} servers; there can be 1 to {_MOST_SERVERS}")
+    cpu, network = CPU_FLOPS["dual-socket"], CPU_SERVER.network
+    server = server_topology(cpu_server()).with_memory(dram=dram).hosts[0]
+    sources = {
+        "CPU float32": cpu.describe(),
+        "dram bandwidth": CPU_SERVER.dram.describe(),
+        "network bandwidth": network.describe(),
+    }
+    return Platform(name, None, cpu, cpu, server, sources, network.bytes_per_s, count)
+
+
+def server_topology(server: Host) -> Topology:
+    """Return one host that serves lookups by itself.
+
+    A topology has a GPU; here it is one without memory, which stands for the CPUs that take the
+    pooled rows, at the bandwidth of the host's memory.
+    """
+    gpu = Gpu("gpu:0", server.id, 0, server.dram_bytes_per_s, 0.0)
+    link = Link("gpu:0", server.id, "pcie", server.dram_bytes_per_s)
+    return Topology("server", (gpu,), (server,), (link,), emulated=True)
+
+
+def _this_machine(hbm: str | int | None, dram: str | int | None) -> Platform:
+    import torch
+
+    has_gpu = torch.cuda.is_available()
+    if hbm is None and not has_gpu:
+        hbm = int(host_memory_bytes() * _EMULATED_SHARE)
+    topology = Topology.parse("auto", hbm=hbm, dram=dram)
+    words = "products of 1600 × 512 × 512 measured on the"
+    cpu = FlopRate(_measured_flops("cpu"), 1.0, f"{words} CPU")
+    gpu = FlopRate(_measured_flops("cuda"), 1.0, f"{words} GPU") if has_gpu else cpu
+    sources = {"GPU float32": gpu.describe(), "CPU float32": cpu.describe()}
+    return Platform("auto", topology, gpu, cpu, topology.hosts[0], sources)
+
+
+def _measured_flops(device: str) -> float:
+    """Operations per second of the best of a few products of an MLP's usual size."""
+    import torch
+
+    samples, inputs, outputs = _PRODUCT
+    left = torch.ones(samples, inputs, device=device)
+    right = torch.ones(inputs, outputs, device=device)
+    wait: Callable[[], None] = torch.cuda.synchronize if device == "cuda" else lambda: None
+    fastest = float("inf")
+    for _ in range(_REPEATS):
+        wait()
+        started = time.perf_counter()
+        left @ right
+        wait()
+        fastest = min(fastest, time.perf_counter() - started)
+    return 2.0 * samples * inputs * outputs / fastest

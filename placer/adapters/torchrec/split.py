@@ -1,0 +1,333 @@
+"""Models whose tables TorchRec has to hold in parts, and checkpoints of the whole tables."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from placer.adapters.torchrec.export import require_torchrec
+from placer.adapters.torchrec.parts import Part, Staged, parts_of
+from placer.errors import CheckpointError, PlanMismatchError
+from placer.plan.order import Ranks
+from placer.plan.plan import Plan
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+_KEY = re.compile(
+    r"(?P<path>.*?)placed_tables\.(?P<kind>embedding_bags|embeddings)\."
+    r"(?P<table>[^.]+)\.(?P<what>.+)"
+)
+
+
+def split_tables(module: Any, plan: Plan, *, staged_as: Staged | None = None) -> Any:
+    """Return the model with those tables split that the plan has in parts, for `to_sharding_plan`.
+
+    An embedding collection with such a table becomes a `SplitCollection`, which takes ids and
+    returns rows as before and holds ``C3__hot`` and ``C3__cold`` for ``C3``, or ``C3__ranked``
+    where the rows of one table are divided in the order of a profile. Weights are copied, unless
+    they are on the meta device. Optimizers are applied afterwards.
+
+    The model is not sharded yet. Its embedding collections are replaced in place, all other modules
+    are left alone; only a model that is an embedding collection itself is not what is returned.
+    `staged_as` is as in `to_sharding_plan`.
+
+    Raises PlanMismatchError if TorchRec has no such placement, or a table cannot be split.
+    Raises BackendError if torchrec is not installed.
+    """
+    require_torchrec()
+    from placer.adapters.torchrec.modules import SplitCollection, collections_of, tables_of
+
+    parts = {table.name: parts_of(plan, table, staged_as=staged_as) for table in plan.tables}
+    split = {name: own for name, own in parts.items() if any(part.remapped for part in own)}
+    tables = tables_of(module)
+    for own in (plan.tables_by_name[name] for name in split):
+        if own.name not in tables:
+            raise PlanMismatchError(f"table {own.name!r} is in the plan but not in the model")
+        config = tables[own.name].config
+        if (config.num_embeddings, config.embedding_dim) != (own.rows, own.dim):
+            raise PlanMismatchError(
+                f"table {own.name!r} is {own.rows} × {own.dim} in the plan but "
+                f"{config.num_embeddings} × {config.embedding_dim} in the model"
+            )
+    # All are made before the first is installed, so that an error leaves the model as it was.
+    made = []
+    for path, collection in collections_of(module):
+        here = [name for name in split if tables[name].path == path]
+        if not here:
+            continue
+        new = SplitCollection(
+            collection,
+            {name: split[name] for name in here},
+            {name: Ranks.in_plan(plan, name) for name in here},
+        )
+        if not next(collection.parameters()).is_meta:
+            new.load_state_dict(split_state_dict(collection.state_dict(), new))
+        made.append((path, new))
+    for path, new in made:
+        if not path:
+            return new
+        parent, _, name = path.rpartition(".")
+        setattr(module.get_submodule(parent), name, new)
+    return module
+
+
+def managed_collisions(
+    options: Mapping[str, Mapping[str, Any]], configs: Sequence[Any], device: Any
+) -> Any:
+    """Return TorchRec's `ManagedCollisionCollection` of tables that grow.
+
+    Parameters
+    ----------
+    options : mapping of table name to arguments
+        ``managed_collisions`` of `document`, or of the file of `placer export --to torchrec`.
+    configs : sequence of EmbeddingBagConfig or EmbeddingConfig
+        Of the same tables, with as many ``num_embeddings`` as the options have ``zch_size``.
+    device : torch.device
+
+    Raises
+    ------
+    BackendError
+        If torchrec is not installed.
+    """
+    require_torchrec()
+    from torchrec.modules import hash_mc_evictions as evictions
+    from torchrec.modules.hash_mc_modules import HashZchManagedCollisionModule
+    from torchrec.modules.mc_modules import ManagedCollisionCollection
+
+    modules = {
+        name: HashZchManagedCollisionModule(
+            **{
+                **own,
+                "eviction_policy_name": evictions.HashZchEvictionPolicyName(
+                    own["eviction_policy_name"]
+                ),
+                "eviction_config": evictions.HashZchEvictionConfig(**own["eviction_config"]),
+            },
+            device=device,
+        )
+        for name, own in options.items()
+    }
+    return ManagedCollisionCollection(modules, configs)
+
+
+def merge_state_dict(state_dict: Mapping[str, Any], module: Any) -> dict[str, "Tensor"]:
+    """Return a state as the model before `split_tables` has it: whole tables, rows in id order.
+
+    `state_dict` is that of the split model, `module`, sharded by TorchRec or not. Collective where
+    values are sharded: all ranks call it, and rank 0 gets the tables, which have to fit its host's
+    memory; the others get an empty dict. Raises CheckpointError if a part of a table is missing.
+    """
+    whole = {key: _whole(value) for key, value in state_dict.items()}
+    if any(value is None for value in whole.values()):
+        return {}
+    split = split_tables_of(module)
+    merged: dict[str, Tensor] = {}
+    for key, value in whole.items():
+        name, own = _whole_key(key, split)
+        if own is None:
+            merged[name] = value
+        elif name not in merged:
+            merged[name] = _joined(key, own, whole)
+    return merged
+
+
+def split_state_dict(state_dict: Mapping[str, Any], module: Any) -> dict[str, "Tensor"]:
+    """Return the state of the model before `split_tables`, as the split one has it.
+
+    `state_dict` is of whole tables, rows in id order; `module` the split model, sharded or not.
+    """
+    return _values_of(module.state_dict(), state_dict, module)
+
+
+def load_state_dict(module: Any, state_dict: Mapping[str, Any]) -> None:
+    """Fill a model from the state of the one before `split_tables`, each rank its own shards.
+
+    The model may be split or not, sharded by TorchRec or not. TorchRec draws the weights of tables
+    that it shards again, so this also copies those of the model that it was called with. The state
+    is of whole tables, rows in id order; all of it, on every rank. Raises CheckpointError if
+    something is missing, or of another shape.
+    """
+    _load(module.state_dict(), state_dict, module)
+
+
+def merge_optimizer_state_dict(
+    state_dict: Mapping[str, Any], module: Any
+) -> dict[str, dict[str, dict[str, "Tensor"]]]:
+    """Return the state of TorchRec's fused optimizers for whole tables, rows in id order.
+
+    `state_dict` is ``model.fused_optimizer.state_dict()``; what is returned has the same form,
+    ``{"state": {key of a weight: {"C3.momentum1": tensor}}}``. Collective, and for rank 0 alone,
+    like `merge_state_dict`.
+    """
+    merged: dict[str, dict[str, dict[str, Tensor]]] = {"state": {}}
+    state = _gathered(_flat(state_dict))
+    for key, value in merge_state_dict(state, module).items():
+        weight, _, slot = key.rpartition(".")
+        own = merged["state"].setdefault(weight, {})
+        own[f"{weight.split('.')[-2]}.{slot}"] = value
+    return merged
+
+
+def load_optimizer_state_dict(module: Any, state_dict: Mapping[str, Any]) -> None:
+    """Fill the fused optimizers of a sharded model from the state for whole tables.
+
+    The state is that of `merge_optimizer_state_dict`; all of it, on every rank. Raises
+    CheckpointError if something is missing, or of another shape.
+    """
+    _load(_flat(module.fused_optimizer.state_dict()), _flat(state_dict), module)
+
+
+class Split(NamedTuple):
+    """A part of a split table, all parts of the table, and the order of its rows."""
+
+    part: Part
+    parts: tuple[Part, ...]
+    ranks: Ranks
+
+
+def split_tables_of(module: Any) -> dict[str, Split]:
+    """Return the tables that a model was split into, by name."""
+    from placer.adapters.torchrec.modules import SplitCollection
+
+    return {
+        part.name: Split(part, parts, child.ranks[name])
+        for child in module.modules()
+        if isinstance(child, SplitCollection)
+        for name, parts in child.parts.items()
+        for part in parts
+    }
+
+
+def _whole_key(key: str, split: Mapping[str, Split]) -> tuple[str, Split | None]:
+    """Return a value's key in the model before `split_tables`, and its part of the table."""
+    match = _KEY.fullmatch(key)
+    if match is None:
+        return key, None
+    path, kind, table, what = match.groups()
+    own = split.get(table)
+    return f"{path}{kind}.{own.part.source if own else table}.{what}", own
+
+
+def _flat(state_dict: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the state of optimizers with keys as weights have them: ``….C3.momentum1``."""
+    return {
+        f"{key}.{name.removeprefix(key.split('.')[-2] + '.')}": value
+        for key, slots in state_dict["state"].items()
+        for name, value in slots.items()
+    }
+
+
+def _values_of(keys: Iterable[str], state: Mapping[str, Any], module: Any) -> dict[str, "Tensor"]:
+    """Return values by the split model's keys, from the state before `split_tables`."""
+    import torch
+
+    split, values = split_tables_of(module), {}
+    for key in keys:
+        name, own = _whole_key(key, split)
+        if name not in state:
+            raise CheckpointError(f"the state lacks {name!r}")
+        value = values[key] = state[name]
+        if own is not None:
+            values[key] = value[torch.from_numpy(_ids(own.part, own.ranks)).to(value.device)]
+    return values
+
+
+def _load(targets: Mapping[str, Any], state: Mapping[str, Any], module: Any) -> None:
+    """Copy whole tensors into what this rank has of them."""
+    import torch
+
+    with torch.no_grad():
+        for key, value in _values_of(targets, state, module).items():
+            target = targets[key]
+            if tuple(value.shape) != tuple(target.shape):
+                raise CheckpointError(
+                    f"{key!r} is {tuple(value.shape)} in the state but {tuple(target.shape)} in "
+                    "the model"
+                )
+            for tensor, offsets in _local(target):
+                tensor.copy_(value[_span(tensor, offsets)])
+
+
+def _ids(part: Part, ranks: Ranks) -> Any:
+    """Return the ids of a part's rows, in its order, int64, shape (rows of the part,)."""
+    if not part.remapped:
+        return np.arange(part.stop, dtype=np.int64)
+    unlisted = np.arange(max(part.start, ranks.listed.size), part.stop, dtype=np.int64)
+    return np.concatenate((ranks.listed[part.start : part.stop], ranks.unlisted_ids(unlisted)))
+
+
+def _joined(key: str, own: Split, state: Mapping[str, Any]) -> "Tensor":
+    """Return a whole table from its parts, one of which has this key."""
+    import torch
+
+    like: Tensor = state[key]
+    table = like.new_empty((max(part.stop for part in own.parts), *like.shape[1:]))
+    for part in own.parts:
+        name = key.replace(f".{own.part.name}.", f".{part.name}.")
+        if name not in state:
+            raise CheckpointError(f"the state lacks {name!r}, a part of table {part.source!r}")
+        table[torch.from_numpy(_ids(part, own.ranks)).to(table.device)] = state[name]
+    return table
+
+
+def _span(tensor: "Tensor", offsets: Iterable[int]) -> tuple[slice, ...]:
+    """Return where a shard with these offsets is in the whole tensor."""
+    return tuple(
+        slice(first, first + size) for first, size in zip(offsets, tensor.shape, strict=True)
+    )
+
+
+def _whole(value: Any) -> Any:
+    """Return a tensor with all its shards, on rank 0; None on other ranks."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+    from torch.distributed.tensor import DTensor
+
+    if isinstance(value, DTensor):
+        return value.full_tensor().detach()
+    if not isinstance(value, ShardedTensor):
+        return value
+    out = None
+    if dist.get_rank(value._process_group) == 0:
+        shards = value.local_shards()
+        device = shards[0].tensor.device if shards else torch.device("cpu")
+        out = torch.empty(value.size(), dtype=value.dtype, device=device)
+    value.gather(0, out)
+    return out
+
+
+def _gathered(flat: Mapping[str, Any]) -> dict[str, "Tensor"]:
+    """Return the tensors of all ranks, whole, on rank 0; nothing on others.
+
+    A rank has no entry for a table of which it has no shard, so each sends what it has.
+    """
+    import torch
+    import torch.distributed as dist
+
+    mine = [
+        (key, tuple(value.shape), offsets, tensor.cpu())
+        for key, value in flat.items()
+        for tensor, offsets in _local(value)
+    ]
+    ranks = dist.get_world_size()
+    received: list[Any] | None = [None] * ranks if dist.get_rank() == 0 else None
+    dist.gather_object(mine, received)
+    whole: dict[str, Tensor] = {}
+    for key, shape, offsets, tensor in (own for sent in received or () for own in sent):
+        if key not in whole:
+            whole[key] = torch.empty(shape, dtype=tensor.dtype)
+        whole[key][_span(tensor, offsets)] = tensor
+    return whole
+
+
+def _local(value: Any) -> list[tuple[Any, Any]]:
+    """Return the shards of a tensor that this rank has, and their offsets."""
+    from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+
+    if isinstance(value, ShardedTensor):
+        return [(shard.tensor, shard.metadata.shard_offsets) for shard in value.local_shards()]
+    return [(value, [0] * value.dim())]

@@ -1,0 +1,254 @@
+"""What texts of a column hold: lists of ids, numbers, amounts, objects of JSON, prose.
+
+Lists are written as ``12|7|9``, ``[12, 7]``, ``{12,NULL}``, ``['a' 'b']``.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from placer.data.keys import list_offsets
+from placer.data.layout import Decimal, IdType
+
+_PLAIN_SEPARATORS = ("\x01", "\x02", "\x03", "|", "^")
+"""They separate ids and nothing else. The first three are Hive's, the outermost first."""
+_SEPARATORS = (*_PLAIN_SEPARATORS, ";", ",", " ")
+_BRACKETS = r"^(?:\[([^\[\]]*)\]|\(([^()]*)\)|\{([^{}]*)\})$"
+_WRAPPED = r"^[\w.]+\(([\[({].*[\])}])(?:,\s*dtype=[^()]*)?\)$|\bnp\.\w+\(([^()]*)\)"
+"""A list, or a number of one, as NumPy and PyTorch show it: ``array([1, 2])``, ``np.int64(1)``."""
+_QUOTED_COMMA = r"['\"]\s*,\s*['\"]?|,\s*['\"]"
+"""Between texts in quotes; a comma without a quote beside it is a part of one."""
+ELIDED = "..."
+"""What NumPy and pandas write for the elements of a long list that they leave out."""
+_WHOLE, _PADDED = r"^-?[0-9]+$", r"^0[0-9]"
+_NUMBER = r"^[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?$"
+_CODE = r"^[\w-]*[0-9][\w-]*$"
+"""What a word between blanks has to be, such as N412 or B00004U9JP, so that it is an id."""
+_CODES, _SINGLE_WORDS = 0.99, 3
+"""Share of such words among all; ids of one word each in a text that are no phrase."""
+_ALONE = 0.9
+"""Share of the ids of few lists that stand alone in other texts, from which on they are lists."""
+_LEAST_SHARE = 0.05
+"""Share of a column's texts that hold a separator, from which on they are lists."""
+_MOST_SAMPLES = 2000
+_LIST = re.compile(r"\s*[\[({].*[\])}]\s*|[^\s|^;,]+(?:[\s|^;,\x01-\x03]+[^\s|^;,]+)+", re.DOTALL)
+THOUSANDS: dict[Decimal, str] = {".": "[,'’]", ",": "[. \u00a0\u202f]"}
+"""What may stand between thousands, by what begins decimals."""
+GROUPED: dict[Decimal, str] = {
+    decimal: rf"[-+]?[0-9]{{1,3}}(?:{between}[0-9]{{3}})+(?:[{decimal}][0-9]*)?"
+    for decimal, between in THOUSANDS.items()
+}
+"""Numbers with separators between thousands."""
+_NESTED = re.compile(r"[\[({]\s*[\[({]")
+_NUMBERS = tuple(
+    re.compile(rf"[-+]?([0-9]{{1,3}})((?:{thousands}[0-9]{{3}})*)(?:{decimals}[0-9]+)?")
+    for thousands, decimals in ((",", r"\."), (r"\.", ","))
+)
+_UNITS = re.compile(r"[$€£¥%]")
+_LEAST_TEXTS = 50
+_PROSE_BYTES, _PROSE_WORDS, _PROSE_DISTINCT = 60, 8, 0.9
+"""Mean length, mean words and share of distinct texts from which on texts are prose."""
+
+
+def split_lists(texts: pa.Array, separator: str) -> pa.Array:
+    """Return the elements of lists in texts (large strings), as texts; a missing list is empty.
+
+    Brackets around a list, quotes and blanks around its elements, and a separator at its ends are
+    no part of it. A blank as separator is any number of blanks and newlines.
+
+    >>> split_lists(pa.array(["[1 2]", "3", "[]"], pa.large_string()), " ").to_pylist()
+    [['1', '2'], ['3'], []]
+    >>> split_lists(pa.array(["['a, b', 'c']"], pa.large_string()), ",").to_pylist()
+    [['a, b', 'c']]
+    """
+    texts = _bare(texts)
+    texts = pc.if_else(pc.equal(texts, ""), pa.scalar(None, texts.type), texts)
+    if separator == " ":
+        lists = pc.ascii_split_whitespace(texts)
+    else:
+        if separator == ",":
+            quoted = pc.match_substring_regex(texts, r"^['\"]")
+            if pc.any(quoted).as_py():
+                separator = "\x1f"
+                between = pc.replace_substring_regex(texts, _QUOTED_COMMA, separator)
+                texts = pc.if_else(quoted, between, pc.replace_substring(texts, ",", separator))
+        between = re.escape(separator)
+        texts = pc.replace_substring_regex(texts, rf"^{between}|{between}\s*$", "")
+        lists = pc.split_pattern(texts, separator)
+    elements = pc.ascii_trim(lists.flatten(), " \t\r\n'\"")
+    return pa.LargeListArray.from_arrays(list_offsets(lists), elements)
+
+
+def find_lists(texts: Sequence[str], nulls: Sequence[str]) -> tuple[str, IdType | None] | None:
+    """Return what separates ids in texts that are lists, and how to read them; None if none are.
+
+    Lists of numbers that are no ids are read as nothing. Numbers, words with a digit, and what
+    stands in brackets are no prose, however long it is.
+
+    >>> find_lists(["[12, 7]", "[]", "[3]"], ())
+    (',', 'integer')
+    >>> find_lists(["N412 N7 N9", "N7"], ())
+    (' ', 'text')
+    """
+    together = "".join(texts[:_MOST_SAMPLES])
+    if not texts or not any(one in together for one in (*_SEPARATORS, "[", "(", "{")):
+        return None
+    whole = pa.array(texts[:_MOST_SAMPLES], pa.large_string())
+    bare = _bare(whole)
+    closed = _share(whole, r"^[\w.]*\(*[\[({]")
+    bracketed = closed > 0.5 and _share(bare, r"^[\[({]") < closed / 2
+    bare = bare.filter(pc.not_equal(bare, ""))
+    few = len(bare) * _LEAST_SHARE
+    separators: tuple[str, ...] = (",", *_SEPARATORS) if bracketed else _SEPARATORS
+    if bracketed and pc.any(_matches(bare, r"^['\"]")).as_py():
+        # Of texts in quotes, which may hold blanks and all else; NumPy writes no commas.
+        separators = (" ",) if pc.any(_matches(bare, r"['\"]\s+['\"]")).as_py() else (",",)
+    for separator in separators:
+        is_last = separator == separators[-1]
+        holding = pc.sum(pc.match_substring(bare, separator)).as_py() or 0
+        if not holding and not (bracketed and is_last):
+            continue
+        lists = split_lists(bare, separator if holding else ",")
+        ids = lists.flatten()
+        if not bracketed and pc.max(pc.list_value_length(lists)).as_py() < 2:
+            continue
+        ids = ids.filter(pc.invert(pc.is_in(ids, pa.array(["", ELIDED, *nulls], ids.type))))
+        if are_whole(ids):
+            return separator if holding else ",", "integer"
+        if _share(ids, _NUMBER) == 1 and not pc.any(_matches(ids, _PADDED)).as_py():
+            return separator, None
+        if bracketed:
+            return separator if holding else ",", "text"
+        several = lists.filter(pc.greater(pc.list_value_length(lists), 1)).flatten()
+        alone = pc.cast(pc.is_in(several, bare), pa.float64())
+        if not is_last and (pc.mean(alone).as_py() or 0) >= _ALONE:
+            return separator, "text"
+        if holding < few:
+            continue
+        if separator in _PLAIN_SEPARATORS or (is_last and _share(ids, _CODE) >= _CODES):
+            return separator, "text"
+        if is_last:
+            continue
+        # Words of a phrase are separated too: ids are many times fewer than what they make, or
+        # many, of one word each.
+        words = not pc.any(pc.match_substring(ids, " ")).as_py()
+        if len(ids.unique()) < 0.5 * len(bare.unique()) or (
+            words and len(ids) >= _SINGLE_WORDS * len(bare)
+        ):
+            return separator, "text"
+    return None
+
+
+def are_whole(ids: pa.Array) -> bool:
+    """Return whether there are ids, and all are whole numbers without zeros before them."""
+    return _share(ids, _WHOLE) == 1 and not pc.any(_matches(ids, _PADDED)).as_py()
+
+
+def separator_in(text: str) -> str | None:
+    """Return what separates ids in a text that looks like several, if it does.
+
+    >>> separator_in("1|2"), separator_in("[7]"), separator_in("abc")
+    ('|', ',', None)
+    """
+    if _LIST.fullmatch(text) is None:
+        return None
+    return next((one for one in _SEPARATORS if one in text), ",")
+
+
+def _bare(texts: pa.Array) -> pa.Array:
+    """Return texts without blanks and brackets around them."""
+    texts = pc.ascii_trim_whitespace(texts)
+    if pc.any(_matches(texts, r"[(][\[({]|\bnp\.")).as_py():
+        texts = pc.replace_substring_regex(texts, _WRAPPED, r"\1\2")
+    if pc.any(_matches(texts, r"^[\[({]")).as_py():
+        bare = pc.replace_substring_regex(texts, _BRACKETS, r"\1\2\3")
+        texts = pc.ascii_trim_whitespace(bare)
+    return texts
+
+
+def _matches(texts: pa.Array, pattern: str) -> pa.Array:
+    return pc.match_substring_regex(texts, pattern)
+
+
+def _share(texts: pa.Array, pattern: str) -> float:
+    return (pc.sum(_matches(texts, pattern)).as_py() or 0) / max(len(texts), 1)
+
+
+def no_ids(texts: Sequence[str]) -> str | None:
+    """Return why texts of a column are no ids, and what to do about it; None if they may be some.
+
+    >>> no_ids(["$1.50", "$12.00"])
+    "it holds amounts such as '$1.50'; write them as numbers, such as 1234.5"
+    """
+    if not texts:
+        return None
+    if _are_amounts(texts):
+        shown = next((text for text in texts if re.search(r"[^0-9]", text)), texts[0])
+        if _UNITS.search("".join(texts)):
+            return f"it holds amounts such as {shown!r}; write them as numbers, such as 1234.5"
+        return f"it holds amounts such as {shown!r}; if they are numbers, make it dense (--dense)"
+    nested = any(map(_NESTED.match, texts)) and all(text[0] in "[({" for text in texts)
+    if nested or all(map(_is_object, texts)):
+        return (
+            "it holds objects of JSON, or lists of lists; write these as JSON lines, whose fields "
+            "are columns"
+        )
+    return None
+
+
+def prose(texts: Sequence[str], distinct_share: float) -> str | None:
+    """Return why texts are prose, if they are; `distinct_share` is the share of distinct ones."""
+    if len(texts) >= _LEAST_TEXTS and distinct_share > _PROSE_DISTINCT:
+        length = sum(map(len, texts)) // len(texts)
+        words = sum(len(text.split()) for text in texts) // len(texts)
+        if length >= _PROSE_BYTES and words >= _PROSE_WORDS:
+            return f"it holds prose, {words} words on average, and hardly a text twice"
+    return None
+
+
+def decimal_of(texts: Sequence[str]) -> Decimal | None:
+    """Return what begins the decimals of numbers of which some have separators between thousands.
+
+    None if some text is no number, or if they could be read in both ways.
+
+    >>> decimal_of(["12.5", "1,484.20"]), decimal_of(["12,5", "1.484,20"]), decimal_of(["1,484"])
+    ('.', ',', None)
+    """
+    found: list[Decimal] = []
+    for decimal, grouped in GROUPED.items():
+        point = re.escape(decimal)
+        number = re.compile(rf"{grouped}|[-+]?[0-9]*(?:{point}[0-9]+)?(?:[eE][-+]?[0-9]+)?")
+        if all(map(number.fullmatch, texts)):
+            # 101,202 may be two ids: numbers are known by a decimal that is none of thousands.
+            has_decimals = any(decimal in text for text in texts)
+            if has_decimals and any(re.match(grouped, text) for text in texts):
+                found.append(decimal)
+    return found[0] if len(found) == 1 else None
+
+
+def _are_amounts(texts: Sequence[str]) -> bool:
+    """Return whether texts are numbers with a unit, or with separators between thousands."""
+    has_units = any(map(_UNITS.search, texts))
+    bare = [_UNITS.sub("", text).strip() for text in texts] if has_units else texts
+    for number in _NUMBERS:
+        if not number.fullmatch(bare[0]):
+            continue  # Of most columns no further text is looked at.
+        found = [number.fullmatch(text) for text in bare]
+        # 101,202 may be a list of two ids; in 1,234 the first digits are fewer.
+        grouped = any(one and one[2] and len(one[1]) < 3 for one in found)
+        if all(found) and (has_units or grouped):
+            return True
+    return False
+
+
+def _is_object(text: str) -> bool:
+    """Return whether a text is an object of JSON."""
+    if not text.startswith("{"):
+        return False
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False

@@ -1,1 +1,0 @@
-"""Files that PyTorch writes, read without trusting them."""

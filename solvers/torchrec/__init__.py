@@ -1,1 +1,0 @@
-"""The search of `solvers.PlacerPlanner` over the options that TorchRec's enumerator makes."""

@@ -1,0 +1,266 @@
+"""The sharding options of TorchRec's enumerator as arrays, with load factors of caches.
+
+A candidate is a sharding option, with one load factor where that is free. Importing this needs
+torchrec.
+"""
+
+import copy
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from torchrec.distributed.planner.constants import UVM_CACHING_RATIO
+from torchrec.distributed.planner.types import PartitionByType
+from torchrec.distributed.planner.types import Shard as TorchRecShard
+from torchrec.distributed.planner.types import ShardingOption as TorchRecOption
+
+from cost_models.torchrec.estimates import Many
+from placer.adapters.torchrec.sharding import even_blocks
+from solvers.search.candidates.groups import Float, Group
+
+Candidates = tuple[Float, Float, list[tuple[TorchRecOption, float | None]]]
+"""Times, bytes and sources of some candidates."""
+
+LOAD_FACTORS = np.unique(
+    np.round(np.concatenate((np.geomspace(0.0005, 0.1, 20), np.linspace(0.1, 0.99, 40))), 5)
+)
+"""Of caches, where neither the user nor TorchRec's default decides."""
+
+TIERS = ("hbm", "ddr", "ssd")
+"""TorchRec's tiers of a rank's memory."""
+
+_KEY_VALUE = "key_value"
+
+
+def candidates_of(
+    options: Sequence[TorchRecOption],
+    estimate: Callable[[list[TorchRecOption]], None],
+    ranks: int,
+    local_ranks: int,
+    memory: Float,
+) -> dict[str, list[Group]]:
+    """Return the candidates of each table, by its `fqn`, that some ranks have memory for.
+
+    Parameters
+    ----------
+    options : sequence of ShardingOption
+        As an enumerator returns them, estimated.
+    estimate : callable
+        Writes times and bytes into options, such as the enumerator's `populate_estimates`.
+    local_ranks : int
+        Ranks of a host.
+    memory : float64, shape (ranks, tiers)
+        Bytes of each rank.
+    """
+    tables: dict[str, list[TorchRecOption]] = {option.fqn: [] for option in options}
+    for option in options:
+        tables[option.fqn].append(option)
+    distinct = [one for own in tables.values() for one in _without_doubles(own, local_ranks)]
+    estimated = _with_factors([o for o in distinct if has_free_load_factor(o)], estimate)
+    shapes: dict[tuple[Any, ...], list[Candidates]] = defaultdict(list)
+    for option in distinct:
+        placed = _units_of(option, ranks, local_ranks)
+        if placed is not None:
+            shapes[option.fqn, *placed].append(_candidates(option, estimated.get(id(option))))
+    found: dict[str, list[Group]] = {name: [] for name in tables}
+    for (name, span, units, same_host, distinct_ranks), several in shapes.items():
+        seconds, tier_bytes = (
+            np.concatenate(own) for own in zip(*(own[:2] for own in several), strict=True)
+        )
+        group = Group(
+            span,
+            same_host,
+            distinct_ranks,
+            seconds.reshape(-1, units, span),
+            tier_bytes.reshape(-1, units, span, len(TIERS)),
+            [source for *_, sources in several for source in sources],
+        ).worthwhile(memory)
+        if group is not None:
+            found[name].append(group)
+    return found
+
+
+def has_free_load_factor(option: TorchRecOption) -> bool:
+    """Return whether a cached option may have any load factor.
+
+    Without statistics TorchRec counts no misses, and the smallest cache would seem as good.
+    """
+    params = option.cache_params
+    return (
+        option.compute_kernel == "fused_uvm_caching"
+        and params is not None
+        and params.load_factor is None
+        and params.stats is not None
+    )
+
+
+def with_load_factor(option: TorchRecOption, factor: Any) -> TorchRecOption:
+    """Return a copy of an option with another load factor, not estimated."""
+    changed = copy.deepcopy(option)
+    changed.cache_params = replace(changed.cache_params, load_factor=factor)
+    return changed
+
+
+def _without_doubles(options: Iterable[TorchRecOption], local_ranks: int) -> list[TorchRecOption]:
+    """Return options but those that are another one by a name of less freedom.
+
+    On one host, ``table_row_wise`` is ``row_wise``; one column slice is the whole table.
+    """
+    seen: set[tuple[object, ...]] = set()
+    kept = []
+    order = {"table_wise": 0, "row_wise": 1, "column_wise": 2}
+    for option in sorted(options, key=lambda o: order.get(o.sharding_type, 3)):
+        key = (
+            option.compute_kernel,
+            option.dependency if option.partition_by == PartitionByType.HOST.value else None,
+            tuple(
+                (tuple(s.size), tuple(s.offset), s.perf.total, s.storage.hbm, s.storage.ddr)
+                for s in option.shards
+            ),
+        )
+        if key not in seen:
+            seen.add(key)
+            kept.append(option)
+    return kept
+
+
+def _with_factors(
+    options: list[TorchRecOption], estimate: Callable[[list[TorchRecOption]], None]
+) -> dict[int, TorchRecOption]:
+    """Return options with many load factors, by the `id` of those without.
+
+    TorchRec's own estimators answer for all factors at once. A user's estimator that cannot is
+    asked for the one that TorchRec takes.
+    """
+    many = [_of_shards_of_each_size(option) for option in options]
+    # One option of each sharding type is asked for one factor too.
+    first = {option.sharding_type: at for at, option in reversed([*enumerate(options)])}
+    single = {at: with_load_factor(options[at], float(LOAD_FACTORS[-1])) for at in first.values()}
+    try:
+        estimate(many)
+        estimate([*single.values()])
+        agrees = all(
+            np.allclose(own[-1:], theirs)
+            for at, one in single.items()
+            for own, theirs in zip(_arrays(one, many[at]), _arrays(one, one), strict=True)
+        )
+    except Exception:  # Whatever the user's own estimator makes of arrays.
+        agrees = False
+    if not agrees:
+        many = [with_load_factor(option, UVM_CACHING_RATIO) for option in options]
+        estimate(many)
+    return dict(zip(map(id, options), many, strict=True))
+
+
+def _of_shards_of_each_size(option: TorchRecOption) -> TorchRecOption:
+    """Return a copy with many load factors, and one shard of each size: others cost the same."""
+    changed = copy.copy(option)
+    sizes = {tuple(shard.size): shard for shard in reversed(option.shards)}
+    changed.shards = [TorchRecShard(size=s.size, offset=s.offset) for s in sizes.values()]
+    changed.cache_params = replace(option.cache_params, load_factor=LOAD_FACTORS.view(Many))
+    return changed
+
+
+def _units_of(
+    option: TorchRecOption, ranks: int, local_ranks: int
+) -> tuple[int, int, bool, bool] | None:
+    """Span and number of an option's units, and what holds for them; None if they fit nowhere."""
+    shards, by = len(option.shards), option.partition_by
+    if by == PartitionByType.UNIFORM.value:
+        return (ranks, 1, False, False) if shards == ranks else None
+    if by == PartitionByType.MULTI_HOST.value or option.sharding_type == "table_row_wise":
+        if shards % local_ranks or (shards != local_ranks and by == PartitionByType.HOST.value):
+            return None
+        return local_ranks, shards // local_ranks, False, False
+    distinct = option.compute_kernel == _KEY_VALUE and option.sharding_type == "column_wise"
+    if distinct and shards > ranks:
+        return None
+    return 1, shards, by == PartitionByType.HOST.value, distinct
+
+
+def _candidates(option: TorchRecOption, estimated: TorchRecOption | None) -> Candidates:
+    """Return the candidates of an option: one, or one for each load factor that was estimated."""
+    seconds, tier_bytes = _arrays(option, estimated or option)
+    factors: list[float | None] = [None]
+    if estimated is not None:
+        factors = np.atleast_1d(np.asarray(estimated.cache_params.load_factor)).tolist()
+    return seconds, tier_bytes, [(option, factor) for factor in factors]
+
+
+def _arrays(option: TorchRecOption, estimated: TorchRecOption) -> tuple[Float, Float]:
+    """Return times, (factors, shards), and bytes, (factors, shards, tiers), of an option.
+
+    They are those of the shards of `estimated` of the same size.
+    """
+    alike = estimated.shards
+    if estimated is not option:
+        by_size = {tuple(shard.size): shard for shard in estimated.shards}
+        alike = [by_size[tuple(shard.size)] for shard in option.shards]
+    count = np.size(estimated.cache_params.load_factor) if estimated.cache_params else 1
+    seconds = np.empty((count, len(alike)))
+    tier_bytes = np.empty((count, len(alike), len(TIERS)))
+    for number, shard in enumerate(alike):
+        seconds[:, number] = shard.perf.total
+        for tier, name in enumerate(TIERS):
+            tier_bytes[:, number, tier] = getattr(shard.storage, name)
+    return seconds, tier_bytes
+
+
+def trainable(options: Sequence[TorchRecOption], *, replicate: bool = True) -> list[TorchRecOption]:
+    """Return the options that TorchRec 1.8 can train right; all of a table that has no such option.
+
+    Replicas it leaves to the optimizer of the dense layers: unless `replicate`, tables whose
+    optimizer is applied in the backward pass are not replicated.
+    """
+    kept = {
+        id(option)
+        for option in options
+        if not is_trained_wrong(option) and (replicate or not is_replica_of_fused(option))
+    }
+    tables = {option.fqn for option in options if id(option) in kept}
+    return [o for o in options if id(o) in kept or o.fqn not in tables]
+
+
+def is_trained_wrong(option: TorchRecOption) -> bool:
+    """Return whether TorchRec does not train an option, or may not train it right.
+
+    It reads row 0 for ids beyond a block of uneven row blocks. Its kernels fail on a rank where a
+    block has no rows, unless they serve another table there, which depends on the whole plan.
+    """
+    return _is_uneven(option) or any(not shard.size[0] for shard in option.shards)
+
+
+def _is_uneven(option: TorchRecOption) -> bool:
+    """Return whether row blocks are others than those that TorchRec trains."""
+    first = option.shards[0].offset[1]
+    rows = [shard.size[0] for shard in option.shards if shard.offset[1] == first]
+    return rows != [stop - start for start, stop in even_blocks(sum(rows), len(rows))]
+
+
+def with_even_blocks(
+    options: Sequence[TorchRecOption], estimate: Callable[[list[TorchRecOption]], None]
+) -> list[TorchRecOption]:
+    """Return the options, of which ``row_wise`` ones have even row blocks.
+
+    TorchRec's enumerator makes blocks in proportion to the ranks' memory where that differs.
+    """
+    evened = {}
+    for option in options:
+        if option.sharding_type == "row_wise" and _is_uneven(option):
+            changed = evened[id(option)] = copy.copy(option)
+            blocks = even_blocks(sum(s.size[0] for s in option.shards), len(option.shards))
+            changed.shards = [
+                TorchRecShard(size=[stop - start, s.size[1]], offset=[start, s.offset[1]])
+                for s, (start, stop) in zip(option.shards, blocks, strict=True)
+            ]
+    if evened:
+        estimate([*evened.values()])
+    return [evened.get(id(option), option) for option in options]
+
+
+def is_replica_of_fused(option: TorchRecOption) -> bool:
+    """Return whether a table is replicated whose optimizer is applied in the backward pass."""
+    classes = getattr(option.tensor, "_optimizer_classes", None) or [None]
+    return option.sharding_type == "data_parallel" and classes[0] is not None
