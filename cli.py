@@ -171,6 +171,7 @@ def profile(
         from placer.profile.count import profile_log
 
         schema = options.schema(log_format)
+        tables |= {"dim": dims_of(dims, schema.dims), "pooling": schema.poolings}
         if infer is not None:
             schema.infer(logs, infer)
             report.print_stderr(f"schema written to {infer}; edit it, and give it as --schema")
@@ -180,7 +181,6 @@ def profile(
             log = schema.open(logs, update)
         for note in log.notes:
             report.print_stderr(note)
-        tables |= {"dim": dims_of(dims, schema.dims), "pooling": schema.poolings}
         with report.progress_bar("samples") as update:
             result = profile_log(log, progress=update, sample=sample, seed=seed, **tables)
         if window is not None:
@@ -801,7 +801,9 @@ def export(
     """
     loaded = placer.Plan.load(path)
     if (target in ("shards", "safetensors")) != (checkpoint is not None):
-        raise click.UsageError("--checkpoint goes with --to shards and --to safetensors")
+        needs = "goes with --to shards and --to safetensors"
+        words = f"is needed for --to {target}" if checkpoint is None else needs
+        raise click.UsageError(f"--checkpoint {words}")
     if with_optimizer and target != "safetensors":
         raise click.UsageError("--with-optimizer goes with --to safetensors; shards have it")
     if since is not None and (with_optimizer or target != "safetensors"):

@@ -59,6 +59,21 @@ def test_a_log_without_labels_cannot_be_trained_on(workbench: Workbench, tmp_pat
     assert "the evaluation log has no label column" in line
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--dim", "member=0", "--dim of 'member' must be at least 1, not 0"),
+        ("--dim", "0", "--dim must be at least 1, not 0"),
+        ("--rows", "item=many", "--rows of 'item' 'many' is no whole number"),
+    ],
+)
+def test_a_number_of_a_table_that_is_none(
+    tmp_path: Path, option: str, value: str, said: str
+) -> None:
+    """Said before the log is read, which may take hours."""
+    assert profile_of(tmp_path, tmp_path / "missing.csv", option, value) == f"placer: {said}"
+
+
 # Topologies and budgets
 
 
@@ -80,6 +95,20 @@ def test_a_budget_that_nothing_fits(workbench: Workbench, tmp_path: Path, solver
     assert "2 KiB together" in line
     assert " bytes) of HBM" in line
     assert "Lower --batch-size or raise --hbm" in line
+    (tmp_path / "rules.yaml").write_text("reserve: {gpu: 1GiB}")
+    rules = ("--hbm", "1GiB", "--constraints", tmp_path / "rules.yaml")
+    line = fail(*problem, *rules, exit_code=3)
+    assert "0 B together, without what constraints reserve and dense layers take" in line
+    (tmp_path / "rules.yaml").write_text('tables: {"*": {tier: hbm}}')
+    line = fail(*problem, "--hbm", "30KiB", *rules[2:], exit_code=3)
+    assert "as many rows in DRAM as constraints allow, the other rows and the buffers of" in line
+    assert "or raise --hbm, or relax constraints" in line
+    (tmp_path / "rules.yaml").write_text('tables: {"*": {tier: ssd}}')
+    line = fail(*problem, *rules)
+    assert "its tier is ssd, but no host has a drive; give hosts one (--ssd)" in line
+    line = fail(*problem, "--dense", "measured:abc")
+    assert line.startswith("placer: --dense measured:abc: "), "colons are no emoji"
+    (tmp_path / "rules.yaml").unlink()
     line = fail(*problem, "--hbm", "60MiB", "--dram", "1KiB", "--dim", "100000", "-o",
                 tmp_path / "plan.json", exit_code=3)  # fmt: skip
     assert "short" in line

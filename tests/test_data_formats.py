@@ -156,6 +156,17 @@ def test_every_format_gives_equal_samples(
         assert collect(again, 4) == collect(log)
 
 
+def test_a_column_that_is_said_to_hold_lists_and_has_one_id_in_each(tmp_path: Path) -> None:
+    """Its integers are ids, as they are where some lists have several."""
+    path = tmp_path / "log.csv"
+    path.write_text("label,history\n1,9\n0,3\n")
+    layout = Layout(lists={"history": "|"})
+    log = open_log(path, layout=layout, id_mapping="identity")
+    assert [chunk.features["history"].ids.tolist() for chunk in log.chunks()] == [[9, 3]]
+    path.write_text("label,history\n1,9|3\n0,x\n")
+    assert open_log(path, layout=layout).encoding.layout.types["history"] == "text"
+
+
 @given(text=st.text(st.sampled_from('a,"\n'), max_size=30), quotes=st.booleans())
 def test_records_end_where_the_csv_module_ends_them(text: str, quotes: bool) -> None:
     if text.count('"') % 2:

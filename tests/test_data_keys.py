@@ -102,6 +102,16 @@ def test_an_unsigned_id_beyond_63_bits_keeps_its_value() -> None:
     assert keys_of(pa.array([2**64 - 1], pa.uint64()))[0] == [2**64 - 1]
 
 
+@pytest.mark.parametrize("distinct", [100, 20_000])
+def test_long_texts_have_the_same_keys_whether_or_not_they_repeat(distinct: int) -> None:
+    texts = [f"https://shop.example/item/{number % distinct}" for number in range(20_000)]
+    keys, offsets = keys_of(pa.array([*texts, None]))
+    assert keys[:50] == [reference_key(text) for text in texts[:50]]
+    assert len(set(keys[:-1])) == distinct
+    assert keys[-1] == reference_key(None)
+    assert offsets is None
+
+
 def test_a_dictionary_of_nulls_alone() -> None:
     nulls = pa.array([None, None], pa.dictionary(pa.int32(), pa.string()))
     assert keys_of(nulls) == ([0, 0], None)

@@ -137,10 +137,14 @@ def test_ids_out_of_range_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"log\.parquet, row 2: feature 'b' has id 50"):
         list(open_log(path, rows={"a": 10, "b": 50}).chunks())
     pq.write_table(pa.table({"a": [1, -5]}), path)
-    with pytest.raises(DataError, match="row 1: feature 'a' has id -5"):
+    # More rows would not help.
+    with pytest.raises(DataError, match=r"row 1: feature 'a' has id -5, .* 0\.\.1; map ids with"):
         list(open_log(path, id_mapping="identity").chunks())
     log = open_log(path)
     assert (log.tables, log.notes[1][:29]) == ({"a": 3}, "table a: a has negative ids, ")
+    text = tmp_path / "log.csv"
+    text.write_text(f"a,b\n{2**63},1\n{2**63 + 1},2\n")
+    assert "table a: a has negative ids, or ids from 2^63 on" in " ".join(open_log(text).notes)
     pq.write_table(pa.table({"a": [1, 2**40]}), path)
     refused("too large for a row number", path, id_mapping="identity")
     log = open_log(path)

@@ -27,7 +27,8 @@ from placer.constraints.constraints import Constraints
 from placer.constraints.rules import TableRule
 from placer.constraints.unmet import unmet
 from placer.errors import PlacerError
-from placer.plan.memory import device_memory
+from placer.growing import Growing
+from placer.plan.memory import device_memory, key_map_bytes
 from placer.plan.verify import verify, violations
 from placer.workloads import named_workload
 from solvers import SOLVERS, Limits, Solver, SolveResult, solve, solver
@@ -255,6 +256,31 @@ class SolverContract:
         assert (shortage.device, shortage.resource) == ("all hosts", "dram")
         assert f"({shortage.short_bytes} bytes)" in result.termination.detail
         self.assert_exactly(problem, shortage.short_bytes, "dram")
+
+    def test_key_maps_that_do_not_fit(self) -> None:
+        """They are where they are however tables are placed, and not only where rows have room."""
+        problem = replace(
+            problem_of(*tables(), topology=machine(dram_bytes=1 << 20), batch_size=8),
+            growing={tables()[0].name: Growing(1 << 20)},
+        )
+        result = self.solve(problem)
+        assert result.termination.reason == "infeasible"
+        (shortage,) = result.termination.shortages
+        assert (shortage.device, shortage.resource) == ("host:0", "dram")
+        maps = key_map_bytes(problem.topology, problem.growing)["host:0"]
+        assert shortage.short_bytes == maps - (1 << 20)
+        assert f"{shortage.short_bytes} bytes too many. Raise --dram" in result.termination.detail
+
+    def test_drives_that_are_too_small(self) -> None:
+        topology = machine(hbm_bytes=300_000, dram_bytes=0).with_memory(ssd="1000B")
+        problem = problem_of(*tables(), topology=topology, batch_size=8)
+        result = self.solve(problem)
+        assert result.termination.reason == "infeasible"
+        (shortage,) = result.termination.shortages
+        room = 2 * 300_000 + 1000
+        assert shortage.resource == "ssd"
+        assert shortage.short_bytes == sum(one.table.total_bytes for one in problem.profile) - room
+        assert "Raise --ssd" in result.termination.detail
 
     def assert_exactly(self, problem: Problem, short_bytes: int, resource: str) -> None:
         """So many bytes more take the proof of infeasibility away, one byte fewer does not."""

@@ -3,9 +3,10 @@
 from dataclasses import replace
 
 import numpy as np
+import plan_cases
 import pytest
 from fast_and_full import mostly_slow
-from problem_cases import unequal_machine
+from problem_cases import problem_of, unequal_machine, zipf_table
 
 from cost_models import Roofline
 from placer import Problem
@@ -110,6 +111,23 @@ def test_a_search_begins_where_one_before_it_did_if_that_had_all_its_plans() -> 
     assert wider.root is not narrow.root
     other, _ = begun("random-6@5", Topology.parse("4xh100", hbm="1GiB"))
     assert searched(other, price, before=before).formulation is not before.formulation
+
+
+def test_a_gpu_that_serves_nothing_waits_for_others_launches_and_not_for_its_own() -> None:
+    """Its own would be ten times as long as the whole step of the others."""
+    one_gpu = plan_cases.machine(1)
+    (gpu,), links = one_gpu.gpus, one_gpu.links
+    slow = replace(gpu, id="gpu:1", launch_s=10 * gpu.launch_s)
+    more = [replace(link, a="gpu:1") for link in links]
+    machine = replace(one_gpu, gpus=(gpu, slow), links=(*links, *more))
+    problem = problem_of(*(zipf_table(c, 40, 8) for c in "abc"), batch_size=4, topology=machine)
+    bound = lagrangian_bound(instance := Instance(problem, Roofline()))
+    first = construct(instance, bound, bound.step_time_s)
+    assert first is not None
+    assert not first.shards[1]
+    root = searched(first, bound.price_s_per_byte).root
+    assert root is not None
+    assert root.bound <= 1000 * (1 + 1e-9), "the step of `first`, in units"
 
 
 @pytest.mark.slow

@@ -135,9 +135,12 @@ def rows_of(batch: RawBatch, feature: str, table: str, mapping: IdMapping) -> Ro
             if raw.offsets is None
             else int(np.searchsorted(raw.offsets, error.position, side="right")) - 1
         )
+        more, flag = (
+            ("give it more rows, or ", f"--rows {table}=N, ") if error.raw_id >= 0 else ("", "")
+        )
         raise DataError(
             f"{batch.place.of(sample)}: feature {feature!r} has id {error.raw_id}, but "
-            f"table {table!r} has rows 0..{mapping.rows - 1}; give it more rows, or map ids "
+            f"table {table!r} has rows 0..{mapping.rows - 1}; {more}map ids "
             "with id_mapping='hash' or 'vocabulary' "
-            f"(--rows {table}=N, --id-mapping {table}=hash)"
+            f"(placer profile {flag}--id-mapping {table}=hash)"
         ) from None

@@ -32,6 +32,8 @@ Bytes = npt.NDArray[np.uint8]
 _TEXTS = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary(), pa.string_view())
 _SHORT_BYTES = 16
 """Mean length up to which texts are hashed in less time than Arrow looks them up in."""
+_FIRST = 16384
+"""Texts that are compared first: if nearly all differ, as UUIDs do, each is hashed by itself."""
 MOST_TEXT_BYTES = 8192
 """Longest text that is an id: their hashes are made byte by byte."""
 
@@ -144,9 +146,9 @@ def _valid(array: pa.Array) -> npt.NDArray[np.bool_]:
 def _text_keys(array: pa.Array) -> tuple[Keys, npt.NDArray[np.bool_]]:
     data, starts, lengths = _text_buffers(array)
     present = lengths > 0
-    if data.size <= _SHORT_BYTES * lengths.size:
+    if data.size <= _SHORT_BYTES * lengths.size or len(array[:_FIRST].unique()) > 0.9 * _FIRST:
         return text_keys(data, starts, lengths), present
-    # Categories repeat more than they differ: of long texts, each distinct one's is made once.
+    # Most long texts repeat, as those of URLs do: the key of each distinct one is made once.
     encoded = array.dictionary_encode()
     keys = np.append(text_keys(*_text_buffers(encoded.dictionary)), np.uint64(0))
     index = encoded.indices.fill_null(keys.size - 1)

@@ -172,10 +172,11 @@ def _pairs(flag: str, texts: Sequence[str], default: str | None = None) -> dict[
 def _numbers(flag: str, texts: Sequence[str]) -> dict[str, int]:
     numbers = {}
     for name, value in _pairs(flag, texts, "*").items():
+        of = "" if name == "*" else f" of {name!r}"
         try:
             numbers[name] = int(value)
         except ValueError:
-            raise DataError(f"--{flag} {value!r} is no whole number") from None
+            raise DataError(f"--{flag}{of} {value!r} is no whole number") from None
         if numbers[name] < 1:
-            raise DataError(f"--{flag} must be at least 1, not {value}")
+            raise DataError(f"--{flag}{of} must be at least 1, not {value}")
     return numbers

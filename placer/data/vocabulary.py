@@ -209,8 +209,8 @@ def choose_mappings(
         if asked.get(name, "auto") == "auto" and negative:
             chosen[name] = "vocabulary"
             notes.append(
-                f"table {name}: {min(negative)} has negative ids, which are no row numbers, so "
-                "rows are given to the ids that there are"
+                f"table {name}: {min(negative)} has negative ids, or ids from 2^63 on, which "
+                "are no row numbers, so rows are given to the ids that there are"
             )
         elif asked.get(name, "auto") == "auto" and most >= max(
             _SURELY_FINE_ROWS, _ROWS_A_SAMPLE * samples

@@ -45,16 +45,17 @@ def print_seconds(seconds: float) -> None:
 
 
 def print_stderr(text: str, style: str = "dim") -> None:
-    """Print a line on stderr as it is: not wrapped, and brackets in a path are no markup."""
+    """Print a line on stderr as it is: not wrapped, no markup in brackets, no emoji in colons."""
     if _quiet and style == "dim":
         return
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False, emoji=False)
     console.print(plain(text), style=style, markup=False, soft_wrap=True)
 
 
 def print_title(text: str) -> None:
     """Print a heading on stdout."""
-    Console(highlight=False).print(plain(text), style="bold", markup=False, soft_wrap=True)
+    console = Console(highlight=False, emoji=False)
+    console.print(plain(text), style="bold", markup=False, soft_wrap=True)
 
 
 @contextmanager
@@ -94,9 +95,9 @@ def print_report(shown: Report, output: str = "table") -> None:
     else:
         # Off a terminal there is no width to fit, unless COLUMNS says one, which rich reads: a log
         # or a pager keeps every column.
-        console = Console()
+        console = Console(emoji=False)
         fits = console.is_terminal or os.environ.get("COLUMNS", "").isdigit()
-        console = console if fits else Console(width=160)
+        console = console if fits else Console(width=160, emoji=False)
         console.print(shown.renderable())
 
 

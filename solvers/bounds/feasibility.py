@@ -5,10 +5,16 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from placer.plan.memory import Shortage
+from placer.plan.memory import Shortage, key_map_bytes
+from placer.plan.shard import Memory
+from placer.problem import Problem
+from placer.tables import ColdDType
+from placer.topology.devices import Gpu, Host
 from placer.units import format_bytes
 from solvers.model.instance import Instance, ShardingOption
 from solvers.result import Termination
+
+_LEFT = "without what constraints reserve and dense layers take"
 
 _LARGE = 2500
 """Tables × GPUs up to which all sharding options of all tables are looked at."""
@@ -21,6 +27,9 @@ def impossible(instance: Instance) -> Termination | None:
     buffers need a place in HBM or DRAM together. Where dividing a table makes neither
     smaller, whole tables stand for all sharding options.
     """
+    failure = _beyond_any_placement(instance.problem)
+    if failure:
+        return failure
     hbm, dram = float(instance.hbm_bytes.sum()), float(instance.dram_bytes.sum())
     # What a shard takes of a server, a GPU takes with all its rows in HBM.
     whole_is_least = instance.sharding_overhead_s is not None
@@ -35,12 +44,16 @@ def impossible(instance: Instance) -> Termination | None:
     least_hbm = math.fsum(need for need, _ in needs)
     if least_hbm > hbm:
         short = math.ceil(least_hbm - hbm)
+        what, ruled = "every table in DRAM, the buffers", ""
+        if instance.problem.constraints.tables:
+            what = "as many rows in DRAM as constraints allow, the other rows and the buffers"
+            ruled = ", or relax constraints"
         return _infeasible(
             Shortage("all GPUs", "hbm", short, "buffers of staged rows and exchanges"),
-            f"even with every table in DRAM, the buffers of a step of "
+            f"even with {what} of a step of "
             f"{instance.problem.batch_size} samples per GPU take {format_bytes(least_hbm)} of HBM; "
-            f"the GPUs have {format_bytes(max(hbm, 0))} together. Lower --batch-size or raise "
-            "--hbm",
+            f"the GPUs have {format_bytes(hbm)} together, {_LEFT}. Lower --batch-size or raise "
+            f"--hbm{ruled}",
         )
     least = math.fsum(need for _, need in needs)
     if least > hbm + dram:
@@ -48,11 +61,52 @@ def impossible(instance: Instance) -> Termination | None:
         return _infeasible(
             Shortage("all hosts", "dram", short, "weights, optimizer state and buffers"),
             f"the tables take {format_bytes(least)} with optimizer state and buffers; HBM "
-            f"({format_bytes(hbm)}) and DRAM ({format_bytes(dram)}) together are short by "
-            f"{format_bytes(short)} ({short} bytes). Use more or larger machines, a smaller dim or "
-            "dtype, or an optimizer with less state",
+            f"({format_bytes(hbm)}) and DRAM ({format_bytes(dram)}), {_LEFT}, together are short "
+            f"by {format_bytes(short)} ({short} bytes). Use more or larger machines, a smaller dim "
+            "or dtype, or an optimizer with less state",
         )
     return None
+
+
+def _beyond_any_placement(problem: Problem) -> Termination | None:
+    """Tell of key maps that a device has no room for, and of rows that all memories have none for.
+
+    Key maps are where they are however tables are placed. Cost curves do not count the bytes of
+    drives, so that rows are counted here where there are any.
+    """
+    topology = problem.topology
+    keys = key_map_bytes(topology, problem.growing)
+    devices: tuple[Gpu | Host, ...] = (*topology.gpus, *topology.hosts)
+    for device in devices:
+        short = keys[device.id] - device.memory_bytes
+        if short > 0:
+            memory: Memory = "hbm" if isinstance(device, Gpu) else "dram"
+            return _infeasible(
+                Shortage(device.id, memory, short, "key maps"),
+                f"the key maps of the tables that grow ({', '.join(problem.growing)}) take "
+                f"{format_bytes(keys[device.id])} of {device.id}, which has "
+                f"{format_bytes(device.memory_bytes)}: {short} bytes too many. Raise "
+                f"--{memory}, or let tables grow to fewer rows",
+            )
+    drives = [host.drive for host in topology.hosts if host.drive]
+    if not drives:
+        return None
+    widths: tuple[ColdDType | None, ...] = (None, *problem.widths)
+    least = sum(
+        one.table.rows * min(one.table.bytes_per_row(dtype=width) for width in widths)
+        for one in problem.profile
+    )
+    room = sum(device.memory_bytes for device in devices)
+    room += sum(drive.memory_bytes for drive in drives)
+    if least <= room:
+        return None
+    short = least - room
+    return _infeasible(
+        Shortage("all hosts", "ssd", short, "weights and optimizer state"),
+        f"the rows take {format_bytes(least)} with optimizer state; HBM, DRAM and drives together "
+        f"have {format_bytes(room)}: {format_bytes(short)} ({short} bytes) less. Raise --ssd or "
+        "--dram, or take a smaller dim or dtype, or an optimizer with less state",
+    )
 
 
 def usable_options(instance: Instance) -> list[list[ShardingOption]] | Termination:

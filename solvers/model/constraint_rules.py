@@ -29,6 +29,7 @@ class ConstraintRules:
             self.group_of_table |= dict.fromkeys((number[name] for name in members), group)
         pinned = {at: set(rule.devices) for at, rule in rules.items() if rule.devices is not None}
         self._gpus = len(problem.topology.gpus)
+        self._has_drives = any(host.drive for host in problem.topology.hosts)
         on_gpus = {at for at, tier in self.tiers.items() if tier != "dram"}
         on_gpus |= {at for at, forbid in self.forbidden.items() if "host" in forbid}
         self.gpus_of_table = self._gpus_of_tables(pinned, on_gpus, problem.topology)
@@ -101,6 +102,11 @@ class ConstraintRules:
                     lambda option: option.cold == "cached" and rows < 2 * option.row_slices
                 )
         left = tuple(option for option in options if not any(test(option) for test in refused))
+        if not left and tier == "ssd" and not self._has_drives:
+            raise ProblemError(
+                f"table {self._names[table]!r}: its tier is ssd, but no host has a drive; give "
+                "hosts one (--ssd), or the table another tier"
+            )
         if not left:
             raise ProblemError(
                 f"table {self._names[table]!r}: the constraints forbid every way to place it; "

@@ -98,7 +98,7 @@ def infer_columns(
     for name in dict.fromkeys((*sparse, *dense, *([label] if label else []))):
         own = id_type(schema.field(name).type) if name in single else None
         if own and name in ids:
-            types[name] = (found[name].element or "text") if name in lists else own
+            types[name] = (found[name].element if name in lists else None) or own
         elif own == "boolean":
             types[name] = own
     types |= {name: one for name, one in layout.types.items() if name in types or name in ids}

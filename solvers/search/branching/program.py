@@ -244,7 +244,12 @@ class GroupProgram:
         most: Any = np.full(self.columns, np.inf)
         most[self.arena_at : self.launch_at] = np.repeat(self.sizes, f.arenas)
         if not f.instance.servers:  # With some, there may be no GPU that serves anything.
-            least[self.launch_at : self.lack_at] = self.sizes
+            # A GPU that serves nothing may wait for one that launches faster.
+            fastest = f.launches.min(axis=0)
+            shares = np.divide(
+                fastest, f.launches, np.ones_like(f.launches), where=f.launches > fastest
+            )
+            least[self.launch_at : self.lack_at] = self.sizes * shares.min(axis=1)[self.kinds]
         most[self.launch_at : self.lack_at] = self.sizes * f.arenas
         most[self.option_at : self.point_at] = 1.0
         aim: Any = np.eye(1, self.columns)[0]
