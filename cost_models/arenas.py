@@ -93,7 +93,8 @@ def arena_loads(problem: Problem, plan: Plan) -> list[dict[Arena, ArenaLoad]]:
     """
     numbers = problem.topology.gpu_numbers
     pooled = {group for group, shards in groups_of(plan).items() if host_pools(shards)}
-    found: list[dict[Arena, ArenaLoad]] = [{} for _ in problem.topology.serving]
+    # Many tables may be replicated on the same GPUs, whose loads are then summed once.
+    by_devices: dict[tuple[str, ...], dict[Arena, ArenaLoad]] = defaultdict(dict)
     for shard in plan.shards:
         profile = problem.profile[shard.table]
         samples = problem.global_batch_size // len(shard.devices)
@@ -105,9 +106,13 @@ def arena_loads(problem: Problem, plan: Plan) -> list[dict[Arena, ArenaLoad]]:
             lookups if group_of(shard) in pooled else 0.0,
             len(shard.devices) > 1,
         )
-        arena = arena_of(profile.table, shard.width)
-        for number in (numbers[device] for device in shard.devices if device in numbers):
-            found[number][arena] = found[number].get(arena, ArenaLoad()).joined(load)
+        arena, loads = arena_of(profile.table, shard.width), by_devices[shard.devices]
+        loads[arena] = loads.get(arena, ArenaLoad()).joined(load)
+    found: list[dict[Arena, ArenaLoad]] = [{} for _ in problem.topology.serving]
+    for devices, loads in by_devices.items():
+        for mine in (found[numbers[device]] for device in devices if device in numbers):
+            for arena, load in loads.items():
+                mine[arena] = mine.get(arena, ArenaLoad()).joined(load)
     return found
 
 
@@ -146,15 +151,15 @@ def times_by_arena(
     return times
 
 
-def tables_by_arena(problem: Problem, plan: Plan) -> dict[tuple[int, Arena], set[int]]:
-    """Return numbers of the tables that GPUs, by their number, have in their arenas."""
+def tables_by_arena(problem: Problem, plan: Plan) -> dict[Arena, npt.NDArray[np.bool_]]:
+    """Return which tables are on each GPU with rows of each arena, of shape (tables, GPUs)."""
     numbers, tables = problem.topology.gpu_numbers, problem.profile.table_numbers
-    members: dict[tuple[int, Arena], set[int]] = defaultdict(set)
+    shape = len(tables), len(problem.topology.serving)
+    members: dict[Arena, npt.NDArray[np.bool_]] = defaultdict(lambda: np.zeros(shape, dtype=bool))
     for shard in plan.shards:
         arena = arena_of(problem.profile[shard.table].table, shard.width)
-        for device in shard.devices:
-            if device in numbers:
-                members[numbers[device], arena].add(tables[shard.table])
+        gpus = [numbers[device] for device in shard.devices if device in numbers]
+        members[arena][tables[shard.table], gpus] = True
     return members
 
 

@@ -57,9 +57,9 @@ def simulated_step_s(problem: Problem, plan: Plan) -> float:
     model, gpus = Roofline(), problem.topology.gpus
     phase_s = np.zeros((ROWS, len(gpus)))
     for work in work_of(problem, plan):
-        assert work.gpu is not None
-        costs = model.unit_costs(problem, work.table, work.gpu)
-        phase_s[:, work.gpu] += work.seconds(costs, model.lookup_shares)[:HOST]
+        gpus = list(work.gpus)
+        costs = model.unit_costs(problem, work.table, gpus[0])
+        phase_s[:, gpus] += work.seconds(costs, model.lookup_shares)[:HOST, None]
     serial, loads = replace(problem, pipeline="serial"), arena_loads(problem, plan)
     phase_s[: len(NAMES)] += added_up(times_by_arena(model, serial, loads), len(NAMES))
     steps, latency_s = 7, problem.topology.exchange_latency_s

@@ -36,7 +36,7 @@ from solvers.bounds import lagrangian
 from solvers.bounds.feasibility import impossible, usable_options
 from solvers.bounds.lagrangian import lagrangian_bound
 from solvers.bounds.least_cost import least
-from solvers.bounds.option_costs import OptionCosts
+from solvers.bounds.option_costs import OptionCosts, OptionPricer
 from solvers.model.build_plan import fitted_plan
 from solvers.model.clock import Clock
 from solvers.model.instance import Instance, TableShard
@@ -851,3 +851,18 @@ def test_a_slow_bound_leaves_time_for_the_search(monkeypatch: pytest.MonkeyPatch
     assert solve(problem, solver="greedy-cost", time_limit_s=600.0).plan is not None
     assert len(kept) == 1
     assert kept[0] < 0.1
+
+
+@pytest.mark.parametrize("name", ["random-24", "mlperf-dcnv2"])
+def test_options_that_cannot_be_cheapest_are_not_missed(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topology = Topology.parse("4x8xh100", hbm="8GiB")
+    instance = Instance(Problem(named_workload(name), topology, batch_size=8192), Roofline())
+    late_s = lagrangian_bound(instance, is_late=lambda: True).step_time_s
+    bound_s = lagrangian_bound(instance).step_time_s
+    every = OptionPricer.every
+    monkeypatch.setattr(OptionPricer, "promising", lambda self, table, *_: every(self, table))
+    of_every_s = lagrangian_bound(instance).step_time_s
+    assert 0 < late_s <= bound_s <= of_every_s * (1 + 1e-5)
+    assert bound_s >= of_every_s * 0.99

@@ -62,7 +62,7 @@ def amounts(case: Case, *, tiers: bool) -> Float:
     problem, plan = case.problem(), case.plan()
     counted = np.zeros((case.gpus, len(TERMS)))
     for work in work_of(problem, plan):
-        assert work.gpu is not None, "cases have no shards of hosts"
+        assert work.gpus, "cases have no shards of hosts"
         optimizer = problem.profile.tables[work.table].table.optimizer
         met = _read_terms(work if tiers else replace(work, kind="device"), optimizer)
         extras = work.extras
@@ -80,7 +80,8 @@ def amounts(case: Case, *, tiers: bool) -> Float:
             "column_slice": extras.column_slices,
             "shard": extras.shards,
         }
-        counted[work.gpu, [_COLUMN[term] for term in met]] += np.array(list(met.values()))
+        at = np.ix_(work.gpus, [_COLUMN[term] for term in met])
+        counted[at] += np.array(list(met.values()))
     for gpu, loads in enumerate(arena_loads(problem, plan)):
         met = {"step": 1.0, "arena": float(len(loads))}
         # By how their rows are read: one second of each constant at a time.

@@ -21,9 +21,10 @@ where no unit is cheaper than one of rows in HBM.
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache, partial
 
 import numpy as np
+import numpy.typing as npt
 
 from cost_models.arenas import (
     added_up,
@@ -57,7 +58,7 @@ from cost_models.step_equation.work import (
     work_of,
 )
 from placer.plan.buffers import output_vectors, with_buffers
-from placer.plan.memory import device_memory
+from placer.plan.memory import device_memory, home_of
 from placer.plan.plan import Plan
 from placer.plan.shard import Shard
 from placer.problem import Problem
@@ -178,22 +179,25 @@ class StepEquation(CostModel, ABC):
         works = work_of(problem, plan)
         table_s = np.zeros(len(problem.profile))
         known: dict[tuple[object, ...], tuple[Float, Amount]] = {}
+        kinds_of = cache(partial(_by_kind, np.array(topology.kind_of_gpu)))
         for work in works:
-            if work.gpu is not None:
-                # Replicas ask the same of every GPU.
-                key = *work.amounts, topology.kind_of_gpu[work.gpu]
+            for kind, gpus in kinds_of(work.gpus):  # Replicas ask the same of GPUs that are alike.
+                key = *work.amounts, kind
                 if key not in known:
-                    costs = self.serving_costs(problem, work.table, work.gpu)
+                    costs = self.serving_costs(problem, work.table, int(gpus[0]))
                     seconds = work.seconds(costs, self.lookup_shares)
                     known[key] = seconds, work.extras.launch_s(costs)
                 seconds, launched_s = known[key]
-                table_s[work.table] += seconds[:HOST].sum()
-                phase_s[:, work.gpu] += seconds[:HOST]
-                launch_s[work.gpu] += launched_s
-                drive_s[work.gpu] += work.extras.drive_s
+                table_s[work.table] += gpus.size * seconds[:HOST].sum()
+                phase_s[:, gpus] += seconds[:HOST, None]
+                launch_s[gpus] += launched_s
+                drive_s[gpus] += work.extras.drive_s
                 if work.kind == "host":
-                    pooling_s[:, work.gpu] += seconds[:HOST]
-                dram_s[work.host] += seconds[HOST]
+                    pooling_s[:, gpus] += seconds[:HOST, None]
+                if seconds[HOST]:
+                    for gpu in gpus.tolist():
+                        dram_s[home_of(topology, topology.serving[gpu].id, "dram")] += seconds[HOST]
+            if work.gpus:
                 continue
             rates = self.host_rates(problem, work.table, work.host)
             dram_s[work.host] += work.resource_s(rates)
@@ -205,10 +209,10 @@ class StepEquation(CostModel, ABC):
                 pooling_s[:, number] += seconds
                 table_s[work.table] += seconds.sum()
         by_arena = times_by_arena(self, problem, arena_loads(problem, plan))
-        for (gpu, arena), tables in tables_by_arena(problem, plan).items():
-            # All of them have the arena in common.
-            arena_s = by_arena[gpu][arena][: len(NAMES)].sum()
-            table_s[list(tables)] += arena_s / len(tables)
+        for arena, members in tables_by_arena(problem, plan).items():
+            # All tables of a GPU's arena have it in common.
+            arena_s = [of[arena][: len(NAMES)].sum() if arena in of else 0.0 for of in by_arena]
+            table_s += members @ (np.array(arena_s) / np.maximum(1, members.sum(axis=0)))
         arenas_s = added_up(by_arena, len(schedule.phases))
         rows_s = with_lanes(phase_s, problem.pipeline) + arenas_s
         parts_s = parts_of(phase_s, pooling_s, launch_s, drive_s)
@@ -275,12 +279,22 @@ class StepEquation(CostModel, ABC):
         return tuple(cold for cold in colds if cold not in forbidden) or ("staged",)
 
 
+def _by_kind(
+    kind_of_gpu: npt.NDArray[np.int64], gpus: tuple[int, ...]
+) -> list[tuple[int, npt.NDArray[np.int64]]]:
+    """Return the numbers of some GPUs, and of servers, kind by kind."""
+    numbers = np.array(gpus, dtype=np.int64)
+    kinds = kind_of_gpu[numbers]
+    return [(kind, numbers[kinds == kind]) for kind in np.unique(kinds).tolist()]
+
+
 def _hbm_lookups(problem: Problem, works: Iterable[Work]) -> tuple[list[float], list[float]]:
     """Return lookups of each table that HBM serves, caches included, and all lookups."""
     hot, every = ([0.0] * len(problem.profile) for _ in range(2))
     for work in works:
         spec = problem.profile.tables[work.table].table
         lookups = work.lookups * work.weight_bytes / spec.weight_bytes_per_row()
+        lookups *= max(1, len(work.gpus))
         hot[work.table] += lookups if work.kind in ("device", "hit") else 0.0
         every[work.table] += lookups
     return hot, every

@@ -30,7 +30,7 @@ def slice_load(
     return float(members @ cdf.row_share) * step_lookups, float(members @ touched)
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=4096)
 def _row_load(profile: TableProfile, step_lookups: float) -> Float:
     """Return probability that a step touches a row of each segment of the CDF, shape (m,)."""
     touched: Float = np.diff(profile.unique_at_ranks(step_lookups)) / np.diff(profile.cdf.ranks)
@@ -90,7 +90,7 @@ def load_of(
     return Load(sums[0].astype(np.int64), counts, left[2])
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=2048)
 def _row_loads(profile: TableProfile, step_lookups: float) -> Float:
     """Return what each row of a segment of the CDF counts, shape (4, m).
 

@@ -103,7 +103,7 @@ NO_EXTRAS = Extras()
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one shard, or the hits or misses of one, asks of one device in a step."""
+    """What one shard, or the hits or misses of one, asks of each of its devices in a step."""
 
     table: int  # Number of the table in the problem's profile.
     kind: ReadKind
@@ -114,10 +114,10 @@ class Work:
     lookups: float
     rows: float
     vectors: float
-    # Number of the GPU, or of the server after all GPUs; None where `host` serves the shard by
-    # itself, to all its GPUs.
-    gpu: int | None = None
-    host: str = ""  # The host whose memory holds the rows.
+    # Numbers of the GPUs, or of servers after all GPUs, that do this each: mostly one, and for
+    # replicas many. None where `host` serves the shard by itself, to all its GPUs.
+    gpus: tuple[int, ...] = ()
+    host: str = ""
     # The first work of a shard has the shard's; the first of a group has the group's as well.
     extras: Extras = NO_EXTRAS
     # Bytes of weights and state of a row where it lies; 0 if as many as in HBM.
@@ -206,17 +206,21 @@ def work_of_group(
     works: list[Work] = []
     asked = works_anywhere(problem, table, shards, column_slices=column_slices)
     for shard, (first, *others) in zip(shards, asked, strict=True):
-        for device in shard.devices:
-            gpu = topology.gpus_by_id.get(device)
-            place: Any = {"gpu": numbers.get(device), "host": device if gpu is None else gpu.host}
-            extras = first.extras if device in numbers else NO_EXTRAS
-            if shard.memory == "ssd" and device in numbers:
+        # Drives of hosts may differ.
+        alike = [(one,) for one in shard.devices] if shard.memory == "ssd" else [shard.devices]
+        for devices in alike:
+            gpus = tuple(numbers[device] for device in devices if device in numbers)
+            extras = first.extras
+            if shard.memory == "ssd" and gpus:
                 last = (first, *others)[-1]
-                extras = extras._replace(
-                    drive_s=last.rows * drive_row_s(topology, device, last.home_bytes)
-                )
-            works.append(replace(first, **place, extras=extras))
-            works += [replace(one, **place) for one in others]
+                drive_s = last.rows * drive_row_s(topology, devices[0], last.home_bytes)
+                extras = extras._replace(drive_s=drive_s)
+            if gpus:
+                works.append(replace(first, gpus=gpus, extras=extras))
+                works += [replace(one, gpus=gpus) for one in others]
+            for host in (device for device in devices if device not in numbers):
+                works.append(replace(first, host=host, extras=NO_EXTRAS))
+                works += [replace(one, host=host) for one in others]
     return works
 
 

@@ -4,8 +4,8 @@ The executor allocates by this, the cost models and `verify` count by it, so tha
 that fits here fits in training.
 """
 
-from collections import defaultdict
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from placer.growing.options import Growing
@@ -105,9 +105,7 @@ def key_map_bytes(topology: Topology, growing: Mapping[str, Growing]) -> dict[st
     ranks = max(1, len(topology.gpus))
     parts = [replace(how, capacity=-(-how.capacity // ranks)) for how in growing.values()]
     size = sum(part.nbytes + ROW_NUMBER_BYTES * part.rows * (ranks > 1) for part in parts)
-    of_hosts = {
-        host.id: size * sum(gpu.host == host.id for gpu in topology.gpus) for host in topology.hosts
-    }
+    of_hosts = {host.id: size * len(topology.gpus_of(host.id)) for host in topology.hosts}
     copied = sum(how.copy_nbytes for how in growing.values()) * (len(topology.serving) == 1)
     return of_hosts | dict.fromkeys((gpu.id for gpu in topology.gpus), copied)
 
@@ -155,22 +153,30 @@ def device_memory(plan: Plan) -> dict[str, MemoryUse]:
     devices: tuple[Gpu | Host, ...] = (*topology.gpus, *topology.hosts)
     sizes = {device.id: device.memory_bytes for device in devices}
     sizes |= {drive_of(h.id): h.drive.memory_bytes for h in topology.hosts if h.drive}
-    used: dict[str, dict[str, int]] = {name: defaultdict(int) for name in sizes}
-    mapped: set[tuple[str, str]] = set()
+    # Many tables may be replicated on the same GPUs, whose bytes are then summed once.
+    of_rows: dict[tuple[tuple[str, ...], Memory], Counter[str]] = defaultdict(Counter)
+    besides: dict[Iterable[str], Counter[str]] = defaultdict(Counter)
+    mapped: dict[str, set[str]] = defaultdict(set)
     for shard in plan.shards:
-        table = plan.tables_by_name[shard.table]
-        for device in shard.devices:
-            home = home_of(topology, device, shard.memory)
-            state = shard.row_count * table.state_bytes_per_row(shard.width)
-            used[home]["weight_bytes"] += shard.row_count * record_bytes(table, shard) - state
-            used[home]["state_bytes"] += state
-            used[device]["buffer_bytes"] += shard.buffer_bytes
-            if shard.lookup == "cached":
-                used[device]["cache_bytes"] += cache_bytes(table, shard)
-            if plan.order_of(shard.table).kind == "profile":
-                mapped.add((shard.table, device))
+        table, count = plan.tables_by_name[shard.table], shard.row_count
+        state = count * table.state_bytes_per_row(shard.width)
+        held = of_rows[shard.devices, shard.memory]
+        held["weight_bytes"] += count * record_bytes(table, shard) - state
+        held["state_bytes"] += state
+        besides[shard.devices]["buffer_bytes"] += shard.buffer_bytes
+        if shard.lookup == "cached":
+            besides[shard.devices]["cache_bytes"] += cache_bytes(table, shard)
+        if plan.order_of(shard.table).kind == "profile":
+            mapped[shard.table].update(shard.devices)
+    for name, holders in mapped.items():
+        besides[frozenset(holders)]["row_map_bytes"] += row_map_bytes(plan.tables_by_name[name])
+    used: dict[str, Counter[str]] = {name: Counter() for name in sizes}
+    for (devices_of_rows, memory), held in of_rows.items():
+        for device in devices_of_rows:
+            used[home_of(topology, device, memory)].update(held)
+    for devices_besides, held in besides.items():
+        for device in devices_besides:
+            used[device].update(held)
     for device, size in key_map_bytes(topology, plan.growing).items():
         used[device]["row_map_bytes"] += size
-    for name, device in mapped:
-        used[device]["row_map_bytes"] += row_map_bytes(plan.tables_by_name[name])
     return {name: MemoryUse(name, size, **used[name]) for name, size in sizes.items()}

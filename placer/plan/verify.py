@@ -134,9 +134,11 @@ def _shard_violations(plan: Plan, shard: Shard) -> Iterator[Violation]:
         yield broken(f"cols {list(shard.cols)} must lie within [0, {table.dim}] and not be empty")
     if not shard.devices or len(set(shard.devices)) != len(shard.devices):
         yield broken(f"devices {list(shard.devices)} must name at least one device, each once")
-    hosts = plan.topology.hosts_by_id
+    hosts, gpus = plan.topology.hosts_by_id, plan.topology.gpus_by_id
     for device in shard.devices:
-        gpu, attached = plan.topology.gpus_by_id.get(device), plan.topology.gpus_of(device)
+        if device in gpus and shard.memory != "ssd":  # As are mostly all, of replicas very many.
+            continue
+        gpu, attached = gpus.get(device), plan.topology.gpus_of(device)
         if gpu is None and device not in hosts:
             yield broken(f"device {device!r} is not in the topology {plan.topology.name!r}")
         elif attached:

@@ -78,7 +78,8 @@ class PlannedTable:
         self._others = replace(plan, shards=tuple(s for s in plan.shards if s.table != table))
         self.others_cost = cost_model.evaluate(problem, self._others)
         self._others_loads = arena_loads(problem, self._others)
-        self._neighbours = tables_by_arena(problem, self._others)
+        neighbours = tables_by_arena(problem, self._others).items()
+        self._neighbours = {arena: members.sum(axis=0) for arena, members in neighbours}
         gpus = problem.topology.serving
         self.free_hbm = [self.others_cost.memory[gpu.id].free_bytes for gpu in gpus]
         self.current = self._alternative("as planned", plan, self.own, self.own_cost)
@@ -140,7 +141,7 @@ class PlannedTable:
         table_s = 0.0
         for gpu, mine in enumerate(alone):
             for arena, alone_s in mine.items():
-                sharers = 1 + len(self._neighbours.get((gpu, arena), ()))
+                sharers = 1 + (self._neighbours[arena][gpu] if arena in self._neighbours else 0)
                 own_s = together[gpu][arena] / sharers - alone_s
                 table_s += float(own_s[: len(NAMES)].sum())
         return saved_s, table_s

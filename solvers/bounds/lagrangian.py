@@ -150,7 +150,11 @@ class LagrangianBound:
         return sum(self.least_s(table, step_time_s) for table in tables) - self.worth_s
 
 
-def lagrangian_bound(instance: Instance, known: LagrangianBound | None = None) -> LagrangianBound:
+def lagrangian_bound(
+    instance: Instance,
+    known: LagrangianBound | None = None,
+    is_late: Callable[[], bool] = lambda: False,
+) -> LagrangianBound:
     """Return the bound of this module's docstring.
 
     Parameters
@@ -158,6 +162,8 @@ def lagrangian_bound(instance: Instance, known: LagrangianBound | None = None) -
     known : LagrangianBound, optional
         Of the same problem with other weights: prices near its own are looked at, and what the
         hosts' memory enforces is taken over.
+    is_late : callable
+        Whether there is no time to look at ways to cut tables, which makes the bound closer.
     """
     is_priced = known is None and (instance.lacks_dram or instance.needs_servers)
     if is_priced and instance.servers:
@@ -172,7 +178,7 @@ def lagrangian_bound(instance: Instance, known: LagrangianBound | None = None) -
     shares = _server_shares(instance) if known is None else np.array([known.server_share])
     dram_prices = np.full(prices.size * shares.size, dram_price)
     prices, server_shares = np.tile(prices, shares.size), np.repeat(shares, prices.size)
-    bound = _bound_at(instance, prices, dram_prices, dram_s, server_shares)
+    bound = _bound_at(instance, prices, dram_prices, dram_s, server_shares, is_late=is_late)
     if not (is_priced and 0 < bound.step_time_s < math.inf):
         return bound
     # A row that leaves HBM takes DRAM: the price of HBM is about that of DRAM, of narrow rows less.
@@ -236,6 +242,7 @@ def _bound_at(
     dram_s: float,
     server_shares: Float,
     limit_s: float = math.inf,
+    is_late: Callable[[], bool] = lambda: False,
 ) -> LagrangianBound:
     """Return the best bound of some triples of prices: of HBM, of DRAM, and of servers' seconds.
 
@@ -254,7 +261,7 @@ def _bound_at(
     extra_s = instance.sharding_overhead_s
     whole = [] if extra_s is None else [pricer.uncut(table, extra_s) for table in tables]
     costs = whole or [pricer.every(table) for table in tables]
-    bound_s = dram_s
+    bound_s, known = dram_s, set[int]()
     while True:
         bound_s, best, replicas_s = _best_bound(devices, costs, worth_s, dram_s, bound_s)
         # No step is shorter, so that tables that one GPU can serve within it need no finer option;
@@ -263,6 +270,7 @@ def _bound_at(
             table
             for table, of in enumerate(costs)
             if of.stood_for
+            and table not in known
             and not (
                 of.longest_s[0] <= bound_s
                 and (not few or of.enough_from_s(best) + replicas_s <= bound_s)
@@ -270,8 +278,12 @@ def _bound_at(
         ]
         if not longer:
             break
+        known.update(longer)
         for table in longer:
-            costs[table] = pricer.every(table)
+            if is_late() and not few:
+                break
+            every = pricer.every(table) if few else pricer.promising(table, costs[table], bound_s)
+            costs[table] = every
     cheapest = tuple(_at_price(of, best, may_be_cut=not few) for of in costs)
     return LagrangianBound(
         min(bound_s, limit_s),

@@ -116,13 +116,9 @@ class OptionPricer:
             What cutting a table costs at least.
         """
         instance, options = self.instance, self.instance.options_of(table)
-        cut = {
-            (one.replicated_rows, one.cold, one.home)
-            for one in options
-            if one.shard_count > 1 and one.cold != "cached"
-        }
+        cut = {_way(one) for one in options if one.shard_count > 1 and one.cold != "cached"}
         known = [one for one in options if one.shard_count == 1 or one.cold == "cached"]
-        stood_for = [n for n, o in enumerate(known) if (o.replicated_rows, o.cold, o.home) in cut]
+        stood_for = [n for n, one in enumerate(known) if _way(one) in cut]
         if len(stood_for) < len(cut):
             return self.every(table)
         costs = [self._costs(table, option) for option in known]
@@ -134,6 +130,27 @@ class OptionPricer:
             costs.append((replica_s, replica_s, free))  # Its shards may be as short as need be.
         every = (*known, *(known[number] for number in stood_for))
         return _joined(every, costs, tuple(stood_for))
+
+    def promising(self, table: int, uncut: OptionCosts, least_s: float) -> OptionCosts:
+        """Return what may be the cheapest option of a step of at least `least_s`.
+
+        Those of `uncut`, and all for which its stand-ins stand but for ways to replicate rows and
+        to read cold ones of which even the stand-in is no cheaper than an option that is known.
+        """
+        known = list(zip(uncut.longest_s, uncut.replica_s, uncut.priced_s, strict=True))
+        costs = dict(zip(uncut.options, known[: uncut.own], strict=False))
+        cut = [option for option in self.instance.options_of(table) if option not in costs]
+        left: list[int] = []
+        for place in sorted(range(uncut.own, len(known)), key=lambda n: uncut.priced_s[n].min()):
+            short = [priced_s for longest_s, _, priced_s in costs.values() if longest_s <= least_s]
+            if short and (uncut.priced_s[place] >= np.min(short, axis=0)).all():
+                left.append(place)
+                continue
+            way = _way(uncut.options[place])
+            costs |= {one: self._costs(table, one) for one in cut if _way(one) == way}
+        options = (*costs, *(uncut.options[place] for place in left))
+        stood_for = tuple(uncut.stood_for[place - uncut.own] for place in left)
+        return _joined(options, [*costs.values(), *(known[place] for place in left)], stood_for)
 
     def _costs(self, table: int, option: ShardingOption) -> tuple[float, float, Float]:
         """Longest shard, time of replicas, and costs at each price of one sharding option."""
@@ -208,6 +225,11 @@ class OptionPricer:
         for curve, count in zip(curves, counts, strict=True):
             total += count * (curve.gpu_s[0] + self.prices * curve.hbm_bytes[0])
         return min(float(curve.gpu_s[0]) for curve in curves), total
+
+
+def _way(option: ShardingOption) -> tuple[object, ...]:
+    """Return all of an option but how it cuts a table."""
+    return option.replicated_rows, option.cold, option.home
 
 
 def _joined(

@@ -4,6 +4,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from operator import itemgetter
 from typing import Any
 
@@ -106,9 +107,14 @@ def placement_kind(plan: Plan, table: str) -> str:
 
 def short_names(devices: Iterable[str]) -> str:
     """``gpu:0-3,7`` for gpu:0, gpu:1, gpu:2, gpu:3 and gpu:7."""
+    return _short_names(frozenset(devices))
+
+
+@lru_cache(64)  # Many tables may be replicated on the same GPUs.
+def _short_names(devices: frozenset[str]) -> str:
     numbers: dict[str, list[int]] = defaultdict(list)
     names = []
-    for device in sorted(set(devices)):
+    for device in sorted(devices):
         prefix, colon, suffix = device.rpartition(":")
         if colon and suffix.isdecimal():
             numbers[prefix].append(int(suffix))

@@ -95,13 +95,13 @@ def short_options(
     mean_s = np.sum([total_s for _, total_s in times.values()], axis=0) / sharing
     limit_s = longest_share * mean_s
 
-    def cost_s(table: int, option: ShardingOption) -> tuple[float, ShardingOption]:
+    def cost_s(table: int, option: ShardingOption) -> tuple[float, float]:
         longest_s, total_s = _phases_of(instance, table, option, index)
         work_s = weights @ total_s + price * instance.option_costs_at(table, option, index)[BYTES]
         if instance.dram_price:
             work_s = instance.option_costs_at(table, option, index) @ (price, 1.0)
         over_s = weights @ np.maximum(0.0, longest_s - limit_s)
-        return float(work_s / instance.gpus + over_s), option
+        return float(work_s / instance.gpus + over_s), float(over_s)
 
     chosen = list(options)
     for table, (longest_s, _) in times.items():
@@ -109,7 +109,17 @@ def short_options(
         if excess.max() > 1:
             every = instance.options_of(table) if allowed is None else allowed[table]
             others = _finer(every, options[table], float(excess.max()))
-            chosen[table] = min(cost_s(table, other) for other in others)[1]
+            costs: dict[ShardingOption, float] = {}
+            enough: dict[tuple[int, bool], int] = {}
+            for other in sorted(others, key=lambda one: (one.shard_count, one)):
+                way = other.replicated_rows, bool(other.column_widths)
+                # Shards that nothing waits for only do more work when they are divided further.
+                if other.shard_count > enough.get(way, other.shard_count):
+                    continue
+                costs[other], over_s = cost_s(table, other)
+                if not over_s:
+                    enough.setdefault(way, other.shard_count)
+            chosen[table] = min(costs, key=lambda one: (costs[one], one))
     return chosen
 
 

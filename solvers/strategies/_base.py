@@ -23,7 +23,7 @@ from solvers.result import Limits, SolveResult, Termination
 from solvers.strategies._search import Search
 from solvers.strategies._weighing import unreplicated, weighed, weights_of_drives
 
-_FINISH_BOUNDS, _FINISH_S_PER_TABLE = 0.9, 2e-3
+_FINISH_BOUNDS, _FINISH_S_PER_TABLE = 0.9, 1e-3
 """Times what the first bound took that is kept for making, checking, writing and showing the plan;
 and seconds for each table, which are enough."""
 

@@ -15,6 +15,9 @@ from solvers.search.branching import BranchAndBound
 from solvers.search.fit_program import fit
 from solvers.search.room import make_room
 
+_BOUND_SHARE = 0.4
+"""Of the time that is left, for a closer Lagrangian bound of large problems."""
+
 _SHORTAGES_S = 2.0
 """Seconds to find out by how much devices fall short, where it is known that nothing fits."""
 
@@ -74,7 +77,8 @@ class Search:
     ) -> "Search":
         """Return a search that has a Lagrangian bound only: see `lagrangian_bound` for `known`."""
         before_s = clock.left_s
-        lagrangian = lagrangian_bound(instance, known)
+        part = clock.part(_BOUND_SHARE)
+        lagrangian = lagrangian_bound(instance, known, lambda: part.left_s < 0 and not part.repeats)
         if lagrangian.dram_price:
             instance = instance.recounted(
                 instance.chain_weights,

@@ -95,6 +95,8 @@ def unreplicated(search: Search) -> Search:
     instance, first = search.instance, search.first
     if not instance.replicas_s or first is None or not first.replicas:
         return search
+    if search.clock.left_s < search.bounded_in_s and not search.clock.repeats:
+        return search
     other = weighed(Search.start(instance.recounted(with_replicas=False), search.clock))
     if other.first is None or other.first.step_time_s >= first.step_time_s:
         return search
