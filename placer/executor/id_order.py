@@ -32,7 +32,7 @@ class TableTensor:
     ----------
     table : Table
     name : str
-        ``weight``, or one of `placer.executor.optimizers.rule.STATE`.
+        ``weight``, or one of `placer.tables.OPTIMIZER_STATE`.
     shape : tuple of int
         (rows, dim), or (rows,) for state that is one number a row.
     dtype : torch.dtype
