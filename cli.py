@@ -801,9 +801,7 @@ def export(
     """
     loaded = placer.Plan.load(path)
     if (target in ("shards", "safetensors")) != (checkpoint is not None):
-        needs = "goes with --to shards and --to safetensors"
-        words = f"is needed for --to {target}" if checkpoint is None else needs
-        raise click.UsageError(f"--checkpoint {words}")
+        raise click.UsageError("--to shards and --to safetensors need --checkpoint, others take none")
     if with_optimizer and target != "safetensors":
         raise click.UsageError("--with-optimizer goes with --to safetensors; shards have it")
     if since is not None and (with_optimizer or target != "safetensors"):
