@@ -801,7 +801,7 @@ def export(
     """
     loaded = placer.Plan.load(path)
     if (target in ("shards", "safetensors")) != (checkpoint is not None):
-        raise click.UsageError("--to shards and --to safetensors need --checkpoint, others take none")
+        raise click.UsageError("--to shards and --to safetensors need --checkpoint, others do not")
     if with_optimizer and target != "safetensors":
         raise click.UsageError("--with-optimizer goes with --to safetensors; shards have it")
     if since is not None and (with_optimizer or target != "safetensors"):
