@@ -114,8 +114,8 @@ class Work:
     lookups: float
     rows: float
     vectors: float
-    # Numbers of the GPUs, or of servers after all GPUs, that do this each: mostly one, and for
-    # replicas many. None where `host` serves the shard by itself, to all its GPUs.
+    # Numbers of the GPUs, or of servers after all GPUs, each of which does this: several only for
+    # replicas. Empty where `host` serves the shard by itself, to all its GPUs.
     gpus: tuple[int, ...] = ()
     host: str = ""
     # The first work of a shard has the shard's; the first of a group has the group's as well.

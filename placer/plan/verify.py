@@ -136,7 +136,7 @@ def _shard_violations(plan: Plan, shard: Shard) -> Iterator[Violation]:
         yield broken(f"devices {list(shard.devices)} must name at least one device, each once")
     hosts, gpus = plan.topology.hosts_by_id, plan.topology.gpus_by_id
     for device in shard.devices:
-        if device in gpus and shard.memory != "ssd":  # As are mostly all, of replicas very many.
+        if device in gpus and shard.memory != "ssd":  # Short, as replicas may name many GPUs.
             continue
         gpu, attached = gpus.get(device), plan.topology.gpus_of(device)
         if gpu is None and device not in hosts:

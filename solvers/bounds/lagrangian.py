@@ -163,7 +163,7 @@ def lagrangian_bound(
         Of the same problem with other weights: prices near its own are looked at, and what the
         hosts' memory enforces is taken over.
     is_late : callable
-        Whether there is no time to look at ways to cut tables, which makes the bound closer.
+        True once there is no time left to look at the ways to cut tables, which lift the bound.
     """
     is_priced = known is None and (instance.lacks_dram or instance.needs_servers)
     if is_priced and instance.servers:

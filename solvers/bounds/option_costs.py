@@ -132,10 +132,11 @@ class OptionPricer:
         return _joined(every, costs, tuple(stood_for))
 
     def promising(self, table: int, uncut: OptionCosts, least_s: float) -> OptionCosts:
-        """Return what may be the cheapest option of a step of at least `least_s`.
+        """Return the options that may be the cheapest in a step of at least `least_s` seconds.
 
-        Those of `uncut`, and all for which its stand-ins stand but for ways to replicate rows and
-        to read cold ones of which even the stand-in is no cheaper than an option that is known.
+        `uncut` has one stand-in for all ways to cut a table with the same replicated rows and cold
+        rows. Where a stand-in is cheaper than every known option at some price, the options behind
+        it are costed; else it stays in their place.
         """
         known = list(zip(uncut.longest_s, uncut.replica_s, uncut.priced_s, strict=True))
         costs = dict(zip(uncut.options, known[: uncut.own], strict=False))
