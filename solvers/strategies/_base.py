@@ -23,9 +23,9 @@ from solvers.result import Limits, SolveResult, Termination
 from solvers.strategies._search import Search
 from solvers.strategies._weighing import unreplicated, weighed, weights_of_drives
 
-_FINISH_BOUNDS, _FINISH_S_PER_TABLE = 0.9, 1e-3
-"""Times what the first bound took that is kept for making, checking, writing and showing the plan;
-and seconds for each table, which are enough."""
+_FINISH_BOUNDS, _FINISH_S_PER_TABLE, _FINISH_S_PER_PLACE = 0.9, 1e-3, 1e-6
+"""Time kept for making, checking, writing and showing the plan: at most so many times what the
+first bound took, and so many seconds for each table and for each table × GPU."""
 
 _IDLE_ROUNDS = 2
 """Rounds of all stages without a gain after which a search ends: the second has another seed."""
@@ -52,7 +52,8 @@ class Strategy(ABC):
         if instance.lacks_dram:
             instance = instance.recounted(weights_of_drives(instance))
         search = Search.start(instance, clock)
-        enough_s = _FINISH_S_PER_TABLE * instance.tables
+        places = instance.tables * instance.gpus
+        enough_s = _FINISH_S_PER_TABLE * instance.tables + _FINISH_S_PER_PLACE * places
         clock.reserve(min(_FINISH_BOUNDS * search.bounded_in_s, enough_s))
         search = unreplicated(weighed(search))
         search.tell(self.name)

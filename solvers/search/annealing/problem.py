@@ -272,8 +272,9 @@ def _units(start: Assignment) -> tuple[list[list[_Option]], list[int]]:
 
 def _options(starts: Sequence[Assignment], tables: list[int], clock: Clock) -> list[list[_Option]]:
     """Return the options of each table, cheap ones first."""
-    instance, own = starts[0].instance, starts[0].option_of
-    owned = {table: list(dict.fromkeys(s.option_of[table] for s in starts)) for table in tables}
+    instance, of_starts = starts[0].instance, [start.option_of for start in starts]
+    own = of_starts[0]
+    owned = {table: list(dict.fromkeys(of[table] for of in of_starts)) for table in tables}
     many, items = instance.gpus > _REPLICATED_GPUS, 0
     work_s = {t: float(instance.option_costs(t, own[t])[GPU_S, -1]) for t in tables}
     options = dict(owned)
