@@ -209,7 +209,7 @@ class StepTimer:
             extras = Extras(float(is_slice and (group, number) not in seen), part.leads_shard)
             self._launch_s[number] += extras.launch_s(unit)
             seen.add((group, number))
-            # Where they lie, rows may have other bytes than in HBM, and may be on a drive besides.
+            # At home a row may be narrower than in HBM, and it may lie on a drive.
             home_bytes = float(table.bytes_per_row(part.cols[1] - part.cols[0], shard.dtype))
             sizes = float(part.weight_bytes), float(part.row_bytes)
             self._in_hbm[at], self._copied[at], self._in_place[at] = (
@@ -218,7 +218,7 @@ class StepTimer:
             )
             if shard.memory == "ssd":
                 self._copied[at, COPIES, 1] += drive_row_s(topology, part.device, home_bytes)
-        # What copies take on top. They land in HBM before the lookup, and leave after the update.
+        # Copies write to HBM before the lookup and read from it after the update.
         self._copied -= self._in_hbm
         in_hbm_s = self._copied[:, [LOOKUP, UPDATE]].sum(axis=1, keepdims=True)
         self._copied[:, [LOOKUP, UPDATE]] = in_hbm_s / 2

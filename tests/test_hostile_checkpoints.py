@@ -7,7 +7,6 @@ import pickle
 import pickletools
 import resource
 import sys
-import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -88,13 +87,12 @@ def test_metadata_sets_no_attribute_of_a_class(saved: Path) -> None:
     ],
     ids=range(9),
 )
-def test_a_short_program_takes_little_time_and_memory(saved: Path, program: bytes) -> None:
+def test_a_short_program_takes_little_memory(saved: Path, program: bytes) -> None:
     (saved / ".metadata").write_bytes(program)
-    before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(CheckpointError, match=r"no metadata of torch.distributed.checkpoint"):
         loads(saved)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 256 << 10  # In KiB.
-    assert time.process_time() - started < 2
 
 
 def test_a_part_in_place_of_another_is_noticed(saved: Path) -> None:

@@ -253,7 +253,7 @@ class Steps:
 
 
 def _shared(topology: Topology, gpu: str, between_s: float) -> float:
-    """Return what of the time between GPUs is on the host link: all without other links."""
+    """Return the time between GPUs if it passes over the host link, else 0."""
     alone = topology.peer_bytes_per_s(gpu) > topology.host_link_bytes_per_s(gpu)
     return 0.0 if alone else between_s
 

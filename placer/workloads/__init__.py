@@ -41,7 +41,7 @@ def workload_titles() -> dict[str, str]:
 
 
 def workload_names() -> tuple[str, ...]:
-    """Return names of `workload_titles`."""
+    """Return the names of all published workloads."""
     return tuple(workload_titles())
 
 

@@ -187,7 +187,7 @@ class FleetRow:
 
     @property
     def least_cost(self) -> float | None:
-        """What it would cost at the proven bound of the step time."""
+        """Return the cost if a step took no longer than its proven bound."""
         if self.cost is None or self.step_time_s is None or self.bound_s is None:
             return None
         return self.cost * self.bound_s / self.step_time_s

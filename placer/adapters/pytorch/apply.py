@@ -213,7 +213,7 @@ def _place(
         for device, names in by_device.items():
             # Mean and max are taken of sums and of single rows outside.
             whole = read_by_one(plan.of_tables(names))
-            # Constants that the user has not said are each optimizer's own.
+            # Where the user gives no constants, each optimizer has its own.
             options = [{**asdict(DEFAULTS[table.optimizer]), **said} for table in whole.tables]
             shared = SharedTables(whole, device, options[0])
             shared.watch(model)

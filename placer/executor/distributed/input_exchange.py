@@ -326,7 +326,7 @@ class InputsAhead:
             self._thread.submit(int).result()
 
     def close(self) -> None:
-        """Wait for what is on its way, whether anyone still wants it or not."""
+        """Wait for all exchanges that have begun, even if no step will use them."""
         if self._thread is not None and self.comm is not None:
             self._thread.shutdown()
             self.comm.close()

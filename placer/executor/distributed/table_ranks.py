@@ -248,7 +248,7 @@ def check_same(
     growing: Mapping[str, Growing],
     comm: Communicator,
 ) -> None:
-    """Check that all ranks have the same plan: others would wait for each other for ever."""
+    """Check that all ranks have the same plan. With different plans they would wait for ever."""
     options = sorted(optimizers.items()), sorted(growing.items(), key=lambda item: item[0])
     digest = hashlib.sha256(
         repr((plan.tables, plan.shards, plan.exchange_dtype, *options)).encode()

@@ -160,7 +160,7 @@ def _changed(old: TensorRows, new: TensorRows) -> "np.ndarray[tuple[int], np.dty
 
 
 def _rows_of(whole: TensorRows, numbers: Int) -> TensorRows:
-    """Return rows of a tensor of these numbers, which ascend; blocks without one are not read."""
+    """Return the rows with these ascending `numbers`; blocks without one are not read."""
 
     def read(start: int, stop: int) -> Tensor:
         own = numbers[start:stop]

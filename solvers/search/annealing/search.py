@@ -146,7 +146,7 @@ class _Annealing:
         return steps // SLOWER
 
     def improved(self, starts: Sequence[Assignment], target_s: float) -> Assignment:
-        """Return the best of runs that get longer, each from the best one of a start so far."""
+        """Run longer and longer; each run begins with the best that came of its start so far."""
         clock, params, heats = self._clock, self._params, self._heats
         found = list(starts)
         best = min(found, key=lambda one: one.step_time_s)
