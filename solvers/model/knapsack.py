@@ -237,8 +237,8 @@ def solve_knapsack(
 ) -> Knapsack | None:
     """Put the rows that save most time per byte into `hbm_bytes`; None if nothing fits.
 
-    All shards climb their priced together until HBM is full. Between the last two price_indices,
-    those climb on that still fit, the most worth first, and one as far as there is room.
+    All shards go from price to price together until HBM is full. Those that still fit go on to the
+    next prices, the most worth first, and one as far as there is room.
 
     Parameters
     ----------
@@ -252,15 +252,13 @@ def solve_knapsack(
     values = np.stack(priced)
     total = values[:, BYTES].sum(axis=0)
     price_index = int(np.searchsorted(total, hbm_bytes, side="right")) - 1
-    # Bytes rise along each priced_costs, so their sums do, up to rounding.
+    # Bytes of each shard rise from price to price, so their sums do, up to rounding.
     while price_index >= 0 and total[price_index] > hbm_bytes:
         price_index -= 1
     if price_index < 0:
         return None
-    chosen = values[:, :, price_index]
-    if price_index + 1 < total.size:
-        chosen = chosen.copy()
-        _climb(chosen, values[:, :, price_index + 1 :], hbm_bytes, curve_of)
+    chosen = values[:, :, price_index].copy()
+    _climb(chosen, values[:, :, price_index + 1 :], hbm_bytes, curve_of)
     total = chosen.sum(axis=0)
     bytes_, gpu_s, dram_s, dram_bytes = total[[BYTES, GPU_S, DRAM_S, DRAM_BYTES]].tolist()
     hot = tuple(int(rows) for rows in chosen[:, HOT].tolist())
@@ -268,7 +266,7 @@ def solve_knapsack(
 
 
 _PRICES_BELOW = 6
-"""Rungs above the last that all reach which single shards are tried on."""
+"""Prices above the last that all shards reach at which single ones are tried."""
 
 
 def _climb(

@@ -76,20 +76,12 @@ def _at(curve: CostCurve, hot: npt.NDArray[np.int64]) -> CostCurve:
     )
 
 
-def pieces_of(curve: CostCurve, most: int, room: tuple[float, float]) -> list[Piece]:
-    """Return points of a curve, and lines between them.
-
-    Parameters
-    ----------
-    most : int
-        Points.
-    room : tuple of float
-        Bytes of HBM and DRAM: what needs more is left out between points.
-    """
+def pieces_of(curve: CostCurve, most: int) -> list[Piece]:
+    """Return at most so many points of a curve, and lines between them."""
     curve = with_every_row(curve, most)
     at, points = some_points(curve, most), costs_of(curve)
     pieces: list[Piece] = [(costs, None) for costs in points[:, at].T]
-    parts = [_between(curve, first, last, room) for first, last in pairwise(at)]
+    parts = [_between(curve, first, last) for first, last in pairwise(at)]
     for part in (part for part in parts if part is not None):
         line = line_below(part)
         least = np.zeros(points.shape[0])
@@ -99,16 +91,12 @@ def pieces_of(curve: CostCurve, most: int, room: tuple[float, float]) -> list[Pi
     return pieces
 
 
-def _between(
-    curve: CostCurve, first: int, last: int, room: tuple[float, float]
-) -> CostCurve | None:
-    """Return the part of a curve between two of its points; None if there is none that may fit."""
+def _between(curve: CostCurve, first: int, last: int) -> CostCurve | None:
+    """Return the part of a curve between two of its points; None if there is none."""
     low, high = int(curve.hot_rows[first]) + 1, int(curve.hot_rows[last]) - 1
     if low > high or curve.only_points or not np.isfinite(curve.split_s):
         return None
-    part = part_of(curve, low, high)
-    fits = part.hbm_bytes.min() <= room[0] and part.dram_bytes.min() <= room[1]
-    return part if fits else None
+    return part_of(curve, low, high)
 
 
 def line_below(curve: CostCurve) -> Line:

@@ -197,14 +197,9 @@ class FitProgram:
 
     def _pieces(self, shard: TableShard, gpu: int) -> list[tuple[Float, Line | None]]:
         """Return costs at points of a curve, and lines below what is between them."""
-        instance, host = self.instance, self.instance.host_of_gpu[gpu]
+        instance = self.instance
         few = instance.cost_model.uniform_splits and shard.option.shard_count > 1
-        room = float(instance.hbm_bytes[gpu]), float(instance.dram_bytes[host])
-        return pieces_of(
-            instance.curve(shard, gpu),
-            2 if few else self.most_points,
-            (math.inf, math.inf) if self.may_lack else room,
-        )
+        return pieces_of(instance.curve(shard, gpu), 2 if few else self.most_points)
 
     def _add_bytes(self, gpu: int, costs: Float, chosen: Any) -> None:
         """Bytes of a GPU and its host if a variable is 1."""
