@@ -141,7 +141,7 @@ class GrowingKeys:
         weights = {}
         for name, (rows, keys) in again.items():
             table = order.plan.tables_by_name[name]
-            drawn = torch.zeros(rows.numel(), table.dim)
+            drawn = torch.zeros(rows.numel(), table.dim, dtype=torch.float32)
             if self.seed is not None:
                 drawn = weights_of_keys(table, self.seed, keys)
             weights[name] = rows, drawn

@@ -180,7 +180,7 @@ class PlacedTable:
     def row(self, index: int) -> Tensor:
         """Return a row that no lookup trains, such as the padding: float32, shape (dim,)."""
         if self.grows:  # Zeros: all rows are other keys'.
-            return torch.zeros(self.table.dim, device=self.device)
+            return torch.zeros(self.table.dim, dtype=torch.float32, device=self.device)
         if index not in self._frozen_rows or self._trains_all_rows:
             ids = torch.full((1,), index, device=self.device)
             output = Output((self.table.dim,), torch.float32, lambda rows: rows[0])

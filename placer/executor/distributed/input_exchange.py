@@ -140,7 +140,7 @@ class InputExchange:
         if weighted:
             scales = batch.weights
             if scales is None:
-                scales = torch.ones(batch.ids.numel(), device=self.device)
+                scales = torch.ones(batch.ids.numel(), dtype=torch.float32, device=self.device)
             scales = _cat([own.select(scales.detach()) for own in lookups], None, self.device)
             weights = comm.exchange("weights", scales.float(), sent_lookups, served_lookups)
         positions = [own.positions(self.device) for own in lookups] if wanted else []

@@ -101,7 +101,9 @@ class Served:
             for output, rows in zip(outputs, step.served_rows.T, strict=True)
         ]
         parts = [part.reshape(-1) for by_rank in zip(*pieces, strict=True) for part in by_rank]
-        return torch.cat(parts) if parts else torch.empty(0, device=self.device)
+        return (
+            torch.cat(parts) if parts else torch.empty(0, dtype=torch.float32, device=self.device)
+        )
 
     def from_sources(self, flat: Tensor, step: ShardedBatch) -> list[Tensor]:
         """Return the reverse: gradients of `channels.served`."""
@@ -118,7 +120,7 @@ class Served:
     ) -> Tensor | None:
         """Update all rows; the gradients of the weights of our own lookups."""
         wanted = sum(step.served_lookups) if step.weight_gradients else 0
-        weight_gradients = torch.zeros(wanted, device=self.device)
+        weight_gradients = torch.zeros(wanted, dtype=torch.float32, device=self.device)
         by_unit = [[gradients[at] for at in unit.channels] for unit in self.channels.units]
         entered = False
         for unit, own, unit_step in zip(self.channels.units, by_unit, step.units, strict=True):
@@ -151,7 +153,7 @@ class Served:
     def _return_weight_gradients(self, served: Tensor, step: ShardedBatch) -> Tensor:
         sent, received = step.served_lookups, step.sent_lookups
         own = self.comm.exchange("weights", served / self.gradient_scale, sent, received)
-        result = torch.zeros(step.bags.lookups, device=self.device)
+        result = torch.zeros(step.bags.lookups, dtype=torch.float32, device=self.device)
         # Each lookup comes back once a column slice; in the order of the batch, sums are always
         # alike.
         order = torch.sort(step.lookups, stable=True).indices
