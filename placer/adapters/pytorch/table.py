@@ -172,8 +172,8 @@ class PlacedTable:
         """Put rows in the place of a call's keys."""
         if not (own.keys.maps and call.has_keys and isinstance(call.batch, BagBatch)):
             return
-        own.keys.open_steps = self.open_calls.steps()
-        call.batch = own.keys.rows_of(call.batch, own.features, call.trains, own.id_order)
+        open_before = self.open_calls.steps() if call.trains else None
+        call.batch = own.keys.rows_of(call.batch, own.features, open_before, own.id_order)
         if call.trains:
             self.open_calls.add(call)
 

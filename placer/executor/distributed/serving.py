@@ -147,7 +147,7 @@ class Served:
             totals = all_reduce_rows(self.comm, holders, sums)
             for one, own_totals in zip(self._replicas, totals, strict=True):
                 one.apply(own_totals)
-        self.keys.end_step()
+        self.keys.end_step(step.key_step)
         return result
 
     def _return_weight_gradients(self, served: Tensor, step: ShardedBatch) -> Tensor:

@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from placer.executor.backends.backend import Backend
 from placer.executor.backends.torch_kernels import SliceReads
-from placer.executor.growing_keys import GrowingKeys
+from placer.executor.growing_keys import GrowingKeys, KeyStep
 from placer.executor.lookups.batch_reads import Segment
 from placer.executor.lookups.steps import ArenaStep
 from placer.executor.memory.arena import Arena
@@ -73,8 +73,9 @@ class FusedLookup(torch.autograd.Function):
         weights: Tensor | None,
         steps: Sequence[ArenaStep],
         runtime: Runtime,
+        key_step: KeyStep | None,
     ) -> tuple[Tensor, ...]:
-        ctx.steps, ctx.runtime = steps, runtime
+        ctx.steps, ctx.runtime, ctx.key_step = steps, runtime, key_step
         ctx.save_for_backward(*(() if weights is None else (weights,)))
         outputs: list[Tensor] = []
         with phase("forward"):
@@ -104,9 +105,10 @@ class FusedLookup(torch.autograd.Function):
             runtime.updates.add_(1)
             update(runtime, ctx.steps, gradients, weights)
         runtime.backend.finish(ctx.steps)
-        runtime.keys.end_step()
-        ctx.steps = ()  # A kept output keeps this node; it must not keep the step as well.
-        return None, weight_gradients, None, None
+        runtime.keys.end_step(ctx.key_step)
+        # A kept output keeps this node; it must not keep the step as well.
+        ctx.steps = None
+        return None, weight_gradients, None, None, None
 
 
 def own_tensors(pooled: Tensor, segments: Sequence[Segment]) -> list[Tensor]:
