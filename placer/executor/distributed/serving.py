@@ -21,6 +21,7 @@ from placer.executor.distributed.row_sums import RowTotals, all_reduce_rows
 from placer.executor.distributed.sharded_batch import ShardedBatch, UnitStep
 from placer.executor.distributed.sharded_keys import ShardedKeys
 from placer.executor.distributed.table_ranks import Command, TableRanks
+from placer.executor.local.fused_lookup import check_pass
 from placer.executor.local.placed_embeddings import PlacedEmbeddings
 from placer.executor.lookups.batch_reads import FeatureRead
 from placer.executor.lookups.pooling import segment_max
@@ -53,6 +54,7 @@ class Served:
         self.channels = channels_of(rank, comm.world, targets, survey.channels)
         self._totals = RowTotals.of(targets, rank, device, comm)
         self._any_replicated = any(target.replicated for target in targets)
+        self.passes = 0  # Backward passes so far.
         self.modules: list[PlacedEmbeddings] = []  # Of `channels.units`.
         self._replicas: list[ReplicaUpdates] = []  # In an order that all ranks share.
         for position, unit in enumerate(self.channels.units):
@@ -180,7 +182,7 @@ class Serve(torch.autograd.Function):
         sent, received = served.served_sizes(step), served.sent_sizes(step)
         with torch.no_grad():
             flat = served.to_sources(outputs, step)
-        ctx.step, ctx.served = step, served
+        ctx.step, ctx.served, ctx.passes = step, served, served.passes
         ctx.outputs = outputs if training else None
         return served.exchange("outputs", flat, sent, received)
 
@@ -190,6 +192,9 @@ class Serve(torch.autograd.Function):
         refuse_scaled()
         step: ShardedBatch = ctx.step
         served: Served = ctx.served
+        # All ranks know alike, so that none waits for another one.
+        check_pass(ctx.outputs is None, step.weight_gradients and ctx.passes < served.passes)
+        served.passes += 1
         if served.ranks is not None and step.number is not None:
             served.ranks.tell(Command.BACKWARD, step.number.number)
         sent, received = served.sent_sizes(step), served.served_sizes(step)
