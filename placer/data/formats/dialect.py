@@ -18,8 +18,8 @@ from placer.errors import DataError
 _SEPARATORS = ("\t", ",", "::", ";", "|", "\x01", " ")
 _LINES = 200
 _NAME = re.compile(r"^[^\W\d][\w .:/#()\[\]-]*$")
-_ANY_NAME = re.compile(r"^[^\W\d][^\n]*$")
-"""Of columns that something else says to be named, such as numbers below: ``CTR (%)``."""
+_ANY_NAME = re.compile(r"^[^\n]*[^\W\d][^\n]*$")
+"""Of columns that something else says to be named, such as numbers below: ``CTR (%)``, ``7d``."""
 _NUMBERS = re.compile(rb"[0-9]+(?:([ \t]+|,)[0-9]+)*[ \t]*")
 """Of a line of interactions."""
 _DECIMAL_COMMA = re.compile(r"[+-]?(?:[0-9]{1,3}(?:\.[0-9]{3})+|[0-9]+)(?:,[0-9]+)?")
@@ -193,25 +193,33 @@ def _quotes(lines: list[str], separator: str) -> bool:
 
 def _is_header(rows: list[list[str]], nulls: Sequence[str]) -> bool:
     """Return whether the first row names columns, rather than being a sample."""
-    first, others = rows[0], rows[1:]
+    # The first again is none of its samples: files may have been joined with their headers.
+    first, others = rows[0], [row for row in rows if row != rows[0]]
+    if len(rows) > 1 and not others:
+        return False
     named = [name.strip() for name in first]
     if named:
         named[0] = named[0].lstrip("# ")
     if any(_HEX.match(name) or name in nulls for name in named) or len(named) < 1:
         return False
-    # An index that pandas wrote has no name.
-    names = named[not named[0] :]
-    if not all(map(_ANY_NAME.match, names)):
-        return False
-    if {name.lower() for name in named} & _KNOWN:
-        return True
     columns = list(zip(*(row for row in others if len(row) == len(first)), strict=False))
     known = [[one for one in column if one and one not in nulls] for column in columns]
+    # An index that pandas wrote has no name, nor has what is behind a separator at the end.
+    names = [
+        name
+        for place, name in enumerate(named)
+        if name or (place and (place >= len(known) or known[place]))
+    ]
+    if any(map(_is_number, names)) or not all(map(_ANY_NAME.match, names)):
+        return False
     if any(column and all(map(_is_number, column)) for column in known):
         return True
-    if len(set(named)) != len(named) or not all(map(_NAME.match, names)):
-        return False  # If it names columns, then some twice; nothing else says that it does.
-    return not any(name in column for name, column in zip(named, columns, strict=False))
+    if any(name in column for name, column in zip(named, columns, strict=False) if name):
+        return False
+    if {name.lower() for name in named} & _KNOWN and all(one[0].isalpha() for one in names):
+        return True
+    # If it names columns, then none twice; nothing else says that it does.
+    return len(set(names)) == len(names) and all(map(_NAME.match, names))
 
 
 def _has_decimal_commas(rows: list[list[str]]) -> bool:
