@@ -126,3 +126,24 @@ def _csv(frame: pd.DataFrame, folder: Path) -> Path:
 def test_what_is_no_log_is_told_what_is(log: Any) -> None:
     refused("a log cannot be read from .*; give paths, or a table", log)
     refused("too large to convert", pd.DataFrame({"id": np.array([1, UNSIGNED], object)}))
+
+
+@pytest.mark.parametrize(
+    ("name", "lines", "ids"),
+    [
+        ("log.csv", "u7,1\nu8,1\nu7,1\n", [1, 2, 1]),
+        ("log.txt", "1 5 6\n2\n1 7\n", [1, 2, 1]),
+        ("log", '{"id": 7}\n{"id": 8}\n{"id": 7}\n', [7, 8, 7]),
+    ],
+)
+def test_a_byte_order_mark_is_no_part_of_the_first_id(
+    tmp_path: Path, name: str, lines: str, ids: list[int]
+) -> None:
+    path, marked, empty = (tmp_path / f"{folder}" / name for folder in "012")
+    for file, content in ((path, lines), (marked, "\ufeff" + lines), (empty, "\ufeff")):
+        file.parent.mkdir()
+        file.write_text(content)
+    feature = next(iter(open_log(path).tables))
+    assert bags_of(path, feature) == [[one] for one in ids]
+    assert bags_of([marked, empty], feature) == bags_of(path, feature)
+    refused("is empty", empty)

@@ -1,5 +1,6 @@
 """How the lines of a text file are made: what separates fields, and what the first line is."""
 
+import codecs
 import csv
 import io
 import re
@@ -35,6 +36,7 @@ _VOWPAL = re.compile(r"[^|]*(?:(?<!\S)\|\S[^|]*)+")
 
 def sniff(file: str, start: bytes) -> Format:
     """Return the format of a file without a telling suffix, by how it begins."""
+    start = start.removeprefix(codecs.BOM_UTF8)
     if start.startswith(b"PAR1"):
         return "parquet"
     if start.startswith(b"ARROW1") or start.startswith(b"\xff\xff\xff\xff"):
@@ -109,7 +111,7 @@ def _records(start: bytes, quotes: bool) -> list[str]:
 def _texts(start: bytes, ends: npt.NDArray[np.int64]) -> list[str]:
     parts = zip([0, *ends[:_LINES].tolist()], ends[:_LINES].tolist(), strict=False)
     texts = (start[first:last].decode("utf-8", "replace").strip("\r\n") for first, last in parts)
-    return [text.removeprefix("\ufeff") for text in texts if text]
+    return [text for text in texts if text]
 
 
 def fields(line: str, separator: str, quotes: bool) -> list[str]:
@@ -129,7 +131,7 @@ def fields(line: str, separator: str, quotes: bool) -> list[str]:
 def header_names(file: str, header: bytes, layout: Layout) -> tuple[str, ...]:
     """Return the columns that a file's first line names; raises DataError if it is no UTF-8."""
     try:
-        line = header.decode("utf-8-sig").rstrip("\r\n")
+        line = header.decode().rstrip("\r\n")
     except UnicodeDecodeError as error:
         raise DataError(f"{shown(file)}, line 1 is no UTF-8: {error.reason}") from error
     names = fields(line, layout.separator or ",", bool(layout.quotes))
