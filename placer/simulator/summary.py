@@ -9,6 +9,7 @@ import numpy.typing as npt
 from placer.errors import DataError
 from placer.executor.distributed.placement.division import servers_of
 from placer.plan.memory import ROW_CACHE_ENTRY_BYTES, device_memory
+from placer.plan.migration import break_even_steps
 from placer.simulator.counts import Int, PartCounts, StepCounts
 from placer.simulator.parts import Arrangement
 
@@ -227,10 +228,7 @@ class Drifted:
         """
         if self.other is None or self.migration_s is None:
             return None
-        if self.migration_s == 0:
-            return 0.0
-        saved = self.window.mean_s - self.other.mean_s
-        return self.migration_s / saved if saved > 0 else None
+        return break_even_steps(self.migration_s, self.window.mean_s, self.other.mean_s)
 
 
 def equal_windows(name: str, records: Sequence[StepRecord], windows: int) -> list[Window]:
