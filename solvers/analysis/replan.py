@@ -16,7 +16,7 @@ hottest ones of the new profile.
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from operator import attrgetter
 
 from cost_models import CostModel, ShardingOption
@@ -282,7 +282,8 @@ class _Replanning:
         except PlanMismatchError:
             return None
         way = migration(diff(self.old, plan))
-        move, cost_s = astuple(way), step_time_s * self.horizon_steps + way.seconds
+        move = way.moved_bytes, way.seconds, way.waits_for
+        cost_s = step_time_s * self.horizon_steps + way.seconds
         return Candidate(name, plan, step_time_s, *move, cost_s)
 
     def recorded(self, chosen: Candidate, fresh: SolveResult) -> Plan:
