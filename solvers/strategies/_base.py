@@ -116,6 +116,7 @@ class StagedStrategy(Strategy):
         if search.best is not None:
             search.stats["moves"] = search.best.moves
             yield search.best
+            yield from reversed(search.earlier)
 
     def _run(self, stage: Stage, search: Search) -> None:
         search.tell(stage.name)

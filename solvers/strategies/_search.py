@@ -37,6 +37,8 @@ class Search:
     branched : BranchAndBound or None
         The last branch and bound; the next one reuses its formulation and first relaxation.
     best : Assignment or None
+    earlier : list of Assignment
+        The best ones before it, in case it makes no plan: only plans count bytes of drives.
     failure : Termination or None
         A proof that there is no plan.
     looked_for_room : bool
@@ -62,6 +64,7 @@ class Search:
     delayed: "Search | None" = None
     branched: BranchAndBound | None = None
     best: Assignment | None = None
+    earlier: list[Assignment] = field(default_factory=list)
     failure: Termination | None = None
     looked_for_room: bool = False
     stats: dict[str, object] = field(default_factory=dict)
@@ -154,8 +157,13 @@ class Search:
         self.looked_for_room = True
         # A proof has to hold for all plans, not only for those that are searched.
         instance = self.instance
-        if not instance.with_replicas:
-            instance = instance.recounted(with_replicas=True)
+        if not instance.with_replicas or instance.lacks_dram:
+            instance = instance.recounted(
+                with_replicas=True,
+                dram_price=instance.dram_price,
+                server_share=instance.server_share,
+            )
+            instance.dram_bytes = instance.all_dram_bytes  # Searches leave some of it free.
         options = usable_options(instance)
         proof = options if isinstance(options, Termination) else None
         if not isinstance(options, Termination):
@@ -176,6 +184,7 @@ class Search:
         if assignment is not None and (
             self.best is None or assignment.step_time_s < self.best.step_time_s
         ):
+            self.earlier += [] if self.best is None else [self.best]
             self.best = assignment
             self.tell()
 

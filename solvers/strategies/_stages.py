@@ -43,6 +43,10 @@ take as long as the bound, and on 17 of 17 problems they led to no better plan."
 _BRANCHED_PLACES = 2000
 """Run branch and bound up to this many tables × GPUs."""
 
+_TINY_PLACES = 30
+"""Tables × GPUs up to which it is, too, where the gap is so large that something else may cause it:
+all plans are soon looked at."""
+
 _RELAXED_TABLES = 200
 """Beyond that, solve its first relaxation up to this many tables; GPUs hardly change its size."""
 
@@ -186,6 +190,12 @@ def is_branched(instance: Instance) -> bool:
     return instance.gpus > 1 and instance.tables * instance.gpus <= _BRANCHED_PLACES
 
 
+def _branching(instance: Instance) -> BranchingParams:
+    """Return how far branch and bound goes: in tiny problems, however poor the plan is."""
+    is_tiny = instance.tables * instance.gpus <= _TINY_PLACES
+    return BranchingParams(most_gap=np.inf) if is_tiny else BranchingParams()
+
+
 def prove(search: Search, share: float, *, is_first: bool = False) -> Assignment | None:
     """Raise the bound by counting delays and by branch and bound, which may find a better plan.
 
@@ -208,7 +218,7 @@ def prove(search: Search, share: float, *, is_first: bool = False) -> Assignment
         search.lagrangian.price_s_per_byte,
         clock=clock,
         gap=search.clock.limits.gap,
-        params=BranchingParams() if is_whole else BranchingParams(most_gap=0.0),
+        params=_branching(instance) if is_whole else BranchingParams(most_gap=0.0),
         bounding=search.bounding.instance,
         before=search.branched,
     )
