@@ -106,7 +106,7 @@ class OptionPricer:
         return _joined(options, [self._costs(table, option) for option in options])
 
     def uncut(self, table: int, extra_s: float) -> OptionCosts:
-        """Return costs of options without a cut, of options with caches, and of stand-ins for others.
+        """Return costs of options without a cut, with caches, and of stand-ins for all others.
 
         A stand-in stands for options with the same replicas and lookup of cold rows.
 
