@@ -4,6 +4,7 @@ A vocabulary lists the raw ids that a log has, in the order in which they first 
 """
 
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -209,17 +210,17 @@ def choose_mappings(
         if asked.get(name, "auto") == "auto" and negative:
             chosen[name] = "vocabulary"
             notes.append(
-                f"table {name}: {min(negative)} has negative ids, or ids from 2^63 on, which "
-                "are no row numbers, so rows are given to the ids that there are"
+                f"table {name}: each id that occurs gets a row, as {min(negative)} has ids below 0 "
+                "or from 2^63 on"
             )
         elif asked.get(name, "auto") == "auto" and most >= max(
             _SURELY_FINE_ROWS, _ROWS_A_SAMPLE * samples
         ):
             chosen[name] = "vocabulary"
             notes.append(
-                f"table {name}: ids up to {most:,} in {samples:,} samples are no row numbers, so "
-                f"rows are given to those that there are (--id-mapping {name}=identity: one a "
-                f"number; --ignore {name} if it is a time)"
+                f"table {name}: each id that occurs gets a row, as {samples:,} samples have ids up "
+                f"to {most:,} (--id-mapping {shlex.quote(f'{name}=identity')} gives one to every "
+                f"number; --ignore {shlex.quote(name)} if it is a time)"
             )
         else:
             row_counts[name] = _rows(name, most, headroom)
