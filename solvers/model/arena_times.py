@@ -79,9 +79,7 @@ class ArenaTimes:
         every = len(range(*rows))
         cold_rows = every - hot_rows
         load = ArenaLoad(lookups, replicated=shard.is_replica)
-        if (
-            cold == "cached"
-        ):  # Without a cache, rows are read in place; with all rows in it, from HBM.
+        if cold == "cached":  # With no cache, rows are read in place; with all in it, in HBM.
             return load._replace(cached_rows=every if hot_rows and cold_rows else 0)
         pooled = cold == "host" and cold_rows > 0
         cached_rows = cold_rows if cold == "staged" else 0

@@ -65,9 +65,7 @@ class Objective:
 
     def longest_s(self, slowest: Float) -> Float:
         """Return step times, (...), from the slowest GPU's seconds in each phase, (..., phases)."""
-        with np.errstate(
-            invalid="ignore"
-        ):  # A phase outside a chain may be infinite, and must not count.
+        with np.errstate(invalid="ignore"):  # Phases outside a chain may be infinite.
             times: Float = (slowest @ self.members.T + self.fixed).max(axis=-1)
         return np.where(np.isnan(times), np.inf, times)
 
