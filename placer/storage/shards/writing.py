@@ -18,7 +18,7 @@ from placer.plan.order import Int, Ranks
 from placer.plan.plan import Plan
 from placer.plan.verify import refuse_growing, verify
 from placer.storage.manifest import write_manifest
-from placer.storage.run_state import STATES, Checkpoint, Position
+from placer.storage.run_state import STATES, Checkpoint
 from placer.storage.shards.shard_folder import (
     FORMAT_VERSION,
     MANIFEST,
@@ -88,13 +88,7 @@ def write_shards(plan: Plan, checkpoint: Checkpoint, path: StrPath) -> ShardFold
     (3, ['gpu%3A0.hbm/00000-t.safetensors'])
     """
     verify(plan)
-    tensors = tensors_by_table(plan, checkpoint)
-    with _new_shards(path, plan) as made:
-        for name, files in files_by_table(plan).items():
-            made.write(files, tensors[name])
-        updates = checkpoint.tensors.get(STATES, {}).get(UPDATES)
-        count = None if updates is None else int(TensorRows.of(updates).whole())
-        made.finish(checkpoint.position, count)
+    _write(plan, checkpoint, tensors_by_table(plan, checkpoint), path)
     return open_shards(path)
 
 
@@ -157,21 +151,8 @@ def reshard(
     verify(new)
     difference = diff(old or shards.plan, new)
     difference.check_rows()
-    tensors = tensors_by_table(shards.plan, checkpoint_of_shards(shards))
-    with _new_shards(path, new) as made:
-        for name, files in files_by_table(new).items():
-            order = Ranks.in_plan(new, name)
-            changed = []
-            for copies in files:
-                source = _unchanged(shards, order, copies[0])
-                if source is None:
-                    changed.append(copies)
-                    continue
-                shards.check(source)
-                sha256 = shards.manifest.files[source.name].sha256
-                made.link(shards.path / source.name, copies, sha256)
-            made.write(changed, tensors[name])
-        made.finish(shards.position, shards.updates)
+    checkpoint = checkpoint_of_shards(shards)
+    made = _write(new, checkpoint, tensors_by_table(shards.plan, checkpoint), path, shards)
     every = [(name, entry.size_bytes) for name, entry in made.entries.items()]
     written_bytes = sum(size for name, size in every if name not in made.linked)
     return Resharded(
@@ -183,20 +164,25 @@ def reshard(
     )
 
 
-def _unchanged(shards: ShardFolder, order: Ranks, file: ShardFile) -> ShardFile | None:
-    """Return the older file with the same rows in the same order, if there is one."""
-    shard, older_order = file.shard, shards.order_of(file.table.name)
-    for older, *_ in shards.files[file.table.name]:
-        was = older.shard
-        if (was.cols, was.row_count) == (shard.cols, shard.row_count) and same_ids(
-            (older_order, was), (order, shard)
-        ):
-            return older
-    return None
+def _write(
+    plan: Plan,
+    checkpoint: Checkpoint,
+    tensors: Mapping[str, Mapping[str, TensorRows]],
+    path: StrPath,
+    older: ShardFolder | None = None,
+) -> "_NewShards":
+    """Write a folder of shards, which appears when it is complete; keep files of an older one."""
+    refuse_growing(plan, "a folder of shards")
+    with new_folder(path) as folder:
+        made = _NewShards(folder, plan)
+        for name, files in files_by_table(plan).items():
+            made.write([each for each in files if not made.keeps(each, older)], tensors[name])
+        made.finish(checkpoint)
+    return made
 
 
 class _NewShards:
-    """A folder of shards that is being written; see `_new_shards`."""
+    """A folder of shards that is being written."""
 
     def __init__(self, path: Path, plan: Plan) -> None:
         self.path, self.plan = path, plan
@@ -204,6 +190,21 @@ class _NewShards:
         # Files that an earlier checkpoint has already; of them, those that were linked, not copied.
         self.kept: set[str] = set()
         self.linked: set[str] = set()
+
+    def keeps(self, copies: Sequence[ShardFile], older: ShardFolder | None) -> bool:
+        """Make files of an older one that has the same rows in the same order, if there is one."""
+        if older is None:
+            return False
+        table, shard = copies[0].table.name, copies[0].shard
+        own, order = (Ranks.in_plan(self.plan, table), shard), older.order_of(table)
+        for file, *_ in older.files[table]:
+            was = file.shard
+            is_alike = (was.cols, was.row_count) == (shard.cols, shard.row_count)
+            if is_alike and same_ids((order, was), own):
+                older.check(file)
+                self._link(older.path / file.name, copies, older.manifest.files[file.name].sha256)
+                return True
+        return False
 
     def write(
         self, files: Sequence[tuple[ShardFile, ...]], tensors: Mapping[str, TensorRows]
@@ -216,7 +217,7 @@ class _NewShards:
                 path = self._place(copies[0])
                 sha256 = sha256_file(path)
                 self._add(copies[0], sha256)
-                self.link(path, copies[1:], sha256)
+                self._link(path, copies[1:], sha256)
 
     def _write(self, files: Sequence[ShardFile], tensors: Mapping[str, TensorRows]) -> None:
         order = Ranks.in_plan(self.plan, files[0].table.name)
@@ -240,7 +241,7 @@ class _NewShards:
         path.parent.mkdir(exist_ok=True)
         return path
 
-    def link(self, source: Path, copies: Sequence[ShardFile], sha256: str) -> None:
+    def _link(self, source: Path, copies: Sequence[ShardFile], sha256: str) -> None:
         """Make files of one that is there already."""
         for file in copies:
             path = self._place(file)
@@ -269,28 +270,21 @@ class _NewShards:
             sha256=sha256,
         )
 
-    def finish(self, position: Position, updates: int | None) -> None:
+    def finish(self, checkpoint: Checkpoint) -> None:
         """Write the plan and ``shards.json``."""
         self.plan.save(self.path / PLAN)
+        updates = checkpoint.tensors.get(STATES, {}).get(UPDATES)
         manifest = ShardManifest(
             format_version=FORMAT_VERSION,
             plan_sha256=placement_sha256(self.plan),
-            checkpoint=CheckpointEntry(**asdict(position)),
-            updates=updates,
+            checkpoint=CheckpointEntry(**asdict(checkpoint.position)),
+            updates=None if updates is None else int(TensorRows.of(updates).whole()),
             files=dict(sorted(self.entries.items())),
         )
         body = manifest.model_dump(exclude={"sha256"})
         write_manifest(self.path / MANIFEST, body, end="\n")
         for folder in {(self.path / name).parent for name in self.entries}:
             sync_folder(folder)
-
-
-@contextlib.contextmanager
-def _new_shards(path: StrPath, plan: Plan) -> Iterator[_NewShards]:
-    """Write a folder of shards, which appears when it is complete; see `new_folder`."""
-    refuse_growing(plan, "a folder of shards")
-    with new_folder(path) as folder:
-        yield _NewShards(folder, plan)
 
 
 @contextlib.contextmanager
