@@ -91,16 +91,20 @@ def joined(chunks: Sequence[Chunk]) -> Chunk:
     )
 
 
+def weights_of(parts: Sequence[Bags]) -> npt.NDArray[np.float32] | None:
+    """Return the weights of bags, one after the other; 1 where some have none, None where all."""
+    if all(bags.weights is None for bags in parts):
+        return None
+    return np.concatenate(
+        [
+            np.ones(bags.ids.size, np.float32) if bags.weights is None else bags.weights
+            for bags in parts
+        ]
+    )
+
+
 def _joined_bags(parts: Sequence[Bags]) -> Bags:
-    ids = np.concatenate([bags.ids for bags in parts])
-    weights = None
-    if any(bags.weights is not None for bags in parts):
-        weights = np.concatenate(
-            [
-                np.ones(bags.ids.size, np.float32) if bags.weights is None else bags.weights
-                for bags in parts
-            ]
-        )
+    ids, weights = np.concatenate([bags.ids for bags in parts]), weights_of(parts)
     if all(bags.offsets is None for bags in parts):
         return Bags(ids, None, weights)
     lengths = [

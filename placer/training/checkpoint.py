@@ -17,7 +17,7 @@ import logging
 import re
 import shutil
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -25,15 +25,15 @@ from typing import Any
 
 from pydantic import Field
 
+from placer.data.files.opening import FileIdentity
 from placer.errors import CheckpointError
 from placer.file_locks import is_locked
 from placer.files import FileRecord, is_name
 from placer.folders import HiddenFolder
 from placer.storage.checkpoint.dcp_reader import read_tensors
 from placer.storage.checkpoint.dcp_writer import write_folder
-from placer.storage.checkpoint.table_blocks import Name, NamedTables
+from placer.storage.checkpoint.table_blocks import Name, SavedTables
 from placer.storage.manifest import (
-    FileEntry,
     Manifest,
     Strict,
     check_sha256,
@@ -53,18 +53,10 @@ GROW = "`placer reshard OLD NEW --grow --checkpoint FOLDER -o FOLDER`"
 _logger = logging.getLogger(__name__)
 
 
-class LogFile(Strict):
-    """A file of a log; see `placer.data.files.opening.FileIdentity`."""
-
-    name: str
-    size_bytes: int
-    sha256: str
-
-
 class RunData(Strict):
     """What a log is known by. Checkpoints of earlier versions have none of it."""
 
-    log: list[LogFile] = Field(default=[])
+    log: list[FileIdentity] = Field(default=[])
     ids_sha256: dict[str, str] = Field(default={})
 
 
@@ -76,14 +68,14 @@ class _Manifest(Manifest):
     samples: int
     settings: dict[str, Any]
     data: RunData = RunData()
-    files: dict[str, FileEntry]
+    files: dict[str, FileRecord]
 
 
 def save(
     folder: Path,
     checkpoint: Checkpoint,
     keep: int = 2,
-    tables: Sequence[NamedTables] = (),
+    tables: SavedTables | None = None,
 ) -> Path:
     """Write a checkpoint into `folder` and remove all but the newest `keep`; return its own folder.
 
@@ -95,7 +87,8 @@ def save(
     then, or a complete one.
     """
     hidden = HiddenFolder(folder / f"step-{checkpoint.position.step:012d}")
-    first = not tables or tables[0].tables.rank == 0
+    tables = tables or SavedTables()
+    first = not tables.named or tables.named[0].tables.rank == 0
 
     def begin() -> None:
         tidy(folder)
@@ -120,7 +113,7 @@ def save(
         for key, tensor in held.items()
     }
     try:
-        write_folder(hidden, tables, tensors, begin, publish)
+        write_folder(hidden, tables.named, tensors | tables.kept(), begin, publish)
     finally:
         hidden.discard()
         if first and folder.is_dir():

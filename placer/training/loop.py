@@ -104,6 +104,12 @@ def train(
     returns the result that one process would have with the whole batch. Ranks beyond those of
     the GPUs serve what the plan has on hosts without one; their result has no losses.
 
+    Raises PlanMismatchError if the log lacks a feature of the plan or its tables have other sizes;
+    CheckpointError if the checkpoint is damaged or of another model, or a run that does not resume
+    would write into a folder that holds checkpoints already; DataError if no sample has a label, or
+    one is not within 0 to 1; PlacerError if the loss is no longer finite; BackendError if another
+    process is lost.
+
     Parameters
     ----------
     log : Log
@@ -119,19 +125,6 @@ def train(
     metrics : sequence of MetricLog
         Where the metrics of each step go, from the first rank.
 
-    Raises
-    ------
-    PlanMismatchError
-        If the log lacks a feature of the plan or its tables have other sizes.
-    CheckpointError
-        If the checkpoint is damaged or of another model, or a run that does not resume would
-        write into a folder that holds checkpoints already.
-    DataError
-        If no sample has a label, or one is not within 0 to 1.
-    PlacerError
-        If the loss is no longer finite.
-    BackendError
-        If another process is lost.
     """
     config = config or TrainConfig()
     if eval_log is not None:

@@ -127,9 +127,7 @@ def batches(log: Log, batch_size: int, skip: int = 0) -> Generator[Chunk]:
 
 def slice_chunk(chunk: Chunk, start: int, stop: int) -> Chunk:
     """Return samples ``start..stop`` of a chunk, as views where that is possible."""
-    features = {name: _slice_bags(bags, start, stop) for name, bags in chunk.features.items()}
-    labels = None if chunk.labels is None else chunk.labels[start:stop]
-    return Chunk(stop - start, features, chunk.dense[start:stop], labels)
+    return _samples_of(chunk, stop - start, slice(start, stop))
 
 
 def labelled(chunk: Chunk) -> Chunk:
@@ -143,8 +141,7 @@ def labelled(chunk: Chunk) -> Chunk:
     known = ~np.isnan(chunk.labels)
     if known.all():
         return chunk
-    features = {name: _select_bags(bags, known) for name, bags in chunk.features.items()}
-    return Chunk(int(known.sum()), features, chunk.dense[known], chunk.labels[known])
+    return _samples_of(chunk, int(known.sum()), known)
 
 
 def no_label_error(samples: int) -> DataError:
@@ -196,23 +193,21 @@ def in_background(make: Callable[[], Generator[T]], depth: int = 2) -> Generator
         thread.join()
 
 
-def _slice_bags(bags: Bags, start: int, stop: int) -> Bags:
-    if bags.offsets is None:
-        return _part_of(bags, slice(start, stop), None)
-    low, high = int(bags.offsets[start]), int(bags.offsets[stop])
-    return _part_of(bags, slice(low, high), bags.offsets[start : stop + 1] - low)
+def _samples_of(chunk: Chunk, samples: int, kept: slice | npt.NDArray[np.bool_]) -> Chunk:
+    features = {name: _bags_of(bags, kept) for name, bags in chunk.features.items()}
+    labels = None if chunk.labels is None else chunk.labels[kept]
+    return Chunk(samples, features, chunk.dense[kept], labels)
 
 
-def _select_bags(bags: Bags, kept: npt.NDArray[np.bool_]) -> Bags:
-    if bags.offsets is None:
-        return _part_of(bags, kept, None)
-    lengths = np.diff(bags.offsets)
-    offsets = np.concatenate([[0], np.cumsum(lengths[kept])])
-    return _part_of(bags, np.repeat(kept, lengths), offsets)
-
-
-def _part_of(
-    bags: Bags, lookups: slice | npt.NDArray[np.bool_], offsets: npt.NDArray[np.int64] | None
-) -> Bags:
+def _bags_of(bags: Bags, kept: slice | npt.NDArray[np.bool_]) -> Bags:
+    lookups, offsets = kept, bags.offsets
+    if offsets is None:
+        pass  # One lookup a sample.
+    elif isinstance(kept, slice):
+        offsets = offsets[kept.start : kept.stop + 1]
+        lookups, offsets = slice(int(offsets[0]), int(offsets[-1])), offsets - offsets[0]
+    else:
+        lengths = np.diff(offsets)
+        lookups, offsets = np.repeat(kept, lengths), np.append(0, np.cumsum(lengths[kept]))
     weights = None if bags.weights is None else bags.weights[lookups]
     return Bags(bags.ids[lookups], offsets, weights)

@@ -12,6 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from placer.errors import BackendError, DataError
 from placer.executor import BagBatch, ShardedEmbeddings
+from placer.executor.lookups.bag_batch import joined_weights
 
 if TYPE_CHECKING:
     from placer.adapters.pytorch.table import PlacedTable
@@ -262,24 +263,15 @@ class Step:
 
 def joined(calls: Sequence[Call], device: torch.device) -> BagBatch:
     """Return all bags of several calls of a table, one after the other."""
-    ids, offsets, base = [torch.empty(0, dtype=torch.int64, device=device)], [], 0
-    for call in calls:
-        ids.append(call.batch.ids.long())
-        offsets.append(call.batch.offsets[:-1] + base)
-        base += call.batch.ids.numel()
+    none = torch.empty(0, dtype=torch.int64, device=device)
+    batches, offsets, base = [call.batch for call in calls], [none], 0
+    for batch in batches:
+        offsets.append(batch.offsets[:-1] + base)
+        base += batch.ids.numel()
     offsets.append(torch.full((1,), base, device=device))
-    weights = None
-    if any(call.batch.weights is not None for call in calls):
-        weights = torch.cat(
-            [
-                torch.ones(call.batch.ids.numel(), device=device)
-                if call.batch.weights is None
-                else call.batch.weights
-                for call in calls
-            ]
-        )
-    bags = sum(call.batch.batch_size for call in calls)
-    return BagBatch(torch.cat(ids), torch.cat(offsets), bags, weights, (0, base))
+    ids, bags = [batch.ids.long() for batch in batches], sum(batch.batch_size for batch in batches)
+    weights = joined_weights(ids, [batch.weights for batch in batches])
+    return BagBatch(torch.cat([none, *ids]), torch.cat(offsets), bags, weights, (0, base))
 
 
 def present_device(name: str) -> torch.device:

@@ -50,13 +50,7 @@ class CapturedBatch:
 
 
 class CapturedBatches:
-    """Captures how a module finds batches, where all its rows are in HBM.
-
-    Parameters
-    ----------
-    runtime : Runtime
-    features : sequence of FeatureRead
-    """
+    """Captures how a module finds batches, where all its rows are in HBM."""
 
     def __init__(self, runtime: Runtime, features: Sequence[FeatureRead]) -> None:
         self._runtime, self._features = runtime, features

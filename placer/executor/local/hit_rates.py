@@ -18,26 +18,16 @@ ALL_STEPS, EVERY = 64, 8
 
 @dataclass(frozen=True, slots=True)
 class HitRates:
-    """Lookups since the model was made, or since they were last reset.
+    """Lookups since the model was made, or since they were last reset."""
 
-    Attributes
-    ----------
-    lookups : int
-        All lookups. A row with several column slices counts once for each slice.
-    home_lookups : int
-        Of rows that the plan keeps in HBM.
-    row_cache : RowCacheStats
-        Of staged and cached rows. Other rows are read in place or pooled by the host.
-    tables : mapping of table name to float
-        Share of each table's lookups that HBM served, weighted by columns where a table has several
-        column slices. Counted in the first `ALL_STEPS` steps and in one of `EVERY` after them.
-        Without tables that were not read; empty before `Embeddings.count_by_table`, and where
-        several processes share the tables.
-    """
-
-    lookups: int
-    home_lookups: int
+    lookups: int  # All. A row with several column slices counts once for each slice.
+    home_lookups: int  # Of rows that the plan keeps in HBM.
+    # Of staged and cached rows. Other rows are read in place or pooled by the host.
     row_cache: RowCacheStats
+    # Share of each table's lookups that HBM served, weighted by columns where a table has several
+    # column slices. Counted in the first `ALL_STEPS` steps and in one of `EVERY` after them.
+    # Without tables that were not read; empty before `Embeddings.count_by_table`, and where
+    # several processes share the tables.
     tables: Mapping[str, float] = field(default_factory=dict, compare=False)
 
     @property
@@ -75,9 +65,7 @@ class LookupCounts:
         self._lookups += slots.numel()
         if spec.home == spec.rows:
             self.home += slots.numel()
-        elif (
-            row_cache is None and spec.home
-        ):  # Otherwise the kernel that sorts the slots counts them.
+        elif row_cache is None and spec.home:  # Else the kernel that sorts the slots counts them.
             self.home += ((slots >= 0) & (slots < spec.home)).sum()
 
     def add_captured(self, lookups: int) -> None:

@@ -18,14 +18,7 @@ from placer.tables import OPTIMIZER_STATE, OptimizerName, Table
 class LocalIdOrder(IdOrder):
     """Tables that this process has alone; see `IdOrder`.
 
-    Parameters
-    ----------
-    plan, optimizers, counts_updates
-        See `IdOrder`.
-    layout : Layout
-    arenas : tuple of Arena
-    updates : int64, shape (), on the computing device
-        Updates so far; rows are collected on its device.
+    `updates` so far are int64, shape (), on the computing device, where rows are collected.
     """
 
     def __init__(
@@ -123,8 +116,6 @@ class LocalIdOrder(IdOrder):
             rows = arena.weights if name == "weight" else arena.state
             assert rows is not None, "SGD's state has no names to ask for"
             width = columns.cols[1] - columns.cols[0]
-            names = (
-                ("weight",) if name == "weight" else OPTIMIZER_STATE[self.optimizers[table.name]]
-            )
-            first = names.index(name) * width
+            states = OPTIMIZER_STATE[self.optimizers[table.name]]
+            first = 0 if name == "weight" else states.index(name) * width
             yield columns, rows, slice(*columns.cols), slice(first, first + width)

@@ -4,7 +4,7 @@ import contextlib
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from placer.folders import new_folder
 from placer.plan.diff import PlanDiff, diff
 from placer.plan.order import Int, Ranks
 from placer.plan.plan import Plan
+from placer.plan.shard import Shard
 from placer.plan.verify import refuse_growing, verify
 from placer.storage.manifest import write_manifest
 from placer.storage.run_state import STATES, Checkpoint
@@ -24,19 +25,20 @@ from placer.storage.shards.shard_folder import (
     MANIFEST,
     PLAN,
     Bytes,
-    CheckpointEntry,
     ShardEntry,
     ShardFile,
     ShardFolder,
     ShardManifest,
+    checkpoint_of_shards,
     files_by_table,
+    held_rows,
     open_shards,
     placement_sha256,
     refuse_other_plan,
 )
-from placer.storage.shards.shard_rows import checkpoint_of_shards, held_rows, same_ids
 from placer.storage.shards.table_files import tensors_by_table
 from placer.storage.tensor_rows import (
+    MOST_ROWS,
     NAMES,
     StoredTensor,
     TensorRows,
@@ -54,24 +56,12 @@ def write_shards(plan: Plan, checkpoint: Checkpoint, path: StrPath) -> ShardFold
 
     Each table is read once, a bounded number of rows at a time, and its rows go to the files
     of the shards that have them: no table has to fit in memory. Replicas are one file that has
-    a name for each device (a hard link, where the file system has them).
+    a name for each device (a hard link, where the file system has them). The folder appears when it
+    is complete. `placer.training.checkpoint.open_checkpoint` opens checkpoints, of any plan.
 
-    Parameters
-    ----------
-    plan : Plan
-    checkpoint : Checkpoint
-        As `placer.training.checkpoint.open_checkpoint` opens it; of any plan of these tables.
-    path : str or path
-        The folder to make; it appears when it is complete.
-
-    Raises
-    ------
-    PlanError
-        If the plan is unsound.
-    CheckpointError
-        If the checkpoint lacks a table or its optimizer state, or has another shape or dtype.
-    PlacerError
-        If there is something at `path`, or it cannot be written; nothing is left there then.
+    Raises PlanError if the plan is unsound. Raises CheckpointError if the checkpoint lacks a table
+    or its optimizer state, or has another shape or dtype. Raises PlacerError if there is something
+    at `path`, or it cannot be written; nothing is left there then.
 
     Examples
     --------
@@ -118,32 +108,17 @@ def reshard(
 
     Files whose rows and columns are those of an older file become hard links to it. The others
     are written as `write_shards` writes them; rows are known by their ids, whatever the row
-    orders. Optimizer state goes with its rows.
+    orders. Optimizer state goes with its rows. The new folder appears when it is complete, and
+    shares files with the older one, which stays as it is: write none of them in place.
 
-    Parameters
-    ----------
-    shards : ShardFolder or path
-        Stays as it is. The new folder shares files with it: write none of them in place.
-    new : Plan
-    path : str or path
-        The folder to make; it appears when it is complete.
-    old : Plan, optional
-        The plan that `shards` is believed to be of; by default the one that it has in it. Bytes
-        are counted between its devices and those of `new`.
-    verify_files : bool
-        Whether the SHA-256 of every file that is kept or read is compared first. Without it
-        kept files are not read, and of others only blocks of rows of which some are needed.
+    `old` is the plan that `shards` is believed to be of; by default the one that it has in it.
+    Bytes are counted between its devices and those of `new`. With `verify_files`, the SHA-256 of
+    every file that is kept or read is compared first. Without it kept files are not read, and of
+    others only blocks of rows of which some are needed.
 
-    Raises
-    ------
-    PlanMismatchError
-        If the folder is not of `old`, or `new` has tables that `old` lacks or has otherwise.
-    PlanError
-        If the newer plan is unsound.
-    CheckpointError
-        If a file is missing or damaged.
-    PlacerError
-        If there is something at `path`, or it cannot be written; nothing is left there then.
+    Raises PlanMismatchError if the folder is not of `old`, or `new` has tables that `old` lacks or
+    has otherwise; PlanError if the newer plan is unsound; CheckpointError if a file is missing or
+    damaged; PlacerError if there is something at `path`, or it cannot be written.
     """
     if not isinstance(shards, ShardFolder):
         shards = open_shards(shards, verify=verify_files)
@@ -179,6 +154,24 @@ def _write(
             made.write([each for each in files if not made.keeps(each, older)], tensors[name])
         made.finish(checkpoint)
     return made
+
+
+def ids_at(order: Ranks, shard: Shard, start: int, stop: int) -> Int:
+    """Return ids at rows ``start..stop`` of a shard, shape (stop − start,).
+
+    >>> ids_at(Ranks.of([7, 3]), Shard("t", (0, 100, 1), (0, 8), ("gpu:0",), "hbm", "device"), 0, 4)
+    array([7, 3, 0, 1])
+    """
+    first, _, step = shard.rows
+    return order.ids(first + step * np.arange(start, stop, dtype=np.int64))
+
+
+def same_ids(one: tuple[Ranks, Shard], other: tuple[Ranks, Shard]) -> bool:
+    """Compare the ids of two shards of as many rows, of whatever row orders, in their order."""
+    return all(
+        np.array_equal(ids_at(*one, start, stop), ids_at(*other, start, stop))
+        for start, stop in row_blocks(one[1].row_count, MOST_ROWS)
+    )
 
 
 class _NewShards:
@@ -277,7 +270,7 @@ class _NewShards:
         manifest = ShardManifest(
             format_version=FORMAT_VERSION,
             plan_sha256=placement_sha256(self.plan),
-            checkpoint=CheckpointEntry(**asdict(checkpoint.position)),
+            checkpoint=checkpoint.position,
             updates=None if updates is None else int(TensorRows.of(updates).whole()),
             files=dict(sorted(self.entries.items())),
         )
