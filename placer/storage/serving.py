@@ -1,6 +1,5 @@
 """Tables for inference: loaded by a plan, read, and changed by increments alone."""
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -142,7 +141,7 @@ def _checked_rows(
     return rows
 
 
-def load_read_only(plan: Plan, folder: str | os.PathLike[str], **options: Any) -> ReadOnlyTables:
+def load_read_only(plan: Plan, folder: StrPath, **options: Any) -> ReadOnlyTables:
     """Return tables laid out by a plan, with a folder's weights and no optimizer state.
 
     The folder is only read, rows at a time. It is what `placer.storage.checkpoint.save_tables`

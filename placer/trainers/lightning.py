@@ -1,6 +1,5 @@
 """Lightning: a callback that saves and loads what the module's state dict lacks."""
 
-import os
 import secrets
 import shutil
 import warnings
@@ -14,6 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from placer.adapters.pytorch import AppliedPlan, applied_plan
 from placer.errors import CheckpointError
+from placer.files import StrPath
 from placer.storage.checkpoint import load_tables, save_tables
 
 KEY = "placer"
@@ -37,9 +37,7 @@ class PlacerCallback(Callback):
         is gone cannot be loaded.
     """
 
-    def __init__(
-        self, folder: str | os.PathLike[str] | None = None, keep: int | None = None
-    ) -> None:
+    def __init__(self, folder: StrPath | None = None, keep: int | None = None) -> None:
         self.folder, self.keep = None if folder is None else Path(folder), keep
         self._before_load: RemovableHandle | None = None
 

@@ -61,7 +61,15 @@ class LookupCounts:
         stands_for = 1 if self._step <= ALL_STEPS else EVERY
         is_captured = slots.is_cuda and torch.cuda.is_current_stream_capturing()
         if self.by_table and self._step % stands_for == 0 and not is_captured and slots.numel():
-            self._add_tables(slots, spec, reads, row_cache, stands_for * spec.key.width)
+            columns = stands_for * spec.key.width
+            here = (slots >= 0) & (slots < spec.home)
+            if row_cache is not None:
+                here |= row_cache.find(slots) >= 0
+            for segment in reads.segments:
+                start, stop = segment.lookups
+                table, hits = segment.columns.table, here[start:stop].sum() * columns
+                self._read[table] += (stop - start) * columns
+                self._in_hbm[table] = self._in_hbm[table] + hits if table in self._in_hbm else hits
         self._lookups += slots.numel()
         if spec.home == spec.rows:
             self.home += slots.numel()
@@ -72,23 +80,6 @@ class LookupCounts:
         """Count a step that a CUDA graph ran; the graph itself adds what the device counts."""
         self._step += 1
         self._lookups += lookups
-
-    def _add_tables(
-        self,
-        slots: Tensor,
-        spec: ArenaSpec,
-        reads: ArenaReads,
-        row_cache: RowCache | None,
-        columns: int,
-    ) -> None:
-        here = (slots >= 0) & (slots < spec.home)
-        if row_cache is not None:
-            here |= row_cache.find(slots) >= 0
-        for segment in reads.segments:
-            start, stop = segment.lookups
-            table, hits = segment.columns.table, here[start:stop].sum() * columns
-            self._read[table] += (stop - start) * columns
-            self._in_hbm[table] = self._in_hbm[table] + hits if table in self._in_hbm else hits
 
     def read(self, row_caches: Sequence[RowCache]) -> HitRates:
         """Return the counts so far, with those of row caches; waits for the device."""

@@ -7,32 +7,22 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from placer.executor.embeddings import Embeddings
 from placer.executor.id_order import IdOrder, IdRange
-from placer.executor.memory.arena import Arena, TieredRows
+from placer.executor.local.fused_lookup import Runtime
+from placer.executor.memory.arena import TieredRows
 from placer.executor.memory.layout import ArenaSlice, Layout
 from placer.executor.streams import sent
-from placer.plan.plan import Plan
-from placer.tables import OPTIMIZER_STATE, OptimizerName, Table
+from placer.tables import OPTIMIZER_STATE, Table
 
 
 class LocalIdOrder(IdOrder):
-    """Tables that this process has alone; see `IdOrder`.
+    """Tables that this process has alone; see `IdOrder`. Rows are collected on their device."""
 
-    `updates` so far are int64, shape (), on the computing device, where rows are collected.
-    """
-
-    def __init__(
-        self,
-        plan: Plan,
-        optimizers: Mapping[str, OptimizerName],
-        counts_updates: bool,
-        layout: Layout,
-        arenas: tuple[Arena, ...],
-        updates: Tensor,
-    ) -> None:
-        super().__init__(plan, optimizers, counts_updates)
-        self._layout, self._arenas, self._updates = layout, arenas, updates
-        self._device = updates.device
+    def __init__(self, embeddings: Embeddings, layout: Layout, runtime: Runtime) -> None:
+        super().__init__(embeddings.plan, embeddings.optimizers, embeddings.counts_updates)
+        self._layout, self._arenas, self._updates = layout, runtime.arenas, runtime.updates
+        self._device = embeddings.device
 
     def synchronize(self) -> None:
         if self._device.type == "cuda":

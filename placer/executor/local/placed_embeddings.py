@@ -334,14 +334,7 @@ class PlacedEmbeddings(Embeddings):
         return self._id_order()
 
     def _id_order(self) -> LocalIdOrder:
-        return LocalIdOrder(
-            self.plan,
-            self.optimizers,
-            self.counts_updates,
-            self._layout,
-            self._runtime.arenas,
-            self._runtime.updates,
-        )
+        return LocalIdOrder(self, self._layout, self._runtime)
 
     def _prepare(
         self, batch: BagBatch, training: bool, behind: torch.cuda.Stream | None = None

@@ -1,6 +1,5 @@
 """Checkpoints of whole models, and of their placed tables in a folder of their own."""
 
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from placer.adapters.pytorch.applied import EPS, LR, AppliedPlan
 from placer.adapters.pytorch.stand_in import StandIn
 from placer.errors import CheckpointError
 from placer.executor.embeddings import Embeddings
+from placer.files import StrPath
 from placer.storage.checkpoint.dcp_reader import read_tensors
 from placer.storage.checkpoint.dcp_writer import save_folder
 from placer.storage.checkpoint.table_blocks import Name, SavedTables
@@ -23,9 +23,7 @@ TABLES = "tables"
 
 
 def save_model(
-    folder: str | os.PathLike[str],
-    model: nn.Module,
-    tensors: Mapping[str, Tensor] | None = None,
+    folder: StrPath, model: nn.Module, tensors: Mapping[str, Tensor] | None = None
 ) -> None:
     """Save a model with placed tables in the format of `torch.distributed.checkpoint`.
 
@@ -73,7 +71,7 @@ def save_model(
 
 
 def load_model(
-    folder: str | os.PathLike[str], model: nn.Module, *, optimizer_state: bool = True
+    folder: StrPath, model: nn.Module, *, optimizer_state: bool = True
 ) -> dict[str, Tensor]:
     """Load what `save_model` saved, into a model under any plan, with any number of ranks.
 
@@ -101,9 +99,7 @@ def load_model(
     return {key: stored[key].whole() for key in others}
 
 
-def save_tables(
-    folder: str | os.PathLike[str], applied: AppliedPlan, *, replace: bool = False
-) -> None:
+def save_tables(folder: StrPath, applied: AppliedPlan, *, replace: bool = False) -> None:
     """Save the placed tables of a model, weights and optimizer state, without gathering them.
 
     The folder is in the format of `torch.distributed.checkpoint`, by the tables' names:
@@ -140,7 +136,7 @@ def save_tables(
         table.saves.all_saved()
 
 
-def load_tables(folder: str | os.PathLike[str], applied: AppliedPlan) -> None:
+def load_tables(folder: StrPath, applied: AppliedPlan) -> None:
     """Load what `save_tables` saved, under any plan, with any number of ranks.
 
     Each rank reads the rows that it holds.

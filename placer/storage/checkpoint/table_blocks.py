@@ -188,9 +188,9 @@ def _take_keys(
     Tensors of tables with another capacity there become what they are with this one.
     """
     maps = {name: ".".join(full) for name, full in names.items()}
-    for name, full in maps.items():
+    for full in maps.values():
         if full not in stored:
-            raise CheckpointError(f"{what}: it lacks {name!r} of a table that grows")
+            raise CheckpointError(f"{what}: {full} is missing, of a table that grows")
     state, earlier = keys.resized({name: stored.pop(full).whole() for name, full in maps.items()})
     for full, tensor in ((".".join(own), tensor) for own, tensor in named.tensors.items()):
         rows, of_rows = earlier.get(tensor.table.name, (0, None))
