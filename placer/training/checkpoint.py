@@ -178,25 +178,17 @@ def load(path: Path) -> Checkpoint:
     while True:
         chosen = _chosen(path)
         try:
-            return _loaded(chosen)
+            opened = open_checkpoint(chosen)
+            tensors = {
+                group: {name: TensorRows.of(tensor).whole() for name, tensor in held.items()}
+                for group, held in opened.tensors.items()
+            }
         except CheckpointError:
             # A training has removed it meanwhile, as it has newer ones.
             if chosen == path or chosen.exists():
                 raise
-
-
-def _loaded(path: Path) -> Checkpoint:
-    opened = open_checkpoint(path)
-    try:
-        tensors = {
-            group: {name: TensorRows.of(tensor).whole() for name, tensor in held.items()}
-            for group, held in opened.tensors.items()
-        }
-    except OSError as error:
-        raise CheckpointError(
-            f"cannot read checkpoint {path}: {error.strerror or error}"
-        ) from error
-    return replace(opened, tensors=tensors)
+        else:
+            return replace(opened, tensors=tensors)
 
 
 def open_checkpoint(path: Path, ranks: Ranks = ALONE) -> Checkpoint:

@@ -50,6 +50,7 @@ def to_sharding_plan(
     """
     require_torchrec()
     import torch
+    import torch.distributed as dist
     from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
 
     from placer.adapters.torchrec.modules import tables_of
@@ -62,7 +63,10 @@ def to_sharding_plan(
     _require_tables(parts, tables)
     _require_rows(parts, {name: own.path for name, own in tables.items()}, prefetch_pipeline)
     modules: dict[str, Any] = {}
-    kind = _device_type(env) if device is None else torch.device(device).type
+    if device is None:
+        group = env.process_group
+        device = "cuda" if group is not None and dist.get_backend(group) == "nccl" else "cpu"
+    kind = torch.device(device).type
     for part in parts:
         _require_exact(part, state_by_column_slice=state_by_column_slice)
         _require_trainable(part, tables[part.name])
@@ -294,10 +298,3 @@ def _written(plan: Plan, part: Part, device: str) -> dict[str, Any]:
     if sharding.load_factor is not None:
         own["cache_params"] = {"load_factor": sharding.load_factor}
     return own
-
-
-def _device_type(env: Any) -> str:
-    import torch.distributed as dist
-
-    group = env.process_group
-    return "cuda" if group is not None and dist.get_backend(group) == "nccl" else "cpu"

@@ -13,6 +13,7 @@ grow are row-wise, behind a multi-probe zero-collision hash (MPZCH).
 
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 from placer.errors import PlanMismatchError
@@ -133,7 +134,8 @@ def _blocks(
         for shard, rank in parts
     )
     # The first block of each column slice.
-    slices = {block.first_column: block for block in sorted(blocks, reverse=True, key=_position)}
+    by_position = sorted(blocks, reverse=True, key=attrgetter("first_row", "first_column"))
+    slices = {block.first_column: block for block in by_position}
     firsts = [slices[column] for column in sorted(slices)]
     columns_divided = any(block.width < table.dim for block in blocks)
     if columns_divided:
@@ -172,10 +174,6 @@ def _blocks(
         f"row blocks of {counts} rows; TorchRec has blocks of ceil(rows / GPUs) rows, the i-th "
         "on the i-th GPU, over all GPUs or, if they are pooled, over those of one host"
     )
-
-
-def _position(block: Block) -> tuple[int, int]:
-    return block.first_row, block.first_column
 
 
 def _row_blocks(table: Table, first: Block, ranks: list[int]) -> list[Block]:

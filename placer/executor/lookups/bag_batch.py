@@ -177,7 +177,10 @@ class BagBatch:
         offsets.append(torch.full((1,), bounds[-1], device=device))
         weights = joined_weights(ids, [features[name][2] for name in order])
         size = samples[order[0]] if order else 0
-        return cls(_joined_ids(ids), torch.cat(offsets), size, weights, bounds)
+        if len({tensor.dtype for tensor in ids}) > 1:
+            ids = [tensor.long() for tensor in ids]
+        joined = torch.cat(ids) if ids else torch.empty(0, dtype=torch.int64)
+        return cls(joined, torch.cat(offsets), size, weights, bounds)
 
     @classmethod
     def from_chunk(cls, chunk: Chunk, order: Sequence[str]) -> "BagBatch":
@@ -207,12 +210,6 @@ class BagBatch:
         ids = np.concatenate([bag.ids for bag in bags]) if bags else np.empty(0, np.int64)
         given = None if weights is None else torch.from_numpy(weights)
         return cls(torch.from_numpy(ids), torch.from_numpy(offsets), chunk.samples, given)
-
-
-def _joined_ids(ids: Sequence[Tensor]) -> Tensor:
-    if len({tensor.dtype for tensor in ids}) > 1:
-        ids = [tensor.long() for tensor in ids]
-    return torch.cat([*ids]) if ids else torch.empty(0, dtype=torch.int64)
 
 
 def joined_weights(ids: Sequence[Tensor], weights: Sequence[Tensor | None]) -> Tensor | None:

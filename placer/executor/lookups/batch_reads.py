@@ -71,17 +71,14 @@ class ArenaReads:
 
     def spread(self, per_lookup: Tensor | None) -> Tensor | None:
         """Return values of the batch's lookups in the order of this arena's lookups."""
-        if per_lookup is None or self._is_whole(per_lookup.numel()):
-            return per_lookup
+        if per_lookup is None or (
+            self.lookups == per_lookup.numel()
+            and all(segment.batch == segment.lookups for segment in self.segments)
+        ):
+            return per_lookup  # The arena reads the batch's lookups in their order.
         if not self.segments:  # A table that no feature reads.
             return per_lookup[:0]
         return torch.cat([per_lookup[slice(*segment.batch)] for segment in self.segments])
-
-    def _is_whole(self, lookups: int) -> bool:
-        """Return whether the arena reads the batch's lookups as they stand."""
-        return self.lookups == lookups and all(
-            segment.batch == segment.lookups for segment in self.segments
-        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
