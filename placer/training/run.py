@@ -233,19 +233,13 @@ class Run:
             skip = position.samples
             return readings(self._log, names, config, skip=skip, limit=limit, ranks=self._ranks)
 
-        def agreed(
-            stream: Generator[tuple[BagBatch | None, Reading]],
-        ) -> Generator[tuple[BagBatch | None, Reading]]:
-            timed = self._timed(stream)
-            return self._ranks.in_step(
-                timed, lambda item: item[1].samples, lambda: interrupt.requested
-            )
-
-        if not self._looks_ahead:
-            return agreed(read())
         # A log is read in chunks of many batches: while one trains, the thread reads the next.
         depth = max(2, READ_SAMPLES // config.batch_size)
-        return look_ahead(agreed(in_background(read, depth)), self.embeddings)
+        timed = self._timed(in_background(read, depth) if self._looks_ahead else read())
+        agreed = self._ranks.in_step(
+            timed, lambda item: item[1].samples, lambda: interrupt.requested
+        )
+        return look_ahead(agreed, self.embeddings) if self._looks_ahead else agreed
 
     def _timed(
         self, stream: Generator[tuple[BagBatch | None, Reading]]
