@@ -2,22 +2,21 @@
 
 import ast
 import hashlib
-import importlib
 import sys
 import warnings
 from collections import defaultdict
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from placer.errors import PlacerError, PlanMismatchError
-from placer.executor.id_order import IdOrder, IdRange
+from placer.executor.id_order import IdOrder, blocks_of
 from placer.executor.memory.arena import TORCH_DTYPES
-from placer.executor.memory.initial_weights import CHUNK_ROWS
 from placer.tables import DType, Pooling, Table
 from placer.units import listed
 
@@ -250,12 +249,11 @@ def tables_of_class(name: str, arguments: Sequence[str] = ()) -> tuple[list[Tabl
     >>> [(table.rows, table.dim) for table in tables], dense
     ([(1000, 8)], 0)
     """
-    module, _, attribute = name.partition(":")
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)
     try:
-        make: Any = getattr(importlib.import_module(module), attribute)
+        make: Any = resolve_name(name)
     except (ImportError, AttributeError, ValueError) as error:
         raise PlacerError(f"cannot import {name!r}: {error}; write package.module:Class") from error
     options = {}
@@ -325,8 +323,7 @@ class DrawnRows:
     def write(self, order: IdOrder) -> None:
         """Draw the blocks of which this process holds some rows of its only table."""
         (tensor, *_) = order.tensors()
-        for start in range(0, tensor.table.rows, CHUNK_ROWS):
-            block = IdRange(tensor, start, min(start + CHUNK_ROWS, tensor.table.rows))
+        for block in blocks_of(tensor):
             if order.holds(block):
                 order.write(block, self.rows(block.start, block.stop))
 
