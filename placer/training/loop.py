@@ -124,7 +124,6 @@ def train(
         Write a profiler's trace of some steps.
     metrics : sequence of MetricLog
         Where the metrics of each step go, from the first rank.
-
     """
     config = config or TrainConfig()
     if eval_log is not None:

@@ -46,7 +46,6 @@ def to_sharding_plan(
     state_by_column_slice : bool
         Whether tables with row-wise Adagrad may be sharded by columns. In TorchRec each column
         slice has a state of its own, so that it trains unlike a whole table.
-
     """
     require_torchrec()
     import torch

@@ -21,29 +21,19 @@ class BagBatch:
 
     Raises DataError if shapes and types do not fit together, offsets (checked on a CPU only) do not
     rise from 0 to the number of lookups, or bounds do not.
-
-    Attributes
-    ----------
-    ids : int64 or int32, shape (lookups,)
-        Row ids of each feature's table.
-    offsets : int64, shape (features · batch_size + 1,)
-        Bag ``f · batch_size + b`` of feature f and sample b is
-        ``ids[offsets[i]:offsets[i + 1]]``.
-    batch_size : int
-        Samples.
-    weights : float32, shape (lookups,), or None
-        Each row is multiplied by its weight before it is pooled. Gradients flow to them.
-    bounds : tuple of int, length features + 1, or None
-        Feature f's lookups are ``bounds[f]..bounds[f + 1]``: known to the host, so that nobody
-        has to wait for a GPU to read them. Taken from the offsets where these are on a CPU,
-        whatever is given; batches that are made on a GPU should give them.
-
     """
 
-    ids: Tensor
+    ids: Tensor  # Row ids of each feature's table: int64 or int32, shape (lookups,).
+    # Bag ``f · batch_size + b`` of feature f and sample b is ``ids[offsets[i]:offsets[i + 1]]``:
+    # int64, shape (features · batch_size + 1,).
     offsets: Tensor
-    batch_size: int
+    batch_size: int  # Samples.
+    # Each row is multiplied by its weight before it is pooled: float32, shape (lookups,).
+    # Gradients flow to them.
     weights: Tensor | None = None
+    # Feature f's lookups are ``bounds[f]..bounds[f + 1]``: known to the host, so that nobody has to
+    # wait for a GPU to read them. Taken from the offsets where these are on a CPU, whatever is
+    # given; batches that are made on a GPU should give them.
     bounds: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
