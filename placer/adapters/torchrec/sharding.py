@@ -227,16 +227,13 @@ def parts_of(plan: Plan, table: Table, *, staged_as: Staged | None = None) -> tu
     try:
         sharding = sharding_of(plan.topology, table, shards)
     except PlanMismatchError as refusal:
-        edge = _edge(plan, table, shards)
-        if edge is None:
-            if any(shard.lookup == "staged" for shard in shards):
-                hint = "or say staged_as='uva' or 'cached' to have staged rows read so"
-                raise PlanMismatchError(f"{refusal}; {hint}") from None
-            raise
-        return tuple(
-            _part(plan, table, shards, *span, name)
-            for span, name in (((0, edge), "hot"), ((edge, table.rows), "cold"))
-        )
+        sides = _sides(plan, table, shards)
+        if sides:
+            return sides
+        if any(shard.lookup == "staged" for shard in shards):
+            hint = "or say staged_as='uva' or 'cached' to have staged rows read so"
+            raise PlanMismatchError(f"{refusal}; {hint}") from None
+        raise
     ordered = plan.order_of(table.name).kind == "profile"
     row_wise = sharding.kind in ("row_wise", "table_row_wise", "grid_shard")
     name = f"{table.name}__ranked" if ordered and row_wise else table.name
@@ -252,25 +249,23 @@ def _readable(shard: Shard, staged_as: Staged | None) -> Shard:
     return replace(shard, lookup=lookup, cache_rows=cache_rows, staging_rows=0)
 
 
-def _edge(plan: Plan, table: Table, shards: Sequence[Shard]) -> int | None:
-    """Return the rank at which TorchRec can have a table as two, if there is one.
+def _sides(plan: Plan, table: Table, shards: Sequence[Shard]) -> tuple[Part, ...]:
+    """Return the hot and the cold rows of a table that TorchRec can have as two; none if it cannot.
 
-    On its two sides rows are read or replicated in different ways: two tables are for that, and
-    not for row blocks of other sizes than TorchRec's.
+    The two are read or replicated in different ways: two tables are for that, and not for row
+    blocks of other sizes than TorchRec's.
     """
-    edges = sorted({start for shard in shards if (start := shard.rows[0])})
-    for edge in edges:
+    for edge in sorted({start for shard in shards if (start := shard.rows[0])}):
         hot = {(s.lookup, len(s.devices) > 1) for s in shards if s.rows[0] < edge}
         cold = {(s.lookup, len(s.devices) > 1) for s in shards if s.rows[1] > edge}
         if hot & cold:
             continue
+        spans = (0, edge, "hot"), (edge, table.rows, "cold")
         try:
-            for span in ((0, edge), (edge, table.rows)):
-                _part(plan, table, shards, *span, "")
+            return tuple(_part(plan, table, shards, *span) for span in spans)
         except PlanMismatchError:
             continue
-        return edge
-    return None
+    return ()
 
 
 def _part(
