@@ -148,26 +148,26 @@ def exist(folder: Path) -> bool:
     return bool(_by_step(folder))
 
 
-def latest(folder: Path) -> Path | None:
-    """Return the newest complete checkpoint in `folder`, or None if it has no checkpoint at all.
+def latest(path: Path) -> Path:
+    """Return a checkpoint itself, or the newest complete one of a folder of them.
 
-    Incomplete ones are passed over with a warning in the log.
-
-    Raises CheckpointError if there are checkpoints but none is complete; says what the newest one
-    lacks.
+    Incomplete ones are passed over with a warning in the log. Raises CheckpointError if the folder
+    has no checkpoint, or none is complete; says what the newest one lacks.
     """
+    if _NAME.fullmatch(path.name) or (path / MANIFEST).exists():
+        return path
     problems = []
-    for path in reversed(_by_step(folder)):
+    for found in reversed(_by_step(path)):
         try:
-            _manifest_of(path)
+            _manifest_of(found)
         except CheckpointError as error:
             _logger.warning("passing over a checkpoint: %s", error)
             problems.append(error)
         else:
-            return path
+            return found
     if problems:
-        raise CheckpointError(f"no checkpoint in {folder} is complete: {problems[0]}")
-    return None
+        raise CheckpointError(f"no checkpoint in {path} is complete: {problems[0]}")
+    raise CheckpointError(f"there is no checkpoint in {path}; start without one")
 
 
 def load(path: Path) -> Checkpoint:
@@ -176,7 +176,7 @@ def load(path: Path) -> Checkpoint:
     Raises CheckpointError: see `open_checkpoint`.
     """
     while True:
-        chosen = _chosen(path)
+        chosen = latest(path)
         try:
             opened = open_checkpoint(chosen)
             tensors = {
@@ -201,17 +201,8 @@ def open_checkpoint(path: Path, ranks: Ranks = ALONE) -> Checkpoint:
     altered, or it was written in a newer format; the message names the file.
     """
     first = ranks.rank == 0
-    chosen = Path(ranks.broadcast(ranks.together(lambda: str(_chosen(path)) if first else "")))
+    chosen = Path(ranks.broadcast(ranks.together(lambda: str(latest(path)) if first else "")))
     return ranks.together(lambda: _open(chosen, verifies=first))
-
-
-def _chosen(path: Path) -> Path:
-    if _NAME.fullmatch(path.name) or (path / MANIFEST).exists():
-        return path
-    newest = latest(path) if path.is_dir() else None
-    if newest is None:
-        raise CheckpointError(f"there is no checkpoint in {path}; start without one")
-    return newest
 
 
 def _open(path: Path, verifies: bool) -> Checkpoint:

@@ -59,21 +59,16 @@ def model_tables(model: nn.Module) -> tuple[ModelTable, ...]:
 
     A module whose weight is computed by others, as parametrizations do, is none.
     """
-    modules: dict[int, dict[int, EmbeddingModule]] = defaultdict(dict)
-    paths: dict[int, list[str]] = defaultdict(list)
-    weights: dict[int, nn.Parameter] = {}
+    held: dict[int, tuple[nn.Parameter, dict[int, EmbeddingModule], list[str]]] = {}
     for path, module in model.named_modules(remove_duplicate=False):
-        if not isinstance(module, EmbeddingModule):
-            continue
-        weight = module._parameters.get("weight")
-        if weight is None:
-            continue
-        weights[id(weight)] = weight
-        modules[id(weight)][id(module)] = module
-        paths[id(weight)].append(path)
+        weight = module._parameters.get("weight") if isinstance(module, EmbeddingModule) else None
+        if weight is not None:
+            _, modules, paths = held.setdefault(id(weight), (weight, {}, []))
+            modules[id(module)] = module
+            paths.append(path)
     return tuple(
-        ModelTable(weight, tuple(modules[key].values()), tuple(paths[key]))
-        for key, weight in weights.items()
+        ModelTable(weight, tuple(modules.values()), tuple(paths))
+        for weight, modules, paths in held.values()
     )
 
 
@@ -99,6 +94,7 @@ def match_tables(
     planned = {table.name for table in tables}
     faults = [f"names has table {name!r}, which the plan lacks" for name in names.keys() - planned]
     matched: dict[str, ModelTable] = {}
+    by_weight: dict[int, list[str]] = defaultdict(list)
     for table in tables:
         partner = _find(table.name, names.get(table.name), by_path, by_end)
         if isinstance(partner, str):
@@ -107,9 +103,13 @@ def match_tables(
             found = _faults(table, partner, holders, table.name in growing)
             faults += [f"table {table.name!r}: {fault}" for fault in found]
             matched[table.name] = partner
-    faults += _twice(matched)
-    taken = {id(partner.weight) for partner in matched.values()}
-    left = [table.path for table in in_model if id(table.weight) not in taken]
+            by_weight[id(partner.weight)].append(table.name)
+    faults += [
+        f"tables {' and '.join(map(repr, several))} are both {matched[several[0]].path!r}"
+        for several in by_weight.values()
+        if len(several) > 1
+    ]
+    left = [table.path for table in in_model if id(table.weight) not in by_weight]
     if strict and left:
         faults.append(
             f"the plan has no table for {', '.join(map(repr, left))}; plan for all tables, or pass "
@@ -161,17 +161,6 @@ def _find(
         return f"table {name!r} may be {several}; say which with names={{{name!r}: ...}}"
     shown = listed(list(map(repr, by_path)), _SHOWN) or "no embedding modules"
     return f"table {name!r} has no module; there are {shown}"
-
-
-def _twice(matched: Mapping[str, ModelTable]) -> list[str]:
-    tables: dict[int, list[str]] = defaultdict(list)
-    for name, partner in matched.items():
-        tables[id(partner.weight)].append(name)
-    return [
-        f"tables {' and '.join(map(repr, several))} are both {matched[several[0]].path!r}"
-        for several in tables.values()
-        if len(several) > 1
-    ]
 
 
 def _faults(
