@@ -57,12 +57,10 @@ def readings(
     looks at all labels, so that every rank raises for a bad one.
     """
     pins = torch.device(config.device).type == "cuda"
-    number, left = skip // config.batch_size, limit
-    for chunk in batches(log, config.batch_size, skip):
+    left, size = limit, config.batch_size
+    for number, chunk in enumerate(batches(log, size, skip), skip // size):
         usable = labelled(chunk)
-        trained = usable.samples > 0 and not config.is_held_out(number)
-        number += 1
-        if not trained:
+        if not usable.samples or config.is_held_out(number):
             yield None, Reading(chunk.samples, usable.samples)
             continue
         labels_of(usable)
