@@ -692,7 +692,7 @@ def train(
     if speaks:
         known = profile_of(loaded, plan_path, profile_path, other_data=True)
         planned = solver_reports.hbm_shares(loaded, known) if result.hit_rates else None
-        report.print_training(result, output, run.trace, run.checkpoints, planned)
+        report.print_training(result, config, output, run.trace, run.checkpoints, planned)
     sys.exit(_EXIT_INTERRUPTED if result.interrupted else 0)
 
 
@@ -756,7 +756,7 @@ def simulate(
     size = (batch_size or loaded.batch_size) * len(loaded.topology.gpus)
     streams: list[cost_models.Stream] = []
     for files in (logs, *((one,) for one in later)) if logs else ():
-        how: Any = {"other_data": other_data, "options": lines}
+        how: Any = {"other_data": other_data, "options": lines, "ids_alone": True}
         log = open_log_of(loaded, path, files, data_format, profile_path, **how)
         streams.append(cost_models.log_stream(loaded, log, size, batches))
     if not logs:

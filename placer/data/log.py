@@ -112,3 +112,29 @@ def _joined_bags(parts: Sequence[Bags]) -> Bags:
         for bags in parts
     ]
     return Bags(ids, np.concatenate([[0], np.cumsum(np.concatenate(lengths))]), weights)
+
+
+def slice_chunk(chunk: Chunk, start: int, stop: int) -> Chunk:
+    """Return samples ``start..stop`` of a chunk, as views where that is possible."""
+    return samples_of(chunk, stop - start, slice(start, stop))
+
+
+def samples_of(chunk: Chunk, samples: int, kept: slice | npt.NDArray[np.bool_]) -> Chunk:
+    """Return so many samples of a chunk: a slice of them, or those of a mask."""
+    features = {name: _bags_of(bags, kept) for name, bags in chunk.features.items()}
+    labels = None if chunk.labels is None else chunk.labels[kept]
+    return Chunk(samples, features, chunk.dense[kept], labels)
+
+
+def _bags_of(bags: Bags, kept: slice | npt.NDArray[np.bool_]) -> Bags:
+    lookups, offsets = kept, bags.offsets
+    if offsets is None:
+        pass  # One lookup a sample.
+    elif isinstance(kept, slice):
+        offsets = offsets[kept.start : kept.stop + 1]
+        lookups, offsets = slice(int(offsets[0]), int(offsets[-1])), offsets - offsets[0]
+    else:
+        lengths = np.diff(offsets)
+        lookups, offsets = np.repeat(kept, lengths), np.append(0, np.cumsum(lengths[kept]))
+    weights = None if bags.weights is None else bags.weights[lookups]
+    return Bags(bags.ids[lookups], offsets, weights)

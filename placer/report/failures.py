@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from typing import NoReturn
@@ -16,7 +17,7 @@ _LEFT_OUT = {"torch": "PyTorch", "pyarrow": "Apache Arrow"}
 
 @contextlib.contextmanager
 def one_line_errors() -> Iterator[None]:
-    """End the process with one line on stderr and status 1, whatever is raised.
+    """End the process with one line on stderr and status 1, whatever is raised; 130 at Ctrl-C.
 
     Errors of placer's own say all there is to say. Of others the traceback goes to a file, which
     the line names; with ``PLACER_DEBUG`` set they are raised as they are. Errors of the command
@@ -31,6 +32,9 @@ def one_line_errors() -> Iterator[None]:
             yield
         finally:
             sys.stdout.flush()
+    except KeyboardInterrupt:
+        sys.stderr.write("\nAborted!\n")
+        sys.exit(128 + signal.SIGINT)
     except PlacerError as error:
         _end(str(error))
     except ModuleNotFoundError as error:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from placer.data.log import Bags, Chunk, Log, joined
+from placer.data.log import Chunk, Log, joined, samples_of, slice_chunk
 from placer.errors import DataError
 from placer.executor import BagBatch
 from placer.training.config import TrainConfig
@@ -123,11 +123,6 @@ def batches(log: Log, batch_size: int, skip: int = 0) -> Generator[Chunk]:
         yield rest
 
 
-def slice_chunk(chunk: Chunk, start: int, stop: int) -> Chunk:
-    """Return samples ``start..stop`` of a chunk, as views where that is possible."""
-    return _samples_of(chunk, stop - start, slice(start, stop))
-
-
 def labelled(chunk: Chunk) -> Chunk:
     """Return the samples of a batch that have a label; the batch itself where all have one.
 
@@ -139,7 +134,7 @@ def labelled(chunk: Chunk) -> Chunk:
     known = ~np.isnan(chunk.labels)
     if known.all():
         return chunk
-    return _samples_of(chunk, int(known.sum()), known)
+    return samples_of(chunk, int(known.sum()), known)
 
 
 def no_label_error(samples: int) -> DataError:
@@ -189,23 +184,3 @@ def in_background(make: Callable[[], Generator[T]], depth: int = 2) -> Generator
         stopped.set()
         free.release()
         thread.join()
-
-
-def _samples_of(chunk: Chunk, samples: int, kept: slice | npt.NDArray[np.bool_]) -> Chunk:
-    features = {name: _bags_of(bags, kept) for name, bags in chunk.features.items()}
-    labels = None if chunk.labels is None else chunk.labels[kept]
-    return Chunk(samples, features, chunk.dense[kept], labels)
-
-
-def _bags_of(bags: Bags, kept: slice | npt.NDArray[np.bool_]) -> Bags:
-    lookups, offsets = kept, bags.offsets
-    if offsets is None:
-        pass  # One lookup a sample.
-    elif isinstance(kept, slice):
-        offsets = offsets[kept.start : kept.stop + 1]
-        lookups, offsets = slice(int(offsets[0]), int(offsets[-1])), offsets - offsets[0]
-    else:
-        lengths = np.diff(offsets)
-        lookups, offsets = np.repeat(kept, lengths), np.append(0, np.cumsum(lengths[kept]))
-    weights = None if bags.weights is None else bags.weights[lookups]
-    return Bags(bags.ids[lookups], offsets, weights)

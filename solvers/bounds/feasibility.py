@@ -30,7 +30,7 @@ def impossible(instance: Instance) -> Termination | None:
     failure = _beyond_any_placement(instance.problem)
     if failure:
         return failure
-    hbm, dram = float(instance.hbm_bytes.sum()), float(instance.dram_bytes.sum())
+    hbm, dram = float(instance.hbm_bytes.sum()), float(instance.all_dram_bytes.sum())
     # What a shard takes of a server, a GPU takes with all its rows in HBM.
     whole_is_least = instance.sharding_overhead_s is not None
     needs = []
@@ -175,19 +175,20 @@ def _fits_nowhere(
     )
 
 
-def nothing_fits(instance: Instance, short_bytes: Mapping[tuple[str, int], int]) -> Termination:
+def nothing_fits(instance: Instance, short_bytes: Mapping[tuple[Memory, int], int]) -> Termination:
     """Say that every assignment was looked at, and what one of them lacks that lacks little.
 
     Parameters
     ----------
     short_bytes : mapping of (str, int) to int
-        Bytes that ``"hbm"`` of a GPU, or ``"dram"`` of a host, lacks there, where that is known.
+        Bytes that ``"hbm"`` of a GPU, or ``"dram"`` or ``"ssd"`` of a host, lacks there, where
+        that is known.
     """
     topology = instance.problem.topology
     shortages = tuple(
         Shortage(
             topology.serving[number].id if kind == "hbm" else topology.hosts[number].id,
-            "hbm" if kind == "hbm" and number < len(topology.gpus) else "dram",
+            "dram" if kind == "hbm" and number >= len(topology.gpus) else kind,
             short,
             "what the best assignment of shards to GPUs that was found lacks",
         )

@@ -9,6 +9,8 @@ the hot rows of point k of its curve::
     Σ_p,k bytes(p,k)·x[p,g,k] + Σ_t,o replicas(t,o)·z[t,o] ≤ HBM[g]      for each GPU g
     Σ_p,k dram_bytes(p,k)·x[p,g,k] ≤ DRAM[h]                        for the GPUs g of host h
 
+The same holds of drives, where all cold rows of an option are there or none.
+
 Any solution is a placement. Where there is none, a program in which devices may lack bytes
 minimises the sum of these: they are what is short.
 
@@ -26,9 +28,11 @@ from typing import Any
 
 import numpy as np
 
+from placer.plan.memory import record_bytes
+from placer.plan.shard import Memory, Shard
 from solvers.model.assignment import Assignment
 from solvers.model.instance import Instance, ShardingOption, TableShard
-from solvers.model.knapsack import BYTES, DRAM_BYTES, Float
+from solvers.model.knapsack import BYTES, DRAM_BYTES, HOT, Float
 from solvers.result import Limits
 from solvers.search.cp_sat import run_cp_sat
 from solvers.search.curve_lines import Line, pieces_of, with_every_row
@@ -45,7 +49,8 @@ _MOST_PLACES = 60_000
 """Shards × GPUs × points of curves of a program: larger ones take minutes."""
 
 _SHORTAGES_S = 2.0
-"""Seconds to find out by how much devices fall short, where it is known that nothing fits."""
+"""Seconds to find out by how much devices fall short, where it is known that nothing fits: at
+least, and as many as the proof took."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +63,13 @@ class FitAnswer:
     is_impossible : bool
         True if it is proven that nothing fits.
     short_bytes : dict of (str, int) to int
-        Bytes that ``"hbm"`` of a GPU, or ``"dram"`` of a host, lacks in the best placement.
+        Bytes that ``"hbm"`` of a GPU, or ``"dram"`` or ``"ssd"`` of a host, lacks in the best
+        placement.
     """
 
     assignment: Assignment | None = None
     is_impossible: bool = False
-    short_bytes: dict[tuple[str, int], int] | None = None
+    short_bytes: dict[tuple[Memory, int], int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +97,11 @@ def fit(instance: Instance, limits: Limits, time_limit_s: float) -> FitAnswer:
         return FitAnswer()
 
     for most_points in _POINTS:
-        answer = run(most_points, (deadline - time.monotonic()) / 2)
+        began = time.monotonic()
+        answer = run(most_points, (deadline - began) / 2)
         if answer.is_impossible:
-            left_s = min(_SHORTAGES_S, deadline - time.monotonic())
+            ended = time.monotonic()
+            left_s = min(max(_SHORTAGES_S, ended - began), deadline - ended)
             lacking = run(most_points, left_s, may_lack=True)
             return replace(answer, short_bytes=lacking.short_bytes)
         is_stopped = limits.stop is not None and limits.stop()
@@ -149,14 +157,14 @@ class FitProgram:
         self.points: list[_Point] = []
         self.replicas: list[tuple[TableShard, Any]] = []
         # Of each GPU and host: variables with their bytes.
-        self._rows: dict[tuple[str, int], list[tuple[Any, int]]] = defaultdict(list)
+        self._rows: dict[tuple[Memory, int], list[tuple[Any, int]]] = defaultdict(list)
         for table, of_table in enumerate(options):
             used = [self.model.new_bool_var("") for _ in of_table]
             self.model.add_exactly_one(used)
             for option, chosen in zip(of_table, used, strict=True):
                 self._add_option(table, option, chosen)
         self._keep_together()
-        self.short: dict[tuple[str, int], Any] = {}
+        self.short: dict[tuple[Memory, int], Any] = {}
         self._add_memory()
         if self.short:
             self.model.minimize(sum(self.short.values()))
@@ -186,8 +194,10 @@ class FitProgram:
                     at_gpu[gpu].append(chosen)
                     self.points.append(point)
                     self._add_bytes(gpu, costs, chosen)
-                    if line is not None:
-                        self._add_line(gpu, line, chosen)
+                    rows = None if line is None else self._add_line(gpu, line, chosen)
+                    if shard.option.home.drive_share == 1 and instance.is_gpu(gpu):
+                        cold = int(hot_rows[-1] - costs[HOT])
+                        self._add_drive(shard, gpu, (chosen, cold), (rows, -1))
                     (whole if costs[-1] in (hot_rows[0], hot_rows[-1]) else split).append(point)
             self.model.add(sum(here) == used)
         for every in at_gpu.values() if len(shards) > 1 else ():
@@ -209,17 +219,32 @@ class FitProgram:
     def _add_bytes(self, gpu: int, costs: Float, chosen: Any) -> None:
         """Bytes of a GPU and its host if a variable is 1."""
         host = self.instance.host_of_gpu[gpu]
-        for kind, of, row in (("hbm", gpu, BYTES), ("dram", host, DRAM_BYTES)):
+        memories: tuple[tuple[Memory, int, int], ...]
+        memories = (("hbm", gpu, BYTES), ("dram", host, DRAM_BYTES))
+        for kind, of, row in memories:
             bytes_ = math.floor(float(costs[row]) + _ROUNDING_BYTES)  # A proof may not round up.
             if bytes_:
                 self._rows[kind, of].append((chosen, bytes_))
 
-    def _add_line(self, gpu: int, line: Line, chosen: Any) -> None:
-        """Bytes of the rows that are hot beyond the first point of a line, if it is chosen."""
+    def _add_drive(self, shard: TableShard, gpu: int, *terms: tuple[Any, int]) -> None:
+        """Bytes on a drive of rows, of variables that each count so many."""
+        spec = self.instance.problem.profile.tables[shard.table].table
+        cols, dtype = self.instance.columns(shard), shard.option.home.dtype or None
+        row = Shard(spec.name, (0, 1, 1), cols, ("",), "ssd", "staged", dtype=dtype)
+        held = self._rows["ssd", self.instance.host_of_gpu[gpu]]
+        row_bytes = record_bytes(spec, row)
+        held += [(of, rows * row_bytes) for of, rows in terms if of is not None and rows]
+
+    def _add_line(self, gpu: int, line: Line, chosen: Any) -> Any:
+        """Bytes of the rows that are hot beyond the first point of a line, if it is chosen.
+
+        Return the variable that counts these rows.
+        """
         rows = self.model.new_int_var(0, line.rows, "")
         self.model.add(rows <= line.rows * chosen)
         self._rows["hbm", gpu].append((rows, line.hbm_bytes_a_row))
         self._rows["dram", self.instance.host_of_gpu[gpu]].append((rows, line.dram_bytes_a_row))
+        return rows
 
     def _add_maps(self, split: Sequence[_Point], whole: Sequence[_Point]) -> None:
         """If a column slice is split, whatever serves another needs a map of its rows too."""
@@ -250,8 +275,11 @@ class FitProgram:
     def _add_memory(self) -> None:
         """Limit what devices hold, or count what they lack."""
         instance = self.instance
+        devices: list[tuple[Memory, int, float]]
         devices = [("hbm", gpu, b) for gpu, b in enumerate(instance.hbm_bytes.tolist())]
         devices += [("dram", host, b) for host, b in enumerate(instance.dram_bytes.tolist())]
+        drives = [host.drive for host in instance.problem.topology.hosts]
+        devices += [("ssd", host, d.memory_bytes) for host, d in enumerate(drives) if d]
         for kind, number, bytes_ in devices:
             terms = self._rows[kind, number]
             if not terms:

@@ -6,6 +6,7 @@ Lists are written as ``12|7|9``, ``[12, 7]``, ``{12,NULL}``, ``['a' 'b']``.
 import json
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -116,8 +117,8 @@ def find_lists(texts: Sequence[str], nulls: Sequence[str]) -> tuple[str, IdType 
         if not bracketed and pc.max(pc.list_value_length(lists)).as_py() < 2:
             continue
         ids = ids.filter(pc.invert(pc.is_in(ids, pa.array(["", ELIDED, *nulls], ids.type))))
-        if are_whole(ids):
-            return separator if holding else ",", "integer"
+        if (whole := whole_type(ids)) is not None:
+            return separator if holding else ",", whole
         if _share(ids, _NUMBER) == 1 and not pc.any(_matches(ids, _PADDED)).as_py():
             return separator, None
         if bracketed:
@@ -142,9 +143,25 @@ def find_lists(texts: Sequence[str], nulls: Sequence[str]) -> tuple[str, IdType 
     return None
 
 
-def are_whole(ids: pa.Array) -> bool:
-    """Return whether there are ids, and all are whole numbers without zeros before them."""
-    return _share(ids, _WHOLE) == 1 and not pc.any(_matches(ids, _PADDED)).as_py()
+def whole_type(ids: pa.Array) -> IdType | None:
+    """Return what ids are read as if there are some, and all are whole numbers; else None.
+
+    Those of more than 64 bits are texts; with zeros before them they are no numbers.
+
+    >>> whole_type(pa.array(["7", "18446744073709551615"])), whole_type(pa.array(["07"]))
+    ('unsigned', None)
+    """
+    if _share(ids, _WHOLE) < 1 or pc.any(_matches(ids, _PADDED)).as_py():
+        return None
+    kinds: tuple[tuple[IdType, pa.DataType], ...] = (
+        ("integer", pa.int64()),
+        ("unsigned", pa.uint64()),
+    )
+    for kind, held in kinds:
+        with suppress(pa.ArrowInvalid):
+            ids.cast(held)
+            return kind
+    return "text"
 
 
 def separator_in(text: str) -> str | None:

@@ -211,7 +211,9 @@ def joined_weights(ids: Sequence[Tensor], weights: Sequence[Tensor | None]) -> T
         return None
     return torch.cat(
         [
-            torch.ones(own.numel(), device=ids[0].device) if weight is None else weight.float()
+            torch.ones(own.numel(), dtype=torch.float32, device=ids[0].device)
+            if weight is None
+            else weight.float()
             for own, weight in zip(ids, weights, strict=True)
         ]
     )

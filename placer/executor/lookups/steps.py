@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from placer.errors import BackendError
+from placer.executor.growing_keys import KeyStep
 from placer.executor.lookups.batch_reads import ArenaReads, Bags
 from placer.executor.memory.layout import ArenaSpec
 
@@ -182,5 +183,6 @@ class PreparedBatch:
     bags: Bags  # On the computing device.
     # The forward pass takes them out, so that a batch that is still referred to keeps no memory.
     steps: list[ArenaStep]
+    key_step: KeyStep | None = None  # Of tables that grow, where keys got rows.
     # When all this is there, if it was made on a stream of its own.
     ready: "torch.cuda.Event | None" = None

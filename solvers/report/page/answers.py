@@ -115,7 +115,7 @@ def ask(
     searches = _Searches(plan, problem, model, cost_model, limits, on_progress)
     simulated = None
     if asked.data:
-        log = open_log_of(plan, path, asked.data, asked.data_format, profile_path)
+        log = open_log_of(plan, path, asked.data, asked.data_format, profile_path, ids_alone=True)
         size = plan.batch_size * len(plan.topology.gpus)
         streams = [cost_models.log_stream(plan, log, size, asked.batches)]
         how: Any = {"other": other, "windows": asked.windows}

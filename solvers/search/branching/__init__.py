@@ -27,7 +27,11 @@ as a phase is no shorter than its longest shard. Relaxations are solved by GLOP,
 a placement is made of many of them, and improved by local search.
 
 Where DRAM has a price, there is a row of all hosts' DRAM, and a column may have rows on the drive:
-see `solvers.search.branching.drives`. A server is one more kind of GPU.
+see `solvers.search.branching.drives`. A server is one more kind of GPU. A relaxation then takes a
+share of a table whole on a server, and the rest on GPUs, which no plan can. So the first branches
+decide which tables are on GPUs, on servers, or on both. If on both, each side has a shard::
+
+    Σ_k,g of a side x[p,k,g] summed over shards p of t in o ≥ z[t,o]            for each o
 
 What is left out only makes steps longer: seconds of hosts' memory, how DRAM is divided among hosts,
 lanes that phases share, constraints on which GPUs serve a table. So bounds hold for them too.

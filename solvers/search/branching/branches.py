@@ -73,6 +73,9 @@ class Branches:
     def of(self, node: Node) -> list[Node] | None:
         """Return parts of a node that hold all its plans of interest; None of a last one."""
         f = self.formulation
+        by_side = self.by_side(node)
+        if by_side is not None:
+            return by_side
         by_arena = self._by_arena(node)
         if by_arena is not None:
             return self.kept(by_arena)
@@ -86,6 +89,16 @@ class Branches:
         of_table = f.table_of[node.options] == table
         each = node.options[of_table].tolist()
         return self.kept([node.within(~of_table | (node.options == one)) for one in each])
+
+    def by_side(self, node: Node) -> list[Node] | None:
+        """Return a node with a table on GPUs, on servers, and on both.
+
+        It is the table that the relaxation is farthest from deciding; None if it decides all.
+        """
+        if node.depth or not node.undecided.size or node.undecided.max() < _NEARLY_WHOLE:
+            return None
+        table, every = int(node.undecided.argmax()), ((True, False), (False, True), (True, True))
+        return self.kept([replace(node, sides={**node.sides, table: each}) for each in every])
 
     def _by_arena(self, node: Node) -> list[Node] | None:
         """Return a node with an arena on fewer, and on more, GPUs than in its relaxation.

@@ -102,6 +102,8 @@ class Formulation:
         Columns that the first linear program begins with: the cheapest at some prices of HBM.
     drives : DrivePoints
         Rows on drives beside them.
+    server_kinds : int64
+        Kinds of GPUs that are servers, if these are there for lack of DRAM.
     option_costs, table_costs : float64, shapes (options,) and (tables,)
         What options cost at the price of HBM to begin with, and each table's cheapest.
     """
@@ -188,8 +190,11 @@ class Formulation:
         self.drives = DrivePoints(rows, on_drives, self.part_of_point, first)
         self._time = instance.objective.weights @ self.points[1 : 1 + self.phases]
         self._on_server = np.zeros(self.points.shape[1], dtype=bool)
-        if self.unit_dram and instance.servers:  # Another chain of phases counts there.
-            on_server = np.isin(self.kind_of, instance.kind_of_gpu[gpus:])
+        # Another chain of phases counts there.
+        servers = instance.kind_of_gpu[gpus:] if self.unit_dram else []
+        self.server_kinds = np.unique(servers)
+        if self.server_kinds.size:
+            on_server = np.isin(self.kind_of, self.server_kinds)
             self._on_server = on_server[self.part_of_point]
             phase_s = self.points[1 : 1 + self.phases, self._on_server]
             self._time[self._on_server] = instance.objective_of_servers.weights @ phase_s

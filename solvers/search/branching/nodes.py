@@ -60,6 +60,11 @@ class Node:
         On how many GPUs an arena is, at least and at most, where that is decided.
     needed : float64, shape (arenas,)
         On how many each one is in the node's relaxation; empty where tables are decided.
+    sides : dict of int to (bool, bool)
+        Whether GPUs and whether servers hold rows of a table, where that is decided.
+    undecided : float64, shape (tables,)
+        How far the relaxation is from deciding that for each table, from 0 to 0.25; empty where
+        tables are decided, or no servers are there for lack of DRAM.
     """
 
     bound: float
@@ -72,6 +77,8 @@ class Node:
     points: Int = field(compare=False)
     arenas: dict[int, tuple[int, int]] = field(compare=False, default_factory=dict)
     needed: Float = field(compare=False, default_factory=lambda: np.zeros(0))
+    sides: dict[int, tuple[bool, bool]] = field(compare=False, default_factory=dict)
+    undecided: Float = field(compare=False, default_factory=lambda: np.zeros(0))
 
     def within(self, kept: npt.NDArray[np.bool_]) -> "Node":
         """Return the node with some of its options only, one level below."""
@@ -87,6 +94,7 @@ class Node:
             extra=found.extra,
             points=found.points,
             needed=found.needed,
+            undecided=found.undecided,
         )
 
 
@@ -114,6 +122,8 @@ class Relaxed:
         What a shard of a part costs at least in each group, at the prices of the bound.
     needed : float64, shape (arenas,)
         On how many GPUs each arena has to be for what is served; empty where tables are decided.
+    undecided : float64, shape (tables,)
+        As in `Node`.
     is_solved : bool
         Otherwise the solver stopped early, and nothing is known.
     """
@@ -127,6 +137,7 @@ class Relaxed:
     served: Float
     of_groups: Float
     needed: Float
+    undecided: Float
     is_solved: bool = True
 
     @property
@@ -139,7 +150,7 @@ class Relaxed:
         """Of a node that was not looked at."""
         none = np.zeros(0)
         known = node.options, node.extra, node.points
-        return cls(0.0, 0.0, *known, none, none, none, none, is_solved=False)
+        return cls(0.0, 0.0, *known, none, none, none, none, none, is_solved=False)
 
 
 def first_groups(formulation: Formulation) -> tuple[Group, ...]:

@@ -82,6 +82,9 @@ class GroupProgram:
             of_table = np.flatnonzero(tables == table)
             widths = np.array([group.widths[table] for group in node.groups])
             allowed[of_table] &= f.width_of[self.parts[of_table], None] == widths
+        self.serves = np.isin(self.kinds, f.server_kinds)
+        for table, (gpus, servers) in node.sides.items():
+            allowed[tables == table] &= np.where(self.serves, servers, gpus)
         self.part_at, self.group = np.nonzero(allowed)
         self.part = self.parts[self.part_at]
         self.table = f.part_table[self.part]
@@ -159,7 +162,7 @@ class GroupProgram:
             rows.add(row, self.lack_at, -1.0)
 
     def _add_decided(self) -> None:
-        """Groups serve what their node says."""
+        """Groups serve what their node says; both sides have a shard of each option, if both do."""
         node, rows = self.node, self.rows
         self.decided_of = np.full(self.part.size, -1)
         for table in node.layouts:
@@ -169,6 +172,19 @@ class GroupProgram:
                     self.decided_of[(self.table == table) & (self.group == number)] = row
         mine = np.flatnonzero(self.decided_of[self.pair] >= 0)
         rows.add(self.decided_of[self.pair[mine]], self.point_at + mine, 1.0)
+        self.side_of = np.full(self.part.size, -1)
+        for table in (table for table, sides in node.sides.items() if all(sides)):
+            options = np.flatnonzero(self.formulation.table_of[node.options] == table)
+            row = rows.block(2 * options.size, 0.0, np.inf)
+            each = np.arange(2 * options.size)
+            rows.add(row + each, self.option_at + options[each // 2], -1.0)
+            mine = np.flatnonzero(self.table == table)
+            at = np.searchsorted(
+                options, self.at_option[self.formulation.option_of[self.part[mine]]]
+            )
+            self.side_of[mine] = row + 2 * at + self.serves[self.group[mine]]
+        mine = np.flatnonzero(self.side_of[self.pair] >= 0)
+        rows.add(self.side_of[self.pair[mine]], self.point_at + mine, 1.0)
 
     def _add_loads(self) -> None:
         """Seconds of each phase and bytes of a group, with replicas, and launches in phases."""
@@ -287,7 +303,22 @@ class GroupProgram:
             served,
             of_groups,
             np.zeros(0) if self.node.depth else self._needed(values),
+            self._undecided(values) if f.server_kinds.size and not self.node.depth else np.zeros(0),
         )
+
+    def _undecided(self, values: Float) -> Float:
+        """How far a solution is from deciding which side holds each table, shape (tables,)."""
+        f, options = self.formulation, self.node.options
+        chosen = values[self.option_at : self.point_at]
+        far = np.zeros(f.instance.tables)
+        for side in (False, True):
+            mine = np.flatnonzero(self.serves[self.group[self.pair]] == side)
+            of_pairs = self.at_option[f.option_of[self.part[self.pair[mine]]]]
+            served = np.bincount(of_pairs, values[self.point_at + mine], options.size)
+            share = np.zeros(f.instance.tables)
+            np.add.at(share, f.table_of[options], np.minimum(chosen, served))
+            far = np.maximum(far, share * (1 - share))
+        return far
 
     def _needed(self, values: Float) -> Float:
         """On how many GPUs each arena has to be for the shards of a solution, shape (arenas,)."""
@@ -322,7 +353,7 @@ class GroupProgram:
             due = due + self.rows.priced(np.where(wrong, prices, 0.0), self.columns)
             prices = np.where(wrong, 0.0, prices)
         paid = prices != 0
-        bound = float((prices * np.where(prices > 0, low, high))[paid].sum())
+        bound = float((prices[paid] * np.where(prices > 0, low, high)[paid]).sum())
         head = due[: self.option_at]
         ends = np.where(head < 0, most[: self.option_at], least[: self.option_at])
         bound += float((head * ends)[head != 0].sum())
@@ -346,7 +377,8 @@ class GroupProgram:
         f = self.formulation
         fixed = -prices[self.serve_row + self.shard_at[self.part_at]]
         fixed -= prices[self.apart_row + self.apart_of]
-        for of, first in ((self.arena_of, self.arena_row), (self.decided_of, 0)):
+        of_rows = (self.arena_of, self.arena_row), (self.decided_of, 0), (self.side_of, 0)
+        for of, first in of_rows:
             fixed -= np.where(of >= 0, prices[np.maximum(first + of, 0)], 0.0)
         weights = np.empty((len(f.points), self.part.size))
         for row in range(1 + f.phases):

@@ -87,10 +87,11 @@ class BranchAndBound:
     programs : int
         Linear programs that were solved.
     formulation : Formulation
-    root : Node or None
-        The whole search space with its first relaxation; it has all plans below `below_s`.
+    roots : list of Node or None
+        Parts that hold all plans below `below_s`, with their first relaxations: the whole search
+        space, or what is left of it once it is decided which tables servers hold.
     near : Assignment or None
-        A placement near the first relaxation, however slow, if servers are there for lack of DRAM.
+        A placement near the best of these, however slow, if servers are there for lack of DRAM.
     """
 
     def __init__(
@@ -103,13 +104,13 @@ class BranchAndBound:
         before: "BranchAndBound | None" = None,
     ) -> None:
         self.best, self.clock, self.params = best, clock, params
-        self.root: Node | None = None
+        self.roots: list[Node] | None = None
         self.near: Assignment | None = None
         self.below_s = best.step_time_s
         if before is not None and before.formulation.instance is instance:
             formulation = before.formulation
             if self.below_s <= before.below_s:
-                self.root, self.below_s = before.root, before.below_s
+                self.roots, self.below_s = before.roots, before.below_s
         else:
             formulation = Formulation(instance, best.step_time_s, price_s_per_byte, _MOST_POINTS)
         self.formulation: Formulation = formulation
@@ -164,11 +165,11 @@ class BranchAndBound:
         Each search looks for plans that are faster than the best by some share. It leaves out
         what cannot be in these, so that the first ones take little time.
         """
-        root = self.root or self._first()
-        if root is None:
+        if self.roots is None:
+            self.roots = self._first()
+        if self.roots is None:
             return
-        self.root = root
-        self._prove(root.bound)
+        self._prove(min((root.bound for root in self.roots), default=math.inf))
         gap *= _NEARLY  # So that it is met in spite of rounding.
         known = self.best.step_time_s / self.bound_s - 1 if self.bound_s else math.inf
         if not gap < known <= self.params.most_gap:
@@ -177,7 +178,7 @@ class BranchAndBound:
         while not self.spent and wanted > gap and may_gain:
             wanted = max(gap, (self.best.step_time_s / self.bound_s - 1) * factor)
             left = self._left
-            may_gain = self._search(root, wanted) and not self.spent
+            may_gain = self._search(self.roots, wanted) and not self.spent
             # A search that does not end proves nothing: it has to fit into what is left. And one
             # that begins with a poor plan looks at more than it would with a better one.
             share = (left - self._left) / max(_USED * self._left, 1e-9)
@@ -185,8 +186,8 @@ class BranchAndBound:
             factor = min(max(largest, share**_GROWTH), _LEAST_STEP)
             known_s = self.best.step_time_s
 
-    def _first(self) -> Node | None:
-        """Return the whole search space with its first relaxation; None if time is over."""
+    def _first(self) -> list[Node] | None:
+        """Return the first parts with their relaxations; None if time is over."""
         f = self.formulation
         options = np.arange(len(f.options))
         extra = np.where(f.cheap_options, 0.0, np.inf)
@@ -194,9 +195,19 @@ class BranchAndBound:
         found = self._relaxed(root, self.limit, _ROOT_ROUNDS)
         if not found.is_solved:
             return None
-        if f.unit_dram and f.instance.servers:
-            self.near = rounded(self.best.instance, f, root, found)
-        return root.with_relaxation(found)
+        parts = [root.with_relaxation(found)]
+        if not f.server_kinds.size:
+            return parts
+        self.near = rounded(self.best.instance, f, root, found)
+        while parts and not self.spent:
+            divided = self._branches(0.0).by_side(parts[0])
+            if divided is None:
+                found = self._relaxed(parts[0], self.limit, _NODE_ROUNDS)
+                if found.is_solved:
+                    self.near = rounded(self.best.instance, f, parts[0], found) or self.near
+                break
+            parts = sorted(parts[1:] + divided)
+        return parts
 
     @property
     def _left(self) -> float:
@@ -206,19 +217,24 @@ class BranchAndBound:
     def _prove(self, bound: float) -> None:
         self.bound_s = max(self.bound_s, min(bound, self.limit) * self.unit_s)
 
-    def _search(self, root: Node, gap: float) -> bool:
-        """Look at every plan that can be faster than the best by a share.
-
-        False where all is decided, and yet plans are left of which not more is known.
-        """
-        branches = Branches(
+    def _branches(self, gap: float) -> Branches:
+        """Return how parts are divided that may hold plans better than the best by a share."""
+        return Branches(
             self.formulation,
             self._order,
             self._are_arenas_first,
             lambda nodes: self._examined(nodes, gap),
             lambda: self._target(gap),
         )
-        heap, numbers, decided = branches.kept([root]), 1, math.inf
+
+    def _search(self, roots: Sequence[Node], gap: float) -> bool:
+        """Look at every plan that can be faster than the best by a share.
+
+        False where all is decided, and yet plans are left of which not more is known.
+        """
+        branches = self._branches(gap)
+        heap, numbers, decided = branches.kept(roots), len(roots), math.inf
+        heapq.heapify(heap)
         while heap and not self.spent and heap[0].bound < self._target(gap):
             nodes = [heapq.heappop(heap) for _ in range(min(self._at_once, len(heap)))]
             found = self._map_nodes(branches.of, nodes)
