@@ -262,6 +262,7 @@ def topology(
     machine: str = argument("auto"),
     hbm: Text = HBM,
     dram: Text = shared.DRAM,
+    ssd: Text = shared.SSD,
     file: File = option(None, "Write the machine as YAML, to edit it.", "-o --output", kind=YAML),
     output: Output = OUTPUT,
 ) -> None:
@@ -272,9 +273,9 @@ def topology(
 
     \b
     placer topology 8xh100 --hbm 8GiB
-    placer topology auto --hbm 2GiB -o machine.yaml
+    placer topology auto --hbm 2GiB --ssd 1TiB -o machine.yaml
     """
-    parsed = placer.Topology.parse(machine, hbm=hbm, dram=dram)
+    parsed = placer.Topology.parse(machine, hbm=hbm, dram=dram, ssd=ssd)
     if file is not None:
         parsed.save(file)
         report.print_stderr(f"topology written to {file}")
@@ -356,7 +357,7 @@ def cache(clear: bool = option(False, "Remove all kept plans."), output: Brief =
     kept = solvers.PlanCache()
     plans, size = kept.clear() if clear else kept.size()
     values = {"folder": str(kept.folder), "plans": plans, "bytes": size, "cleared": clear}
-    words = f"{plans} plans, {format_bytes(size)}, in {kept.folder}" + ": removed" * clear
+    words = f"{counted(plans, 'plan')}, {format_bytes(size)}, in {kept.folder}{': removed' * clear}"
     click.echo(json.dumps(values) if output == "json" else words)
 
 

@@ -50,6 +50,14 @@ def test_texts_in_one_file_and_numbers_in_the_next(tmp_path: Path) -> None:
     assert bags_of(tmp_path / "1.csv", "id", encoding=encoding) == [[0], [0]]
 
 
+def test_texts_and_numbers_that_read_one_table(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text("id,seen,other\n7,x7,7\n8,8,8\n")
+    log = open_log(path, feature_tables={"seen": "id"})
+    (note,) = (one for one in log.notes if one.startswith("table id"))
+    assert "seen holds texts and id integers, so that one id has two keys" in note
+
+
 def test_lists_of_texts_after_lists_in_a_text(tmp_path: Path) -> None:
     lists = files(tmp_path, ["1|2", "3"], [["1", None], ["12"]])
     assert bags_of(lists, "id") == [[1, 2], [3], [1, 0], [12]]

@@ -153,7 +153,8 @@ def _of_hugging_face(value: Any) -> BatchSource | None:
     if value.features is not None:
         schema = value.features.arrow_schema
     else:
-        first = next(iter(tables.iter(BATCH_ROWS)), None)
+        with reported(f"cannot read the {name}", UNREADABLE):
+            first = next(iter(tables.iter(BATCH_ROWS)), None)
         if first is None:
             raise DataError(f"the {name} is empty; a log needs at least one sample")
         schema = first.schema

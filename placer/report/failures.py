@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NoReturn
 
 from placer.errors import PlacerError
@@ -23,6 +24,9 @@ def one_line_errors() -> Iterator[None]:
     the line names; with ``PLACER_DEBUG`` set they are raised as they are. Errors of the command
     line itself, and ends on purpose, pass.
     """
+    # They are None where the process was started with them closed.
+    sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115
+    sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         # A terminal may lack characters, and names of files may hold bytes that are no text.
         with contextlib.suppress(AttributeError, ValueError):

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -62,14 +63,14 @@ def split_lists(texts: pa.Array, separator: str) -> pa.Array:
 
     >>> split_lists(pa.array(["[1 2]", "3", "[]"], pa.large_string()), " ").to_pylist()
     [['1', '2'], ['3'], []]
+    >>> split_lists(pa.array(["1|2|", "|"], pa.large_string()), "|").to_pylist()
+    [['1', '2'], []]
     >>> split_lists(pa.array(["['a, b', 'c']"], pa.large_string()), ",").to_pylist()
     [['a, b', 'c']]
     """
     texts = _bare(texts)
-    texts = pc.if_else(pc.equal(texts, ""), pa.scalar(None, texts.type), texts)
-    if separator == " ":
-        lists = pc.ascii_split_whitespace(texts)
-    else:
+    split = pc.ascii_split_whitespace
+    if separator != " ":
         if separator == ",":
             quoted = pc.match_substring_regex(texts, r"^['\"]")
             if pc.any(quoted).as_py():
@@ -78,7 +79,8 @@ def split_lists(texts: pa.Array, separator: str) -> pa.Array:
                 texts = pc.if_else(quoted, between, pc.replace_substring(texts, ",", separator))
         between = re.escape(separator)
         texts = pc.replace_substring_regex(texts, rf"^{between}|{between}\s*$", "")
-        lists = pc.split_pattern(texts, separator)
+        split = partial(pc.split_pattern, pattern=separator)
+    lists = split(pc.if_else(pc.equal(texts, ""), pa.scalar(None, texts.type), texts))
     elements = pc.ascii_trim(lists.flatten(), " \t\r\n'\"")
     return pa.LargeListArray.from_arrays(list_offsets(lists), elements)
 
