@@ -225,7 +225,7 @@ class CachedSolver:
             try:
                 cache.save(key, content_of(result, key, limits))
             except PlacerError as error:
-                self._note(f"the plan is not kept: {error}")
+                self._note(f"the plan is not kept in the cache: {error}")
         return result
 
 

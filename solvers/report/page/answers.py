@@ -141,7 +141,7 @@ def ask(
         gains = whatif(*search, solver=asked.solver, on_solved=shows("what if"))
         added["whatif"] = whatif_report(problem, gains, solver=asked.solver)
     if asked.data:
-        log = open_log_of(plan, path, asked.data, asked.data_format, profile_path)
+        log = open_log_of(plan, path, asked.data, asked.data_format, profile_path, ids_alone=True)
         size = plan.batch_size * len(plan.topology.gpus)
         streams = [cost_models.log_stream(plan, log, size, asked.batches)]
         options: Any = {"other": other, "windows": asked.windows}
