@@ -79,7 +79,8 @@ class Router:
             by_step[part.step].append(part)
         spans: dict[RowSlice, tuple[int, int]] = {}
         for step, parts in by_step.items():
-            firsts, ends = sorted(part.start for part in parts), sorted(p.stop for p in parts)
+            firsts = sorted({0, *(part.start for part in parts)})
+            ends = sorted({rows, *(part.stop for part in parts)})
             for part in parts:
                 first = firsts[bisect_right(firsts, part.start - step)]
                 spans[part] = first, ends[bisect_right(ends, part.members[-1] + step) - 1]
