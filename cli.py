@@ -219,8 +219,7 @@ def merge(
     \b
     placer merge day_0.profile day_1.profile -o profile
     """
-    merged = placer.Profile.merge(placer.Profile.load(path) for path in profiles)
-    _keep_profile(merged, folder, output)
+    _keep_profile(placer.Profile.merge(map(placer.Profile.load, profiles)), folder, output)
 
 
 @_command
