@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from solvers.bounds.feasibility import nothing_fits, usable_options
+from solvers.bounds.feasibility import nothing_fits, rows_beyond_their_memories, usable_options
 from solvers.bounds.lagrangian import LagrangianBound, lagrangian_bound
 from solvers.model.assignment import Assignment
 from solvers.model.build_plan import fitted_plan
@@ -157,8 +157,10 @@ class Search:
         if not instance.with_replicas:
             instance = instance.recounted(with_replicas=True)
         options = usable_options(instance)
-        proof = options if isinstance(options, Termination) else None
-        if not isinstance(options, Termination):
+        proof = (
+            options if isinstance(options, Termination) else rows_beyond_their_memories(instance)
+        )
+        if proof is None and not isinstance(options, Termination):
             assignment = make_room(instance, options, self.seed, self.clock)
             # Its plan may need a map of rows on GPUs where the assignment counts none.
             if assignment is not None and fitted_plan(assignment) is not None:
@@ -166,7 +168,7 @@ class Search:
         # Of small problems, CP-SAT says what is short; of others a proof will do.
         left_s = self.clock.left_s if proof is None else min(self.clock.left_s, _SHORTAGES_S)
         answer = fit(instance, self.clock.limits, left_s)
-        if answer.is_impossible:
+        if answer.is_impossible and (proof is None or answer.short_bytes):
             proof = nothing_fits(instance, answer.short_bytes or {})
         self.failure = proof
         return answer.assignment
