@@ -60,11 +60,13 @@ def construct(search: Search, share: float = 1.0, *, resharded: bool = True) -> 
     Parameters
     ----------
     share : float
-        Of the time that is left, at most; one plan is constructed in any case.
+        Of the time that is left, at most; one plan is constructed in any case. Small problems may
+        take all of it: that is seconds, and until then nothing else gains as much.
     resharded : bool
         Whether tables of the best one are sharded again, which takes as long as all the rest.
     """
-    clock = search.clock.part(share)
+    is_small = is_branched(search.instance) and not search.clock.repeats
+    clock = search.clock if is_small else search.clock.part(share)
     enough_s = search.bound_s * (1 + _CLOSE_ENOUGH)
     made: list[Assignment] = []
     for assignment in _constructed(search, clock.part(_CONSTRUCTION_SHARE)):

@@ -21,7 +21,8 @@ class AutoParams:
     Attributes
     ----------
     greedy_share : float
-        Of the first plan.
+        Of the first plan, on problems with too many tables and GPUs for branch and bound, or where
+        steps are limited. On all others it is made as `GreedyCost` makes it.
     annealing_share : float
         Of annealing on problems with too many tables and GPUs for branch and bound.
     branched_annealing_share, proof_share : float
