@@ -20,7 +20,7 @@ from placer.plan.shard import Memory
 from placer.plan.verify import verify
 from placer.units import format_bytes
 from solvers import Limits, Solver, SolveResult
-from solvers.bounds.feasibility import rows_beyond_their_memories
+from solvers.bounds.feasibility import nothing_fits, rows_beyond_their_memories
 from solvers.model.instance import Instance
 from solvers.strategies import dp as dp_module
 from solvers.strategies.beam import Beam
@@ -372,13 +372,18 @@ def test_rows_that_may_be_in_too_small_a_memory_alone(
     )
 
 
-@every_strategy
-def test_no_plan_says_what_rows_take_and_memories_have(name: str) -> None:
+def test_where_nothing_fits_memories_are_named() -> None:
+    """Rows have room, but not with what blocks of a drive add to them."""
     each = [zipf_table(f"t{n}", 1000, 31) for n in range(3)]
     taken = sum(one.table.total_bytes for one in each)
     topology = machine(1, hbm_bytes=30_000, dram_bytes=30_000).with_memory(ssd=f"{taken - 55_000}B")
-    result = run(name, problem_of(*each, topology=topology, batch_size=2), time_limit_s=5.0)
-    assert result.termination.reason == "no_plan"
-    words = f"rows take {format_bytes(taken)} with optimizer state, beside buffers; there are "
-    words += "29.3 KiB of HBM, 29.3 KiB of DRAM, "
-    assert words in result.termination.detail
+    problem = problem_of(*each, topology=topology, batch_size=2)
+    end = run("beam", problem, time_limit_s=5.0).termination
+    assert end.shortages
+    has = {"ssd": taken - 55_000, "hbm": 30_000, "dram": 30_000}
+    for one in end.shortages:
+        assert f"on {one.device}, which has {format_bytes(has[one.resource])}" in end.detail
+    unknown = nothing_fits(Instance(problem, Roofline()), {}).detail
+    assert f"rows take {format_bytes(taken)} with optimizer state, beside buffers; " in unknown
+    sizes = ", ".join(f"{format_bytes(has[m])} of {m.upper()}" for m in ("hbm", "dram", "ssd"))
+    assert f"there are {sizes}. " in unknown

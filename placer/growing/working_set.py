@@ -1,12 +1,12 @@
 """How many ids of a log are in use at a time, and how many rows serve them: the working set."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
-from placer.data.log import Log
+from placer.data.log import Chunk, Log, slice_chunk
 from placer.errors import DataError
 from placer.growing.key_map import KeyMap
 from placer.growing.options import Eviction, Growing, Int
@@ -88,7 +88,7 @@ def working_sets(
     evictions : sequence of {"lfu", "lru"}
     batch_size : int
         Samples of a step: rows that it reads keep their ids until the next one has ended. By
-        default 8,192, or a tenth of the window if that is less.
+        default 8,192, or a tenth of the window if that is less. A step ends with its window.
 
     Raises
     ------
@@ -107,8 +107,8 @@ def working_sets(
     samples = 0
     if batch_size is None:
         batch_size = min(8192, -(-window // 10))
-    for chunk in log.chunks(batch_size):
-        if samples >= window:
+    for chunk in _steps(log, window, batch_size):
+        if samples == window:
             samples = 0
             for table in tables.values():
                 table.end_window()
@@ -124,6 +124,18 @@ def working_sets(
         name: table.working_set(by_default, ends_whole=samples >= window)
         for name, table in tables.items()
     }
+
+
+def _steps(log: Log, window: int, batch_size: int) -> Iterator[Chunk]:
+    """Yield the steps of a log; where one would reach into the next window, it is two."""
+    left = window
+    for chunk in log.chunks(batch_size):
+        start = 0
+        while start < chunk.samples:
+            stop = min(start + left, chunk.samples)
+            yield slice_chunk(chunk, start, stop)
+            left = left - (stop - start) or window
+            start = stop
 
 
 def _shares_of(rows: int, shares: Sequence[float]) -> list[int]:

@@ -285,6 +285,19 @@ def topology_report(topology: Topology) -> Report:
         Column("network_bytes_per_s", "to network", of=of_network),
         shown=MOST_DEVICES,
     )
+    drives = table_of(
+        (
+            (host.id, drive.memory_bytes, drive.reads_per_s, drive.writes_per_s)
+            for host in topology.hosts
+            if (drive := host.drive) is not None
+        ),
+        "drives",
+        "Drives",
+        *columns(
+            host="host", memory_bytes="budget", reads_per_s="reads/s", writes_per_s="writes/s"
+        ),
+        shown=MOST_DEVICES,
+    )
     sources = table_of(
         topology.sources.items(),
         "sources",
@@ -293,4 +306,5 @@ def topology_report(topology: Topology) -> Report:
         Column("source", "source", wraps=True),
     )
     facts = {"name": topology.name, "emulated": topology.emulated}
-    return Report(f"Topology {topology.name}", (devices, sources), facts, tuple(headline))
+    sections = (devices, drives, sources) if drives.rows else (devices, sources)
+    return Report(f"Topology {topology.name}", sections, facts, tuple(headline))
