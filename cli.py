@@ -757,7 +757,7 @@ def simulate(
     size = (batch_size or loaded.batch_size) * len(loaded.topology.gpus)
     streams: list[cost_models.Stream] = []
     for files in (logs, *((one,) for one in later)) if logs else ():
-        how: Any = {"other_data": other_data, "options": lines}
+        how: Any = {"other_data": other_data, "options": lines, "ids_alone": True}
         log = open_log_of(loaded, path, files, data_format, profile_path, **how)
         streams.append(cost_models.log_stream(loaded, log, size, batches))
     if not logs:

@@ -344,6 +344,24 @@ def test_a_host_does_not_pool_while_hbm_is_empty() -> None:
     assert by_host.step_time_s > Roofline().evaluate(problem, plan).step_time_s
 
 
+def test_ways_to_read_rows_do_not_depend_on_the_order_of_gpus() -> None:
+    """Whether a host may pool was asked of the first GPU alone."""
+    topology = machine(1, 2)
+    links = tuple(
+        replace(link, bytes_per_s=1e8 if link.a == "gpu:1" else 1e14) for link in topology.links
+    )
+    table = zipf_table("t", 1_000_000, lookups=50.0, exponent=0.0)
+    ways = [
+        Roofline().sharding_options(problem_of(table, topology=one, batch_size=1024), 0)
+        for one in (
+            replace(topology, links=links),
+            replace(topology, links=links, gpus=topology.gpus[::-1]),
+        )
+    ]
+    assert "host" in {option.cold for option in ways[1]}
+    assert ways[0] == ways[1]
+
+
 def test_the_exchange_by_hand() -> None:
     """Of what a GPU of two serves, half is another's: ids and lengths come, rows go, gradients
     come."""

@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 from enumeration import Enumeration
 from fast_and_full import mostly_slow
+from plan_cases import machine, sized
+from problem_cases import problem_of, zipf_table
 from tiny_problems import tiny_problem, with_server
 
 import cost_models.sharding_options as sharding_options
 from cost_models import ColdHome, Roofline, ShardingOption, TableShard, drawn_stream, simulate
-from placer import Plan, Problem, Shard, Topology
+from placer import AccessCdf, Feature, Plan, Problem, Profile, Shard, TableProfile, Topology
 from placer.constraints.constraints import Constraints
 from placer.constraints.rules import TableRule
 from placer.errors import PlanError, ProblemError
@@ -20,6 +22,7 @@ from placer.plan.diff import diff
 from placer.plan.memory import device_memory, record_bytes
 from placer.plan.migration import migration
 from placer.plan.verify import verify, violations
+from placer.profile.counts import RowCounts
 from placer.tables import ColdDType, Table
 from placer.topology.devices import Drive
 from placer.workloads import named_workload
@@ -242,3 +245,59 @@ def test_replayed_batches_wait_for_drives_as_planned(widths: tuple[ColdDType, ..
     streams = [drawn_stream(problem.profile, 512, 8)]
     simulated = simulate(plan, streams, Roofline(), problem.profile)
     assert simulated.step_times.mean_s == pytest.approx(plan.solver.step_time_s, rel=0.2)
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_a_proof_counts_all_of_a_hosts_memory(gpus: int) -> None:
+    """Searches leave a thousandth of DRAM free; a table that fills it was proven not to fit."""
+    tables = zipf_table("a", 100_000), zipf_table("b", 100_000)
+    size = tables[0].table.total_bytes
+    topology = machine(gpus, hbm_bytes=4 << 20, dram_bytes=size).with_memory(ssd="1GiB")
+    rules = Constraints.of({"a": TableRule(tier="dram")})
+    problem = replace(problem_of(*tables, topology=topology), constraints=rules)
+    plan = solve(problem, "greedy-cost", max_steps=20, threads=1).plan
+    assert plan is not None
+    assert device_memory(plan)["host:0"].free_bytes == 0
+    with_less = replace(problem, topology=topology.with_memory(dram=size - 1))
+    ended = solve(with_less, "greedy-cost", max_steps=20, threads=1).termination
+    assert [(s.device, s.short_bytes) for s in ended.shortages] == [("host:0", 1)]
+
+
+def unread(rows: int, dim: int) -> TableProfile:
+    table = Table("t", rows, dim, "float32", "sgd")
+    return TableProfile(table, AccessCdf.zipf(rows, 1.0))
+
+
+def test_a_drive_has_no_more_rows_than_it_holds() -> None:
+    """Two halves of the columns fill two GPUs; a drive of a block less was taken to have room."""
+    size = 2 * 8 * 4
+    topology = machine(2, hbm_bytes=size, dram_bytes=0).with_memory(ssd=0)
+    problem = problem_of(unread(2, 16), topology=topology)
+    plan = solve(problem, "greedy-cost", max_steps=20, threads=1).plan
+    assert plan is not None
+    assert {shard.memory for shard in plan.shards} == {"hbm"}
+    # Of three rows one is left, which takes 66 bytes there, a 63rd part of a block.
+    topology = machine(2, hbm_bytes=64, dram_bytes=0).with_memory(ssd=65)
+    problem = problem_of(unread(3, 16), topology=topology)
+    ended = solve(problem, "greedy-cost", max_steps=20, threads=1).termination
+    assert ended.reason == "infeasible"
+    assert [(s.device, s.resource, s.short_bytes) for s in ended.shortages] == [
+        ("host:0", "ssd", 1)
+    ]
+
+
+def test_a_plan_is_not_lost_for_one_that_drives_have_no_room_for() -> None:
+    """`auto` went on from the greedy's plan to assignments with rows on a drive of no bytes."""
+    rows = Table("t0", 3, 7, "float16", "adam", (Feature("f0", 0.01, 0.1, "none"),))
+    one = Table("t1", 1, 512, "float16", "adam", (Feature("f1", 0.01, 1.0, "none"),))
+    counts = [0, 0, 1], [0]
+    profile = Profile(
+        tuple(
+            TableProfile(table, AccessCdf.from_counts(of), RowCounts.from_dense(np.array(of)))
+            for table, of in zip((rows, one), counts, strict=True)
+        )
+    )
+    topology = machine(2, dram_bytes=0, launch_s=1e-5).with_memory(ssd=0)
+    topology = sized(topology, {"gpu:0": 163, "gpu:1": 5233})
+    problem = Problem(profile, topology, 7, pipeline="serial")
+    assert solve(problem, "auto", max_steps=25, threads=1).plan is not None

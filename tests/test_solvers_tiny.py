@@ -16,7 +16,7 @@ from problem_cases import problem_of, zipf_table
 from tiny_problems import tight_problem, tiny_problem, with_server
 
 from cost_models import Calibrated, Roofline
-from placer import Problem
+from placer import AccessCdf, Feature, Problem, Table, TableProfile
 from placer.constraints.unmet import unmet
 from placer.plan.memory import row_map_bytes
 from placer.plan.verify import violations
@@ -225,3 +225,46 @@ def test_auto_against_the_best_plan(first: int) -> None:
     for seed in range(first, first + 10):
         problem = tiny_problem(seed)
         check(problem, solved(problem))
+
+
+def test_a_row_leaves_a_full_host_that_costs_least() -> None:
+    """All tables left the host, which pools two of them, for two bytes that it lacked."""
+    features = Feature("b0", 500.0, 1e-6, "max"), Feature("b1", 1.0, 1.0, "max")
+    tables = [
+        Table("a", 1, 1, "bfloat16", "sgd", (Feature("a", 1.0, 0.1),)),
+        Table("b", 2, 24, "float16", "adagrad", features),
+        Table("c", 2, 7, "float16", "rowwise_adagrad"),
+    ]
+    profiles = [TableProfile(table, AccessCdf.zipf(table.rows, 1.0)) for table in tables]
+    rows = sum(table.total_bytes for table in tables)
+    topology = machine(1, dram_bytes=rows, hbm_bytes=1 << 30, launch_s=1e-8)
+    gpu = replace(topology.gpus[0], hbm_bytes_per_s=1e10)
+    topology = replace(topology, gpus=(gpu,))
+    problem = problem_of(*profiles, topology=topology, batch_size=300_000)
+    whole, less = [
+        solved(replace(problem, topology=sized(topology, {"host:0": left})), "greedy-cost")
+        for left in (rows, rows - 2)
+    ]
+    assert whole.plan is not None
+    assert {s.table for s in whole.plan.shards if s.lookup == "host"} >= {"a", "b"}
+    assert less.step_time_s == pytest.approx(whole.step_time_s, rel=1e-3)
+
+
+def test_branch_and_bound_closes_any_gap_of_tiny_problems() -> None:
+    """A GPU whose link is a thousandth of the other's: the first plan is 16 times the best one."""
+    feature = Feature("a", 0.01, 1.0, "max")
+    rows = TableProfile(Table("a", 3, 16, "bfloat16", features=(feature,)), AccessCdf.zipf(3, 1.0))
+    unread = TableProfile(Table("b", 1000, 1, "float16", "adam"), AccessCdf.zipf(1000, 1.0))
+    topology = machine(2, launch_s=0.0)
+    links = tuple(
+        replace(link, bytes_per_s=1e9) if (link.a, link.kind) == ("gpu:1", "nvlink") else link
+        for link in topology.links
+    )
+    topology = replace(topology, links=links)
+    topology = sized(topology, {"gpu:0": 98_849, "gpu:1": 101_113, "host:0": 7366})
+    problem = replace(
+        problem_of(rows, unread, topology=topology, batch_size=256), pipeline="serial"
+    )
+    result = solved(problem, "ilp")
+    assert result.gap is not None
+    assert result.gap < 0.01

@@ -260,15 +260,21 @@ class StepEquation(CostModel, ABC):
         spec, samples = profile.table, problem.global_batch_size
         lookups = samples * spec.lookups_per_sample
         unique, vectors = profile.unique(float(lookups)), output_vectors(spec, samples, lookups)
-        costs = self.unit_costs(problem, table, 0)
         sizes = spec.weight_bytes_per_row(), spec.bytes_per_row()
         whole = Work(table, "host", *sizes, lookups, unique, vectors)
-        staged_s = whole.resource_s(costs.staged.hbm) + whole.resource_s(costs.staged.link)
-        # The host's memory has to do this for all its GPUs in the same time.
-        peers = len(topology.gpus_of(topology.gpus[0].host))
-        host_s = max(whole.resource_s(costs.host.link), whole.resource_s(costs.host.dram) * peers)
+
+        def pools(gpu: int) -> bool:
+            costs = self.unit_costs(problem, table, gpu)
+            staged_s = whole.resource_s(costs.staged.hbm) + whole.resource_s(costs.staged.link)
+            # The host's memory has to do this for all its GPUs in the same time.
+            peers = len(topology.gpus_of(topology.gpus[gpu].host))
+            pooled_s = whole.resource_s(costs.host.dram) * peers
+            return max(whole.resource_s(costs.host.link), pooled_s) < staged_s
+
         colds: list[Cold] = ["staged", "uva"]
-        if host_s < staged_s:
+        # On any kind of GPU, whichever comes first.
+        kinds = topology.kind_of_gpu[: len(topology.gpus)]
+        if any(pools(kinds.index(kind)) for kind in sorted(set(kinds))):
             colds.append("host")
         if profile.counts is not None and spec.rows > 1:
             colds.append("cached")

@@ -202,7 +202,7 @@ def choose_mappings(
     by_table: dict[str, list[tuple[str, int, int]]] = {}
     for feature, (smallest, largest) in ranges.items():
         by_table.setdefault(feature_tables[feature], []).append((feature, smallest, largest))
-    notes: list[str] = []
+    notes = _texts_beside_integers(source, feature_tables)
     sized: list[str] = []
     for name, found in by_table.items():
         most = max(largest for *_, largest in found)
@@ -240,6 +240,19 @@ def choose_mappings(
             # Texts are refused by `EncodedLog`, whatever their table's rows.
             mappings[name] = Identity(row_counts.get(name, 1))
     return {name: mappings[name] for name in names}, notes
+
+
+def _texts_beside_integers(source: Source, feature_tables: Mapping[str, str]) -> list[str]:
+    """Return notes of tables in which an id of one feature is never one of another."""
+    kinds: dict[str, dict[bool, str]] = {}
+    for feature, table in feature_tables.items():
+        kinds.setdefault(table, {}).setdefault(source.columns.is_text(feature), feature)
+    return [
+        f"table {table}: {one[True]} holds texts and {one[False]} integers, so that one id has two "
+        "keys; write them alike, or say in a schema what text is read as (type)"
+        for table, one in kinds.items()
+        if len(one) == 2
+    ]
 
 
 def feature_tables_of(

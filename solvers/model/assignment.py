@@ -22,7 +22,7 @@ from solvers.model.knapsack import (
 )
 from solvers.model.replicas import total
 
-_DRAM_PRICE_SHARES = (1e-3, 1.0)
+_DRAM_PRICE_SHARES = (1e-9, 1e-6, 1e-3, 1.0)
 """Prices of a host's memory where it is short, as shares of the highest price of HBM."""
 
 Change = dict[int, list[TableShard]]

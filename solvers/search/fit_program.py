@@ -1,4 +1,4 @@
-"""The integer program of room: whether any placement fits, and what is short if none does.
+"""Decide by an integer program whether any placement fits, and what is short if none does.
 
 With z[t,o] ∈ {0,1} for table t in sharding option o, and x[p,g,k] ∈ {0,1} for shard p on GPU g with
 the hot rows of point k of its curve::
@@ -9,12 +9,14 @@ the hot rows of point k of its curve::
     Σ_p,k bytes(p,k)·x[p,g,k] + Σ_t,o replicas(t,o)·z[t,o] ≤ HBM[g]      for each GPU g
     Σ_p,k dram_bytes(p,k)·x[p,g,k] ≤ DRAM[h]                        for the GPUs g of host h
 
-Any solution is a placement. Where there is none, a program in which devices may lack bytes
-minimises the sum of these: they are what is short.
+Drives have the same row; an option has all of its cold rows on a drive or none.
 
-A curve of many rows has a few of its points here, and straight lines from one to the next that are
-not above the curve's bytes anywhere: rows move from DRAM to HBM one by one along a line. If that
-does not fit, nothing does.
+Any solution is a placement. If there is none, a second program lets devices lack bytes and
+minimises their sum: that is what is short.
+
+Curves of many rows are reduced to a few points, with straight lines between them that are nowhere
+above the curve's bytes: along a line, rows move one by one from DRAM to HBM. If even that does not
+fit, nothing does.
 """
 
 import math
@@ -26,31 +28,34 @@ from typing import Any
 
 import numpy as np
 
+from placer.plan.memory import record_bytes
+from placer.plan.shard import Memory, Shard
 from solvers.model.assignment import Assignment
 from solvers.model.instance import Instance, ShardingOption, TableShard
-from solvers.model.knapsack import BYTES, DRAM_BYTES, Float
+from solvers.model.knapsack import BYTES, DRAM_BYTES, HOT, Float
 from solvers.result import Limits
 from solvers.search.cp_sat import run_cp_sat
 from solvers.search.curve_lines import Line, pieces_of, with_every_row
 
 Options = Sequence[Sequence[ShardingOption]]
-"""By table, the sharding options that it may take."""
+"""The sharding options that each table may take."""
 
 _ROUNDING_BYTES = 1e-6
 
 _POINTS = (2, 4, 16)
-"""Points of curves in the programs that are tried: few mostly suffice."""
+"""Points of curves in successive programs: few mostly suffice."""
 
 _MOST_PLACES = 60_000
-"""Shards × GPUs × points of curves of a program: larger ones take minutes."""
+"""Largest program, in shards × GPUs × points of curves: larger ones take minutes."""
 
 _SHORTAGES_S = 2.0
-"""Seconds to find out by how much devices fall short, where it is known that nothing fits."""
+"""Spend at least this many seconds, and as many as the proof took, on what is short once it is
+proven that nothing fits."""
 
 
 @dataclass(frozen=True, slots=True)
 class FitAnswer:
-    """What CP-SAT found.
+    """The answer of CP-SAT.
 
     Attributes
     ----------
@@ -58,17 +63,18 @@ class FitAnswer:
     is_impossible : bool
         True if it is proven that nothing fits.
     short_bytes : dict of (str, int) to int
-        Bytes that ``"hbm"`` of a GPU, or ``"dram"`` of a host, lacks in the best placement.
+        Bytes that ``"hbm"`` of a GPU, or ``"dram"`` or ``"ssd"`` of a host, lacks in the best
+        placement.
     """
 
     assignment: Assignment | None = None
     is_impossible: bool = False
-    short_bytes: dict[tuple[str, int], int] | None = None
+    short_bytes: dict[tuple[Memory, int], int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Point:
-    """A shard on a GPU with some of its rows in HBM, and whether that is chosen."""
+    """A choice of the program: a shard on a GPU with some of its rows in HBM."""
 
     shard: TableShard
     gpu: int
@@ -78,7 +84,7 @@ class _Point:
 
 
 def fit(instance: Instance, limits: Limits, time_limit_s: float) -> FitAnswer:
-    """Find any assignment that fits, or prove that there is none, and what is short then."""
+    """Find any assignment that fits; or prove that none does, and say what is short."""
     every = [instance.options_of(table) for table in range(instance.tables)]
     few = [[option for option in of if _is_even(option)] or of for of in every]
     deadline = time.monotonic() + time_limit_s
@@ -91,9 +97,11 @@ def fit(instance: Instance, limits: Limits, time_limit_s: float) -> FitAnswer:
         return FitAnswer()
 
     for most_points in _POINTS:
-        answer = run(most_points, (deadline - time.monotonic()) / 2)
+        began = time.monotonic()
+        answer = run(most_points, (deadline - began) / 2)
         if answer.is_impossible:
-            left_s = min(_SHORTAGES_S, deadline - time.monotonic())
+            ended = time.monotonic()
+            left_s = min(max(_SHORTAGES_S, ended - began), deadline - ended)
             lacking = run(most_points, left_s, may_lack=True)
             return replace(answer, short_bytes=lacking.short_bytes)
         is_stopped = limits.stop is not None and limits.stop()
@@ -103,14 +111,14 @@ def fit(instance: Instance, limits: Limits, time_limit_s: float) -> FitAnswer:
 
 
 def _is_even(option: ShardingOption) -> bool:
-    """Return true if an option is one of the few that suffice where there are many."""
+    """Return whether an option is worth trying if there are many."""
     if option.replicated_rows or len(set(option.column_widths)) > 1:
         return False
     return option.row_slices & (option.row_slices - 1) == 0
 
 
 def _places(instance: Instance, options: Options, most_points: int) -> int:
-    """Return shards × GPUs × points of a program."""
+    """Return the size of a program: shards × GPUs × points."""
     if sum(option.shard_count for of in options for option in of) * instance.gpus > _MOST_PLACES:
         return _MOST_PLACES + 1
     curves = (
@@ -129,7 +137,7 @@ class FitProgram:
     ----------
     instance : Instance
     options : sequence of sequences of ShardingOption
-        Those that each table may take: no solution is a proof if these are all.
+        The options that each table may take. With all options, having no solution is a proof.
     most_points : int
         Points of each curve.
     may_lack : bool
@@ -148,21 +156,21 @@ class FitProgram:
         self.model = cp_model.CpModel()
         self.points: list[_Point] = []
         self.replicas: list[tuple[TableShard, Any]] = []
-        # Of each GPU and host: variables with their bytes.
-        self._rows: dict[tuple[str, int], list[tuple[Any, int]]] = defaultdict(list)
+        # Variables with their bytes, for each GPU and host.
+        self._rows: dict[tuple[Memory, int], list[tuple[Any, int]]] = defaultdict(list)
         for table, of_table in enumerate(options):
             used = [self.model.new_bool_var("") for _ in of_table]
             self.model.add_exactly_one(used)
             for option, chosen in zip(of_table, used, strict=True):
                 self._add_option(table, option, chosen)
         self._keep_together()
-        self.short: dict[tuple[str, int], Any] = {}
+        self.short: dict[tuple[Memory, int], Any] = {}
         self._add_memory()
         if self.short:
             self.model.minimize(sum(self.short.values()))
 
     def _add_option(self, table: int, option: ShardingOption, used: Any) -> None:
-        """A table's shards, if it takes an option."""
+        """Add the shards of a table in one option."""
         instance = self.instance
         replica = instance.replica(table, option)
         if replica is not None:
@@ -186,8 +194,10 @@ class FitProgram:
                     at_gpu[gpu].append(chosen)
                     self.points.append(point)
                     self._add_bytes(gpu, costs, chosen)
-                    if line is not None:
-                        self._add_line(gpu, line, chosen)
+                    rows = None if line is None else self._add_line(gpu, line, chosen)
+                    if shard.option.home.drive_share == 1 and instance.is_gpu(gpu):
+                        cold = int(hot_rows[-1] - costs[HOT])
+                        self._add_drive(shard, gpu, (chosen, cold), (rows, -1))
                     (whole if costs[-1] in (hot_rows[0], hot_rows[-1]) else split).append(point)
             self.model.add(sum(here) == used)
         for every in at_gpu.values() if len(shards) > 1 else ():
@@ -196,7 +206,7 @@ class FitProgram:
             self._add_maps(split, whole)
 
     def _pieces(self, shard: TableShard, gpu: int) -> list[tuple[Float, Line | None]]:
-        """Return costs at points of a curve, and lines below what is between them."""
+        """Return costs at points of a curve, and lines below the curve between them."""
         instance, host = self.instance, self.instance.host_of_gpu[gpu]
         few = instance.cost_model.uniform_splits and shard.option.shard_count > 1
         room = float(instance.hbm_bytes[gpu]), float(instance.dram_bytes[host])
@@ -207,22 +217,37 @@ class FitProgram:
         )
 
     def _add_bytes(self, gpu: int, costs: Float, chosen: Any) -> None:
-        """Bytes of a GPU and its host if a variable is 1."""
+        """Count bytes of a GPU and its host if a variable is 1."""
         host = self.instance.host_of_gpu[gpu]
-        for kind, of, row in (("hbm", gpu, BYTES), ("dram", host, DRAM_BYTES)):
-            bytes_ = math.floor(float(costs[row]) + _ROUNDING_BYTES)  # A proof may not round up.
+        memories: tuple[tuple[Memory, int, int], ...]
+        memories = (("hbm", gpu, BYTES), ("dram", host, DRAM_BYTES))
+        for kind, of, row in memories:
+            bytes_ = math.floor(float(costs[row]) + _ROUNDING_BYTES)  # A proof rounds down.
             if bytes_:
                 self._rows[kind, of].append((chosen, bytes_))
 
-    def _add_line(self, gpu: int, line: Line, chosen: Any) -> None:
-        """Bytes of the rows that are hot beyond the first point of a line, if it is chosen."""
+    def _add_drive(self, shard: TableShard, gpu: int, *terms: tuple[Any, int]) -> None:
+        """Count bytes of rows on a drive."""
+        spec = self.instance.problem.profile.tables[shard.table].table
+        cols, dtype = self.instance.columns(shard), shard.option.home.dtype or None
+        row = Shard(spec.name, (0, 1, 1), cols, ("",), "ssd", "staged", dtype=dtype)
+        held = self._rows["ssd", self.instance.host_of_gpu[gpu]]
+        row_bytes = record_bytes(spec, row)
+        held += [(of, rows * row_bytes) for of, rows in terms if of is not None and rows]
+
+    def _add_line(self, gpu: int, line: Line, chosen: Any) -> Any:
+        """Count bytes of the hot rows beyond the start of a line, if it is chosen.
+
+        Return the variable with the number of these rows.
+        """
         rows = self.model.new_int_var(0, line.rows, "")
         self.model.add(rows <= line.rows * chosen)
         self._rows["hbm", gpu].append((rows, line.hbm_bytes_a_row))
         self._rows["dram", self.instance.host_of_gpu[gpu]].append((rows, line.dram_bytes_a_row))
+        return rows
 
     def _add_maps(self, split: Sequence[_Point], whole: Sequence[_Point]) -> None:
-        """If a column slice is split, whatever serves another needs a map of its rows too."""
+        """If one column slice is split, GPUs of the other slices need its row map too."""
         map_bytes = self.instance.curve(split[0].shard, split[0].gpu).split_hbm_bytes
         if not map_bytes:
             return
@@ -235,7 +260,7 @@ class FitProgram:
             self._rows["hbm", point.gpu].append((mapped, math.floor(map_bytes)))
 
     def _keep_together(self) -> None:
-        """Tables of a group have all their shards on the same GPU."""
+        """Put all shards of a group's tables on the same GPU."""
         instance = self.instance
         on: dict[tuple[int, int], list[Any]] = defaultdict(list)
         for point in self.points:
@@ -248,10 +273,13 @@ class FitProgram:
                     self.model.add(first == other)
 
     def _add_memory(self) -> None:
-        """Limit what devices hold, or count what they lack."""
+        """Limit the bytes of devices, or count the bytes that they lack."""
         instance = self.instance
+        devices: list[tuple[Memory, int, float]]
         devices = [("hbm", gpu, b) for gpu, b in enumerate(instance.hbm_bytes.tolist())]
         devices += [("dram", host, b) for host, b in enumerate(instance.dram_bytes.tolist())]
+        drives = [host.drive for host in instance.problem.topology.hosts]
+        devices += [("ssd", host, d.memory_bytes) for host, d in enumerate(drives) if d]
         for kind, number, bytes_ in devices:
             terms = self._rows[kind, number]
             if not terms:
@@ -264,7 +292,7 @@ class FitProgram:
             self.model.add(used <= math.floor(bytes_))
 
     def run(self, limits: Limits, time_limit_s: float) -> FitAnswer:
-        """Solve, and read the assignment, or what is short, back."""
+        """Solve the program; read back the assignment or what is short."""
         from ortools.sat.python import cp_model
 
         solver, status = run_cp_sat(self.model, limits, time_limit_s)
@@ -276,11 +304,11 @@ class FitProgram:
         return FitAnswer(assignment, short_bytes=short_bytes)
 
     def _assignment(self, solver: Any) -> Assignment | None:
-        """Return the chosen points, or the same shards with HBM filled again if that is faster."""
+        """Return the chosen assignment, with HBM filled again if that is faster."""
         placed = [point for point in self.points if solver.value(point.chosen)]
         pairs = [(point.shard, point.gpu) for point in placed]
         replicas = [replica for replica, used in self.replicas if solver.value(used)]
-        # Lines say no number of hot rows: their shards take what is best at some price.
+        # Lines do not say which rows are hot: fill HBM for their shards at some price.
         fixed = [point for point in placed if not point.is_line]
         columns = 1 if len(fixed) == len(placed) else self.instance.prices.size
         known = {point.shard: np.tile(point.costs[:, None], columns) for point in fixed}

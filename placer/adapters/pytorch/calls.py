@@ -274,7 +274,7 @@ def joined(calls: Sequence[Call], device: torch.device) -> BagBatch:
     if any(call.batch.weights is not None for call in calls):
         weights = torch.cat(
             [
-                torch.ones(call.batch.ids.numel(), device=device)
+                torch.ones(call.batch.ids.numel(), dtype=torch.float32, device=device)
                 if call.batch.weights is None
                 else call.batch.weights
                 for call in calls

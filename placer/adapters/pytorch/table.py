@@ -173,15 +173,15 @@ class PlacedTable:
         """Put rows in the place of a call's keys."""
         if not (own.keys.maps and call.has_keys and isinstance(call.batch, BagBatch)):
             return
-        own.keys.open_steps = self.open_calls.steps()
-        call.batch = own.keys.rows_of(call.batch, own.features, call.trains, own.id_order)
+        open_before = self.open_calls.steps() if call.trains else None
+        call.batch = own.keys.rows_of(call.batch, own.features, open_before, own.id_order)
         if call.trains:
             self.open_calls.add(call)
 
     def row(self, index: int) -> Tensor:
         """Return a row that no lookup trains, such as the padding: float32, shape (dim,)."""
         if self.grows:  # Zeros: all rows are other keys'.
-            return torch.zeros(self.table.dim, device=self.device)
+            return torch.zeros(self.table.dim, dtype=torch.float32, device=self.device)
         if index not in self._frozen_rows or self._trains_all_rows:
             ids = torch.full((1,), index, device=self.device)
             output = Output((self.table.dim,), torch.float32, lambda rows: rows[0])
