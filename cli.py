@@ -105,7 +105,7 @@ YAML = OutputPath("file", (".yaml", ".yml"))
 OUTPUT = option("table", "Print the result in this format.", "--format")
 HBM = option(None, "Memory budget of each GPU, such as 8GiB.", heading="Problem")
 PLAN = option(..., "The plan; PLAN does the same.", "--plan", kind=STORED, positional=True)
-PROFILE = option(None, "Profile; by default the plan names it.", "--profile", kind=STORED)
+PROFILE = option(None, "Profile of the log; by default as the plan says.", "--profile", kind=STORED)
 PROFILE_FOLDER = option(None, "Folder to write the profile to.", "-o --output", kind=FOLDER)
 PLAN_FILE = option(None, "File to write the plan to.", "-o --output", kind=FILE)
 PICTURE = option(None, "Write a picture to this file: png, pdf or svg.", kind=IMAGE)
@@ -128,7 +128,7 @@ def profile(
     sample: float | None = option(None, "Read about this share of the samples.", kind=_SHARE),
     seed: int = option(0, "Seed of the random choice of --sample.", least=0),
     samples: Count = option(None, "Samples in the log, for --log-format counts.", least=1),
-    window: Count = option(None, "Samples of a day: show how many ids are in use.", least=1),
+    window: Count = option(None, "Samples of a window, such as a day: count its ids.", least=1),
     output: Output = OUTPUT,
     like: File = option(None, "Map ids as this profile does.", kind=STORED, metavar="PROFILE"),
     folder: File = PROFILE_FOLDER,

@@ -169,8 +169,8 @@ def calibration_report(calibration: Calibration) -> Report:
         f"{calibration.cases} cases; step times of cases that a fit had not seen are off by "
         f"{form.share(calibration.relative_error)} on average, one of ten by more than "
         f"{form.share(calibration.p90_error)}",
-        f"steps of a case spread by {form.share(noise.spread)}, a case measured again and again "
-        f"by {form.share(noise.drift)}; {form.share(noise.wait)} of waiting for the processor",
+        f"steps of one case vary by {form.share(noise.spread)}, and one measured repeatedly "
+        f"by {form.share(noise.drift)}; waiting for the processor added {form.share(noise.wait)}",
     ]
     if calibration.noisy:
         headline.append("THE MACHINE WAS TOO NOISY to trust this: calibrate again when it is idle")
