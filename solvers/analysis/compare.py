@@ -335,7 +335,7 @@ def _row(
         gap=result.gap,
         samples_per_s=samples_per_s,
         train_s=train_s,
-        memory_left=free_bytes / sum(use.capacity_bytes for use in uses),
+        memory_left=free_bytes / max(1, sum(use.capacity_bytes for use in uses)),
         hbm_left_bytes=min(report.memory[gpu.id].free_bytes for gpu in topology.gpus),
         cost=None if price is None else price.dollars_per_gpu_hour * train_s / 3600,
         detail=f"waits for {report.bottleneck}",
