@@ -262,6 +262,7 @@ def topology(
     machine: str = argument("auto"),
     hbm: Text = HBM,
     dram: Text = shared.DRAM,
+    ssd: Text = shared.SSD,
     file: File = option(None, "Write the machine as YAML, to edit it.", "-o --output", kind=YAML),
     output: Output = OUTPUT,
 ) -> None:
@@ -272,9 +273,9 @@ def topology(
 
     \b
     placer topology 8xh100 --hbm 8GiB
-    placer topology auto --hbm 2GiB -o machine.yaml
+    placer topology auto --hbm 2GiB --ssd 1TiB -o machine.yaml
     """
-    parsed = placer.Topology.parse(machine, hbm=hbm, dram=dram)
+    parsed = placer.Topology.parse(machine, hbm=hbm, dram=dram, ssd=ssd)
     if file is not None:
         parsed.save(file)
         report.print_stderr(f"topology written to {file}")
@@ -356,7 +357,7 @@ def cache(clear: bool = option(False, "Remove all kept plans."), output: Brief =
     kept = solvers.PlanCache()
     plans, size = kept.clear() if clear else kept.size()
     values = {"folder": str(kept.folder), "plans": plans, "bytes": size, "cleared": clear}
-    words = f"{plans} plans, {format_bytes(size)}, in {kept.folder}" + ": removed" * clear
+    words = f"{counted(plans, 'plan')}, {format_bytes(size)}, in {kept.folder}{': removed' * clear}"
     click.echo(json.dumps(values) if output == "json" else words)
 
 
@@ -692,7 +693,7 @@ def train(
     if speaks:
         known = profile_of(loaded, plan_path, profile_path, other_data=True)
         planned = solver_reports.hbm_shares(loaded, known) if result.hit_rates else None
-        report.print_training(result, output, run.trace, run.checkpoints, planned)
+        report.print_training(result, config, output, run.trace, run.checkpoints, planned)
     sys.exit(_EXIT_INTERRUPTED if result.interrupted else 0)
 
 
@@ -756,7 +757,7 @@ def simulate(
     size = (batch_size or loaded.batch_size) * len(loaded.topology.gpus)
     streams: list[cost_models.Stream] = []
     for files in (logs, *((one,) for one in later)) if logs else ():
-        how: Any = {"other_data": other_data, "options": lines}
+        how: Any = {"other_data": other_data, "options": lines, "ids_alone": True}
         log = open_log_of(loaded, path, files, data_format, profile_path, **how)
         streams.append(cost_models.log_stream(loaded, log, size, batches))
     if not logs:

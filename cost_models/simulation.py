@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import partial, reduce
 from itertools import islice
+from operator import add
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from placer.plan.diff import diff
 from placer.plan.migration import migration
 from placer.plan.plan import Plan
 from placer.profile.profile import Profile
-from placer.simulator.counts import Totals
+from placer.simulator.counts import StepCounts
 from placer.simulator.draws import drawn_batches
 from placer.simulator.replay import ReplayOptions, Simulator
 from placer.simulator.summary import (
@@ -79,7 +80,7 @@ def drawn_stream(profile: Profile, batch_size: int, batches: int, *, seed: int =
 class Replayed:
     """Counts and step times of batches replayed under a plan."""
 
-    totals: Totals
+    totals: StepCounts
     records: tuple[StepRecord, ...]  # Of each step, in order.
     # Shape (serving,): mean seconds of each GPU's and server's work, one after the other.
     gpu_s: Float
@@ -87,9 +88,7 @@ class Replayed:
     @classmethod
     def joined(cls, parts: "Sequence[Replayed]") -> "Replayed":
         """Several logs, one after the other, as one."""
-        totals = parts[0].totals
-        for part in parts[1:]:
-            totals = totals.joined(part.totals)
+        totals = reduce(add, (part.totals for part in parts))
         steps = [len(part.records) for part in parts]
         work = [part.gpu_s * count for part, count in zip(parts, steps, strict=True)]
         records = tuple(record for part in parts for record in part.records)
@@ -108,9 +107,7 @@ def replayed(
     no batch, or an id is no row of its table.
     """
     arrangement, ahead = simulator.arrangement, simulator.options.look_ahead
-    totals = Totals.zeros(
-        len(arrangement.parts), len(arrangement.row_caches), arrangement.processes
-    )
+    totals: StepCounts | None = None
     seen: list[StepRecord] = []
     gpu_s = np.zeros(len(arrangement.plan.topology.serving))
     recent: list[StepTimes] = []
@@ -126,10 +123,10 @@ def replayed(
         seen.append(
             StepRecord(by.lookups, by.hbm_lookups, by.slow_rows, held, needed, step_s, times.sum_s)
         )
-        totals += step
+        totals = step if totals is None else totals + step
         gpu_s += times.gpu_s
         on_step(len(seen))
-    if not seen:
+    if totals is None:
         raise DataError("there is no batch to replay; give a log that has samples")
     return Replayed(totals, tuple(seen), gpu_s / len(seen))
 
@@ -162,7 +159,7 @@ class Simulated:
     """
 
     options: ReplayOptions
-    totals: Totals
+    totals: StepCounts
     devices: Sequence[DeviceTotals]
     served: Served
     records: tuple[StepRecord, ...]

@@ -31,8 +31,11 @@ if _ModulesBesidePlacer not in sys.meta_path:
 
 def main() -> None:
     """Run the command line of this installation."""
-    from cli import main as command
-
+    try:
+        from cli import main as command
+    except KeyboardInterrupt:
+        sys.stderr.write("\nAborted!\n")  # As `placer.report.failures` ends what has begun.
+        sys.exit(130)
     command(prog_name="placer")
 
 

@@ -287,7 +287,7 @@ class Commands(click.Group):
     """Commands whose errors are one line, and whose options may stand in `placer.toml`."""
 
     def make_context(self, *args: Any, **settings: Any) -> click.Context:
-        with _plain_usage_errors():
+        with one_line_errors(), _plain_usage_errors():
             return super().make_context(*args, **settings)
 
     def invoke(self, context: click.Context) -> Any:

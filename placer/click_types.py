@@ -39,6 +39,8 @@ class LocalPath(click.Path):
         if isinstance(value, str) and "://" in value:
             scheme = value.partition("://")[0]
             self.fail(f"files at {scheme}:// cannot be used here; give a path of this machine")
+        if value == "":  # As of a variable of the shell that is not set. It would be this folder.
+            self.fail("the path is empty", param, ctx)
         self.check_length(value)
         return super().convert(value, param, ctx)
 

@@ -16,7 +16,7 @@ class Interrupt:
 
 @contextlib.contextmanager
 def deferred_interrupt() -> Iterator[Interrupt]:
-    """Note the first SIGINT or SIGTERM inside the `with` block; a second one acts as usual.
+    """Note the first SIGINT, SIGTERM or SIGHUP inside the `with` block; a second acts as usual.
 
     Python delivers signals to the main thread alone; in others nothing is changed.
     """
@@ -24,7 +24,10 @@ def deferred_interrupt() -> Iterator[Interrupt]:
     if threading.current_thread() is not threading.main_thread():
         yield interrupt
         return
-    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it.
+        numbers.append(signal.SIGHUP)
+    previous = {number: signal.getsignal(number) for number in numbers}
 
     def restore() -> None:
         for number, handler in previous.items():

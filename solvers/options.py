@@ -292,6 +292,8 @@ def tables_of(source: str, arguments: Sequence[str]) -> tuple[list[Table], int]:
         from placer.adapters.pytorch.models import tables_of_class
 
         return tables_of_class(source, arguments)
+    if arguments:
+        raise click.UsageError("--set is for a model class, given as MODULE:CLASS")
     from placer.workloads import named_workload
 
     found = placer.Profile.load(source) if stored else named_workload(source)

@@ -10,7 +10,7 @@ from placer.errors import PlacerError
 if TYPE_CHECKING:
     from cost_models import CostModel
     from placer.problem import Problem
-    from solvers.cache.folder import PlanCache
+    from solvers.cache import PlanCache
     from solvers.result import Solver, SolveResult
 
 SOLVERS = {
@@ -103,7 +103,7 @@ def solve(
 
     strategy = _by_name(solver)
     if cache is not False:
-        from solvers.cache.solver import CachedSolver  # not above: it asks for what is here
+        from solvers.cache import CachedSolver  # not above: it asks for what is here
 
         strategy = CachedSolver(strategy, None if cache is True else cache)
     model = cost_models.cost_model(cost_model) if isinstance(cost_model, str) else cost_model

@@ -2,6 +2,8 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from functools import reduce
+from operator import add
 
 import numpy as np
 import torch
@@ -12,7 +14,7 @@ from placer.executor import BagBatch, PlacedEmbeddings, look_ahead
 from placer.executor.local.hit_rates import HitRates
 from placer.executor.memory.directory import RowCacheStats
 from placer.plan.plan import Plan
-from placer.simulator.counts import Totals
+from placer.simulator.counts import StepCounts
 from placer.simulator.parts import Arrangement
 from placer.simulator.replay import ReplayOptions, Simulator
 
@@ -47,12 +49,10 @@ def chunks(draw: st.DrawFn, plan: Plan, *, most: int = 8) -> list[Chunk]:
 
 def replay(
     plan: Plan, batches: Iterable[Chunk], options: ReplayOptions | None = None
-) -> tuple[Arrangement, Totals]:
+) -> tuple[Arrangement, StepCounts]:
     """Who holds which part of a plan, and what the simulator counts of all batches together."""
     simulator = Simulator(plan, options)
-    found = simulator.arrangement
-    total = Totals.zeros(len(found.parts), len(found.row_caches), found.processes)
-    return found, sum(simulator.run(batches), total)
+    return simulator.arrangement, reduce(add, simulator.run(batches))
 
 
 def executor_rates(
@@ -73,7 +73,7 @@ def executor_rates(
     return rates
 
 
-def simulated_shares(found: Arrangement, totals: Totals) -> dict[str, float]:
+def simulated_shares(found: Arrangement, totals: StepCounts) -> dict[str, float]:
     """The share of each table's lookups that HBM served, from what the simulator counted."""
     read: dict[str, int] = defaultdict(int)
     in_hbm: dict[str, int] = defaultdict(int)
@@ -85,7 +85,7 @@ def simulated_shares(found: Arrangement, totals: Totals) -> dict[str, float]:
     return {table: in_hbm[table] / columns for table, columns in read.items() if columns}
 
 
-def simulated_rates(found: Arrangement, totals: Totals, process: int | None = None) -> HitRates:
+def simulated_rates(found: Arrangement, totals: StepCounts, process: int | None = None) -> HitRates:
     """The same from what the simulator counted, of one process or of all."""
     counts, parts = totals.parts, found.parts
     mine = np.array([process is None or part.process == process for part in parts], dtype=bool)

@@ -74,6 +74,13 @@ def test_a_number_of_a_table_that_is_none(
     assert profile_of(tmp_path, tmp_path / "missing.csv", option, value) == f"placer: {said}"
 
 
+@pytest.mark.parametrize("option", ["-o", "--profile"])
+def test_a_path_that_is_empty(workbench: Workbench, option: str) -> None:
+    result = invoke("replan", workbench.plan, option, "")
+    assert result.exit_code == 2
+    assert result.stderr.endswith(": the path is empty\n")
+
+
 # Topologies and budgets
 
 

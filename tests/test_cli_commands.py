@@ -221,6 +221,11 @@ def test_topology(tmp_path: Path) -> None:
     again = json.loads(succeed("topology", file, "--format", "json").stdout)
     assert again["devices"] == devices
     assert "gpu:1" in succeed("topology", "2xt4").stdout
+    drives = json.loads(succeed("topology", file, "--ssd", "2TiB", "--format", "json").stdout)[
+        "drives"
+    ]
+    assert [(row["host"], row["memory_bytes"]) for row in drives] == [("host:0", 2 * 2**40)]
+    assert "drives" not in again
     rows = rows_of(succeed("topology", "2xt4", "--format", "csv").stdout)
     assert [row["device"] for row in rows if row["section"] == "devices"] == [
         "gpu:0",

@@ -3,13 +3,14 @@
 import errno
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import click
 import pytest
-from cli_cases import fail, invoke, run_process, succeed
+from cli_cases import command_line, fail, invoke, run_process, succeed
 
 from placer import report
 from placer.errors import PlacerError
@@ -102,6 +103,23 @@ def test_a_full_disk_behind_stdout_is_one_line() -> None:
         )
     assert result.returncode == 1
     assert result.stderr == "placer: cannot write the result: No space left on device\n"
+
+
+def test_help_that_cannot_be_written_is_one_line() -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("needs /dev/full")
+    words = shlex.join(command_line("--help"))
+    result = subprocess.run(f"{words} > /dev/full", shell=True, capture_output=True, text=True)
+    assert result.returncode == 1
+    assert result.stderr == "placer: cannot write the result: No space left on device\n"
+
+
+def test_a_command_may_have_no_stdout_and_no_stderr(tmp_path: Path) -> None:
+    machine = tmp_path / "machine.yaml"
+    words = shlex.join(command_line("topology", "1xt4", "-o", machine, "--format", "csv"))
+    result = subprocess.run(f"{words} >&- 2>&-", shell=True)
+    assert result.returncode == 0
+    assert machine.exists()
 
 
 @pytest.mark.slow

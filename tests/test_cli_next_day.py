@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from cli_cases import Workbench, fail, invoke, succeed
+from profile_cases import assert_same_profile
 
 from cost_models import Roofline
 from placer import Plan, Problem, Profile
@@ -103,6 +105,32 @@ def test_what_like_decides_is_not_given_beside_it(workbench: Workbench, tmp_path
         assert f"{option[0]} does not go with --like" in wrong.stderr
     with pytest.raises(ProfileError, match="does not say how ids become rows"):
         profile_like(named_workload("random-2@1"), log)
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "jsonl"])
+def test_ids_alone_are_enough_to_count(workbench: Workbench, tmp_path: Path, kind: str) -> None:
+    """A log of ids that were served has no clicks and no prices."""
+    rng = np.random.default_rng(1)
+    users = rng.zipf(1.3, 200).clip(max=60)
+    whole = pd.DataFrame({"click": rng.integers(0, 2, 200), "price": 0.5, "user": users})
+    logs = [tmp_path / f"{name}.{kind}" for name in ("whole", "ids")]
+    for log, frame in zip(logs, (whole, whole[["user"]]), strict=True):
+        if kind == "csv":
+            frame.to_csv(log, index=False)
+        elif kind == "jsonl":
+            frame.to_json(log, orient="records", lines=True)
+        else:
+            frame.to_parquet(log, index=False)
+    profile, plan = tmp_path / "profile", tmp_path / "plan.json"
+    succeed("profile", logs[0], "--label", "click", "-o", profile)
+    machine = ("--topology", workbench.folder / "machine.yaml", "--batch-size", "8")
+    succeed("plan", "--profile", profile, *machine, "--solver", "greedy-cost", "-o", plan)
+    counted = [profile_like(Profile.load(profile), log) for log in logs]
+    assert_same_profile(counted[0], counted[1], same_source=False)
+    assert counted[1].encoding == Profile.load(profile).encoding
+    replayed = [result("simulate", plan, "--data", log)["steps"] for log in logs]
+    assert replayed[0] == replayed[1]
+    assert "has no column 'click'" in fail("train", "--plan", plan, "--data", logs[1])
 
 
 def test_a_full_plan_is_a_candidate(

@@ -15,6 +15,7 @@ from cli_cases import Workbench, command_line, files_of, run_process, succeed
 from fast_and_full import is_fast, mostly_slow
 
 import placer
+from placer.interrupt import deferred_interrupt
 from placer.plan.verify import violations
 
 HEAVY = ("solvers", "cost_models", "ortools", "click", "torch", "matplotlib", "numba", "cli")
@@ -108,7 +109,9 @@ def test_the_runtime_alone_is_imported(lines: str, needed: list[str]) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc")
-@pytest.mark.parametrize("number", mostly_slow([signal.SIGINT, signal.SIGTERM], signal.SIGINT))
+@pytest.mark.parametrize(
+    "number", mostly_slow([signal.SIGINT, signal.SIGTERM, signal.SIGHUP], signal.SIGINT)
+)
 def test_a_signal_ends_a_search_with_the_best_plan_so_far(tmp_path: Path, number: int) -> None:
     file = tmp_path / "plan.json"
     process = subprocess.Popen(
@@ -158,6 +161,40 @@ def test_ctrl_c_while_nothing_is_trained_ends_the_command(tmp_path: Path) -> Non
             with contextlib.suppress(subprocess.TimeoutExpired):
                 output, notes = process.communicate(timeout=10)
                 break
-    assert process.returncode == 1
+    assert process.returncode == 130
     assert (output, notes.strip()) == ("", "Aborted!")
     assert not (tmp_path / "profile").exists()
+
+
+_INTERRUPTED_IMPORT = """
+import sys
+class Interrupts:
+    def find_spec(name, path=None, target=None):
+        if name == "solvers":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupts)
+import placer.__main__
+sys.meta_path.sort(key=lambda finder: finder is not Interrupts)
+placer.__main__.main()
+"""
+
+
+def test_ctrl_c_while_the_command_is_imported_is_no_traceback() -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", _INTERRUPTED_IMPORT], capture_output=True, text=True, check=False
+    )
+    assert (result.returncode, result.stderr) == (130, "\nAborted!\n")
+
+
+def test_a_closed_terminal_does_not_end_what_nohup_runs() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with deferred_interrupt() as interrupt:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not interrupt.requested
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        with deferred_interrupt() as interrupt:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert interrupt.requested
+    finally:
+        signal.signal(signal.SIGHUP, before)

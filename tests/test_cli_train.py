@@ -170,11 +170,20 @@ def test_a_run_resumed_is_equal_to_one_in_a_piece(workbench: Workbench, tmp_path
     resumed = (*run, "--checkpoints", tmp_path, "--resume")
     first = succeed(*resumed, "--steps", "25", "--format", "json")
     assert first.stderr == f"no checkpoint in {tmp_path} yet: the run starts at its beginning\n"
-    rest = trained(*resumed)
+    second = succeed(*resumed, "--steps", "50", "--format", "json")
+    went_on, ended = second.stderr.splitlines()
+    assert went_on == "went on after step 25, where the checkpoint was made"
+    again = "the log ended after step 44; --epochs 3 reads it again"
+    assert ended == f"--steps 50 was not reached: {again}"
+    rest = json.loads(second.stdout)
     assert json.loads(first.stdout)["losses"] + rest["losses"] == whole["losses"]
     assert (rest["auc"], rest["log_loss"]) == (whole["auc"], whole["log_loss"])
-    again = trained(*resumed)
-    assert (again["steps"], again["losses"], again["auc"]) == (44, [], whole["auc"])
+    third = succeed(*resumed, "--format", "json")
+    assert third.stderr == f"nothing was left to train: {again}\n"
+    nothing = json.loads(third.stdout)
+    assert (nothing["steps"], nothing["losses"], nothing["auc"]) == (44, [], whole["auc"])
+    fourth = succeed(*resumed, "--steps", "44")
+    assert "nothing was left to train: the checkpoint has all of --steps 44" in fourth.stderr
 
 
 def test_metrics_are_a_line_a_step_however_often_a_run_goes_on(

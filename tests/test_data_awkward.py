@@ -198,6 +198,13 @@ NAMES = {
     "nulls below": (["f0,q?", "text/1,NULL", "text/2,7"], 2, ["f0", "q?"]),
     "a missing value first": (["NA,item1", "5,item2", "7,item3"], 3, ["c0", "c1"]),
     "missing values first": (["NULL,NULL", "5,3", "7,4"], 3, ["c0", "c1"]),
+    "a separator behind them": (["user,item,", "5,3,", "7,4,"], 2, ["user", "item"]),
+    "the same of texts": (["user,shop,", "a,x,", "b,y,"], 2, ["user", "shop"]),
+    "digits in front": (["user,7d_views", "a,3", "b,4"], 2, ["user", "7d_views"]),
+    "signs in front": (["$user,@shop", "5,3", "7,4"], 2, ["$user", "@shop"]),
+    "Spark's": (["_1,_2", "5,3", "7,4"], 2, ["_1", "_2"]),
+    "a sample with an empty field": (["a,,b", "c,5,d"], 2, ["c0", "c1", "c2"]),
+    "a value that is called like a label": (["ann,click", "bob,view", "cy,click"], 3, ["c0", "c1"]),
 }
 
 
@@ -206,6 +213,12 @@ def test_names_are_told_from_a_first_sample(tmp_path: Path, kind: str) -> None:
     lines, samples, tables = NAMES[kind]
     log = open_log(written(tmp_path, lines))
     assert (samples_of(log), list(log.tables)) == (samples, tables)
+
+
+def test_a_quote_that_nothing_closes_is_no_empty_log(tmp_path: Path) -> None:
+    refused(
+        "from line 2 on: a quote is opened", written(tmp_path, ["user,size", '5" pipe,2', "a,4"])
+    )
 
 
 def test_a_text_file_of_one_column_says_what_to_give(tmp_path: Path) -> None:

@@ -139,6 +139,11 @@ def test_hugging_face_data_sets(expected: Profile) -> None:
     unknown = datasets.IterableDataset.from_generator(generated)
     assert profile_log(open_log(unknown))["user"].lookups == 30
 
+    def changing() -> Any:
+        yield from ({"user": [user] * (user % 2)} for user in range(3))
+
+    refused("cannot read the Hugging Face Iter", datasets.IterableDataset.from_generator(changing))
+
 
 def test_a_stream_is_read_once() -> None:
     log = open_log(LOG.select(["city"]).to_reader(), id_mapping="hash", rows=10)

@@ -132,6 +132,14 @@ def test_folders_patterns_and_partitions(tmp_path: Path, monkeypatch: pytest.Mon
     assert "files at s3:// cannot be used here" in result.stderr
 
 
+def test_a_column_of_folders_that_some_files_have_themselves(tmp_path: Path) -> None:
+    for day, columns in ((1, {"user": [1], "day": [9]}), (2, {"user": [1]})):
+        (tmp_path / f"day={day}").mkdir()
+        pq.write_table(pa.table(columns), tmp_path / f"day={day}" / "0.parquet")
+    (chunk,) = open_log(tmp_path, sparse=["user", "day"]).chunks()
+    assert chunk.features["day"].ids.tolist() == [9, 2]
+
+
 def test_numbers_of_folders_that_fit_no_integer_are_texts(tmp_path: Path) -> None:
     folder = tmp_path / "run=123456789012345678901"
     folder.mkdir()

@@ -3,6 +3,7 @@
 import json
 import os
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from solvers import Limits, solve, solver
 from solvers.analysis.compare import (
     FLEET,
     SAMPLES,
-    FleetRow,
+    CompareRow,
     cheapest,
     fleet,
     price_of,
@@ -38,7 +39,7 @@ def on(machine: str) -> Problem:
 TABLES = named_workload(WORKLOAD)
 
 
-def rows_of(machines: list[str], prices: dict[str, float] | None = None) -> list[FleetRow]:
+def rows_of(machines: list[str], prices: dict[str, float] | None = None) -> list[CompareRow]:
     return fleet(machines, on, solver("greedy-size"), Roofline(), LIMITS, prices)
 
 
@@ -60,9 +61,9 @@ def test_list_prices_are_of_known_gpus_and_have_a_source_with_a_date() -> None:
 def test_rows_are_in_order_and_say_what_a_solver_says() -> None:
     machines = ["2xh100", "1xt4", "1xmi350x"]
     rows = rows_of(machines)
-    assert [row.machine for row in rows] == machines
+    assert [row.topology for row in rows] == machines
     for row in rows:
-        result = solve(on(row.machine), "greedy-size", max_steps=1)
+        result = solve(on(row.topology), "greedy-size", max_steps=1)
         assert (row.step_time_s, row.gap) == (result.step_time_s, result.gap)
         assert row.samples_per_s == pytest.approx(256 * row.gpus / (row.step_time_s or 0))
         assert row.train_s == pytest.approx(SAMPLES / (row.samples_per_s or 0))
@@ -71,9 +72,9 @@ def test_rows_are_in_order_and_say_what_a_solver_says() -> None:
         assert "kernel launch" in row.assumed
     h100, t4, mi350x = rows
     assert h100.price_per_hour == pytest.approx(2 * 55.04 / 8)
-    assert t4.cost == pytest.approx(7.824 / 8 * (t4.train_s or 0) / 3600)
+    assert t4.cost_per_billion_samples == pytest.approx(7.824 / 8 * (t4.train_s or 0) / 3600)
     assert "g4dn.metal" in t4.price_source
-    assert (mi350x.price_per_hour, mi350x.cost) == (None, None)
+    assert (mi350x.price_per_hour, mi350x.cost_per_billion_samples) == (None, None)
 
 
 def test_own_prices_come_first() -> None:
@@ -105,7 +106,7 @@ def test_a_machine_that_is_too_small_has_a_row_that_says_so() -> None:
     t4, h100 = fleet(["1xt4", "1xh100"], small, solver("greedy-cost"), Roofline(), LIMITS)
     assert t4.status == "infeasible"
     assert t4.step_time_s is None
-    assert t4.cost is None
+    assert t4.cost_per_billion_samples is None
     assert t4.price_per_hour is not None
     assert t4.detail
     assert h100.step_time_s is not None
@@ -148,14 +149,14 @@ def test_cores_are_those_of_the_container(
     assert Limits(threads=3).thread_count == 3
 
 
-def row(number: int, seconds: float | None, dollars: float | None, gap: float) -> FleetRow:
+def row(number: int, seconds: float | None, dollars: float | None, gap: float) -> CompareRow:
     """A machine that takes so long and costs so much."""
     if seconds is None:
-        return FleetRow(f"m{number}", 8, 1, "infeasible")
+        return CompareRow(0, "auto", "roofline", "infeasible", topology=f"m{number}")
     bound_s = 1 / (1 + gap)
-    return FleetRow(
-        f"m{number}", 8, 1, "feasible", 1.0, bound_s, gap, train_s=seconds, cost=dollars
-    )
+    known = {"topology": f"m{number}", "cost_per_billion_samples": dollars}
+    times = {"step_time_s": 1.0, "bound_s": bound_s, "samples_per_s": SAMPLES / seconds}
+    return CompareRow(0, "auto", "roofline", "feasible", gap=gap, **times, **known)
 
 
 NUMBERS = st.floats(1, 100)
@@ -164,27 +165,32 @@ ROWS = st.lists(
 ).map(lambda drawn: [row(number, *one) for number, one in enumerate(drawn)])
 
 
+cost_of = attrgetter("cost_per_billion_samples")
+
+
 @given(ROWS, NUMBERS)
-def test_the_answer_is_the_cheapest_that_is_in_time(rows: list[FleetRow], within_s: float) -> None:
+def test_the_answer_is_the_cheapest_that_is_in_time(
+    rows: list[CompareRow], within_s: float
+) -> None:
     answer = cheapest(rows, within_s)
     in_time = [one for one in rows if one.train_s is not None and one.train_s <= within_s]
-    costs = [one.cost for one in in_time if one.cost is not None]
+    costs = [cost_of(one) for one in in_time if cost_of(one) is not None]
     assert (answer.row is None) == (not costs)
     if answer.row is not None:
         assert answer.row in in_time
-        assert answer.row.cost == min(costs)
-    assert answer.without_price == tuple(one.machine for one in in_time if one.cost is None)
+        assert cost_of(answer.row) == min(costs)
+    assert answer.without_price == tuple(one.topology for one in in_time if cost_of(one) is None)
     for one in rows:
         at_best = one.bound_s and one.train_s and one.train_s * one.bound_s
         beats = bool(
             answer.row is not None
             and one is not answer.row
-            and one.cost is not None
+            and cost_of(one) is not None
             and at_best
             and at_best <= within_s
-            and one.cost * (one.bound_s or 0) < (answer.row.cost or 0)
+            and cost_of(one) * (one.bound_s or 0) < (cost_of(answer.row) or 0)
         )
-        assert (one.machine in answer.rivals) == beats
+        assert (one.topology in answer.rivals) == beats
 
 
 def test_the_command(tmp_path: Path) -> None:

@@ -37,9 +37,8 @@ from placer.files import sealed
 from placer.profile.counts import RowCounts
 from placer.profile.locality import WindowCounts
 from solvers import CachedSolver, Limits, PlanCache, SolveResult, solve, solver
-from solvers.cache import folder as cache_folder
-from solvers.cache import solver as cache_key
-from solvers.cache.solver import content_of, key_of
+from solvers import cache as plan_cache
+from solvers.cache import content_of, key_of
 
 
 @dataclass(frozen=True)
@@ -143,7 +142,7 @@ BASE = Asked()
 def source_hashed_once() -> Iterator[None]:
     """It does not change while tests run, and takes longest of a key."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cache_key, "source_sha256", lru_cache(cache_key.source_sha256))
+        patch.setattr(plan_cache, "source_sha256", lru_cache(plan_cache.source_sha256))
         yield
 
 
@@ -202,11 +201,11 @@ def test_another_version_has_another_key(name: str, monkeypatch: pytest.MonkeyPa
     if name == "placer":
         monkeypatch.setattr(placer, "__version__", "999")
     elif name == "python":
-        monkeypatch.setattr(cache_key.platform, "python_version", lambda: "999")
+        monkeypatch.setattr(plan_cache.platform, "python_version", lambda: "999")
     else:
-        known = cache_key.version
+        known = plan_cache.version
         other: Callable[[str], str] = lambda asked: "999" if asked == name else known(asked)  # noqa: E731
-        monkeypatch.setattr(cache_key, "version", other)
+        monkeypatch.setattr(plan_cache, "version", other)
     assert BASE.key() != before
 
 
@@ -219,7 +218,7 @@ def test_changed_source_has_another_hash(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.syspath_prepend(tmp_path)
 
     def hashed() -> str:
-        return cache_key.source_sha256.__wrapped__((package.name,))  # type: ignore[attr-defined]
+        return plan_cache.source_sha256.__wrapped__((package.name,))  # type: ignore[attr-defined]
 
     before, status = hashed(), module.stat()
     module.write_text("STEPS = 2\n")
@@ -401,12 +400,12 @@ def test_plans_that_were_not_used_for_longest_are_removed(cache: PlanCache) -> N
 def test_where_plans_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PLACER_CACHE", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
-    assert cache_folder.default_folder() == tmp_path / "plans"
+    assert plan_cache.default_folder() == tmp_path / "plans"
     monkeypatch.delenv("PLACER_CACHE")
-    assert cache_folder.default_folder() == Path("/caches/placer/plans")
+    assert plan_cache.default_folder() == Path("/caches/placer/plans")
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # To be ignored, says XDG.
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert cache_folder.default_folder() == tmp_path / ".cache/placer/plans"
+    assert plan_cache.default_folder() == tmp_path / ".cache/placer/plans"
 
 
 def test_from_python_it_is_opt_in() -> None:

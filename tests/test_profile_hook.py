@@ -91,6 +91,7 @@ def test_shapes_of_ids() -> None:
         assert bags.offsets.tolist() == offsets.tolist()
         assert bags.samples == 3
     assert as_bags("a", [3, 4]).offsets is None
+    assert as_bags("a", []).samples == 0
     square = as_bags("a", np.array([[1, 2], [3, 4]]))
     assert (square.ids.tolist(), square.samples) == ([1, 2, 3, 4], 2)
 
@@ -103,6 +104,7 @@ def test_shapes_of_ids() -> None:
         ((np.array([1, 2]), np.array([0, 1])), "from 0 to 2, the number of ids"),
         ((np.array([1, 2]), np.array([0, 3, 2])), "must not decrease"),
         (np.array([7]), "has id 7, but its table has rows 0..2"),
+        ([[1, 2], [0]], r"differ in length are a pair \(ids, offsets\)"),
     ],
 )
 def test_ids_that_cannot_be_counted(ids: object, message: str) -> None:

@@ -133,6 +133,10 @@ def test_distinct_rows_of_windows_are_added_up() -> None:
         counter = PartitionCounter.for_log(log, **options)
         found = counter.profile(merge_counts(counted(counter, log, [3000])))
         assert [table.locality for table in found] == [table.locality for table in expected]
+    counter = PartitionCounter.for_log(log, min_count=3, id_mapping="vocabulary")
+    few = counter.profile(list(counter.count(log)))
+    # Of `a`, ids that are rare share a row, which was not known while windows were counted.
+    assert (few["a"].locality, bool(few["b"].locality)) == ((), True)
 
 
 def test_the_encoding_of_another_log() -> None:

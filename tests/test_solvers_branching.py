@@ -25,6 +25,7 @@ from solvers.search.branching import (
     formulation,
     nodes,
 )
+from solvers.search.branching.branches import Branches
 from solvers.search.branching.drives import DrivePoints
 from solvers.search.branching.formulation import Layout
 from solvers.search.branching.tree import relaxed
@@ -64,11 +65,11 @@ def test_ways_to_serve_a_table_are_no_better_than_prices_say(seed: int) -> None:
     """Branching leaves ways out by prices alone: relaxations of their own say no less."""
     first, price = begun(f"random-6@{seed}", unequal_machine(1 << 29))
     search = searched(first, price)
-    assert search.root is not None
+    assert search.roots
     f, most, told_apart = search.formulation, search.limit, 0
     for table in range(first.instance.tables):
-        for layout in nodes.layouts_of(f, search.root, table)[:6]:
-            cut = nodes.within_layouts(f, search.root, table, [layout])
+        for layout in nodes.layouts_of(f, search.roots[0], table)[:6]:
+            cut = nodes.within_layouts(f, search.roots[0], table, [layout])
             found = relaxed(f, cut, most, 60.0, rounds=8)
             ways = list(nodes.ways_to_serve(cut.groups, table, layout))
             if not found.is_solved or found.bound >= most or len(ways) < 2:
@@ -86,8 +87,8 @@ def test_ways_to_serve_a_table_are_no_better_than_prices_say(seed: int) -> None:
 def test_layouts_are_divided_down_to_single_ones_and_none_is_lost() -> None:
     first, price = begun("random-6@4", Topology.parse("4xh100", hbm="1GiB"))
     search = searched(first, price)
-    assert search.root is not None
-    whole = [nodes.layouts_of(search.formulation, search.root, table) for table in range(6)]
+    assert search.roots
+    whole = [nodes.layouts_of(search.formulation, search.roots[0], table) for table in range(6)]
     assert max(map(len, whole)) > 3
     for layouts in whole:
         parts: list[list[Layout]] = [layouts]
@@ -101,14 +102,14 @@ def test_a_search_begins_where_one_before_it_did_if_that_had_all_its_plans() -> 
     before = searched(first, price, BranchingParams(programs=3))
     assert before.best.step_time_s < first.step_time_s
     again = searched(before.best, price, before=before)
-    assert again.root is before.root
+    assert again.roots is before.roots
     assert again.bound_s <= before.best.step_time_s
     assert again.programs == 0
     # What began with a faster plan has left out options that a slower one may have.
     narrow = searched(before.best, price)
     wider = searched(first, price, before=narrow)
     assert wider.formulation is narrow.formulation
-    assert wider.root is not narrow.root
+    assert wider.roots is not narrow.roots
     other, _ = begun("random-6@5", Topology.parse("4xh100", hbm="1GiB"))
     assert searched(other, price, before=before).formulation is not before.formulation
 
@@ -125,8 +126,7 @@ def test_a_gpu_that_serves_nothing_waits_for_others_launches_and_not_for_its_own
     first = construct(instance, bound, bound.step_time_s)
     assert first is not None
     assert not first.shards[1]
-    root = searched(first, bound.price_s_per_byte).root
-    assert root is not None
+    (root,) = searched(first, bound.price_s_per_byte).roots or ()
     assert root.bound <= 1000 * (1 + 1e-9), "the step of `first`, in units"
 
 
@@ -148,8 +148,8 @@ def test_where_launches_are_much_branching_begins_with_arenas() -> None:
 def test_without_an_arena_that_a_table_needs_there_is_no_plan() -> None:
     first, price = begun("random-12@3", Topology.parse("2xh100"), 64)
     search = searched(first, price)
-    assert search.root is not None
-    f, root = search.formulation, search.root
+    assert search.roots
+    f, root = search.formulation, search.roots[0]
 
     def bound_without(arenas: set[int]) -> float:
         without = replace(root, arenas=dict.fromkeys(arenas, (0, 0)))
@@ -277,3 +277,19 @@ def test_the_first_relaxation_counts_dram_drives_and_servers(ssd: str | None) ->
     unlimited = branch_and_bound(first, 0.0, clock=search.clock, params=ROOT, bounding=without_dram)
     assert unlimited is not None
     assert unlimited.bound_s < 0.9 * found.bound_s
+
+
+def test_it_is_decided_first_which_tables_servers_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relaxation may take part of a table whole on a server, and the rest of it on GPUs."""
+    machine = Topology.parse("2xt4+2xcpu", hbm="96MiB", dram="20MiB", ssd="1GiB")
+    problem = Problem(named_workload("random-3@1"), machine, 4096, widths=("int8",))
+    instance = Instance(problem, Roofline())
+    search = Search.start(instance, Clock.start(Limits(time_limit_s=3600, max_steps=10_000)))
+    first = construct_plans(search)
+    assert first is not None
+    decided = searched(first, search.lagrangian.price_s_per_byte)
+    assert decided.roots
+    assert any(part.sides for part in decided.roots)
+    monkeypatch.setattr(Branches, "by_side", lambda *_: None)
+    open_ = searched(first, search.lagrangian.price_s_per_byte)
+    assert open_.bound_s * 1.02 < decided.bound_s <= first.step_time_s

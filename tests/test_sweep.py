@@ -1,8 +1,11 @@
 """`placer sweep`: step times by hand, sound plans, sane trends, Acun et al., and what it prints."""
 
 import json
+import runpy
+import sys
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cli_cases import fail, invoke, succeed
@@ -382,6 +385,38 @@ def test_a_model_too_large_for_the_gpus_is_slower_there_than_on_cpus() -> None:
     # Which a split of hot and cold rows, not in the paper, changes.
     split = points["hot-cold"].samples_per_s
     assert split > rate(platform("16xcpu"), setting, "cpu")
+
+
+@pytest.mark.slow
+def test_the_results_of_the_paper_are_those_of_today(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # docs/sweep.md quotes them: run the script anew, and read that page, when constants change.
+    benchmarks = Path(__file__).resolve().parent.parent / "benchmarks"
+    monkeypatch.syspath_prepend(str(benchmarks))
+    monkeypatch.setattr(sys, "argv", ["sweep_paper.py", "--output", str(tmp_path)])
+    runpy.run_path(str(benchmarks / "sweep_paper.py"), run_name="__main__")
+    today, stored = (
+        _values(json.loads((folder / "sweep-paper.json").read_text()))
+        for folder in (tmp_path, benchmarks / "results")
+    )
+    assert today[0] == stored[0]
+    assert today[1] == pytest.approx(stored[1], rel=1e-3, abs=2e-3)
+
+
+def _values(found: Any) -> tuple[list[Any], list[float]]:
+    """All texts with the names of what they are in, and all numbers."""
+    if isinstance(found, float | int):
+        return [], [found]
+    if not isinstance(found, dict | list):
+        return [found], []
+    texts, numbers = list(found) if isinstance(found, dict) else [], []
+    for more_texts, more_numbers in map(
+        _values, found.values() if isinstance(found, dict) else found
+    ):
+        texts += more_texts
+        numbers += more_numbers
+    return texts, numbers
 
 
 # Sweeps

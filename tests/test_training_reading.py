@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from training_cases import QUICK, ArrayLog, plan_for, small_log
 
-from placer.data.log import Bags, Chunk, joined
+from placer.data.log import Bags, Chunk, joined, slice_chunk
 from placer.errors import DataError
 from placer.training.checkpoint import load
 from placer.training.config import CheckpointPolicy
 from placer.training.loop import train
 from placer.training.parity import compare_training
-from placer.training.reading import batches, labelled, slice_chunk
+from placer.training.reading import batches, labelled
 
 LOG = small_log(1600)
 PLAN = plan_for(LOG, "split")

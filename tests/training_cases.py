@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from placer.data.log import Bags, Chunk, Log
+from placer.data.log import Bags, Chunk, Log, slice_chunk
 from placer.plan.fields import RowOrder
 from placer.plan.plan import Plan
 from placer.plan.shard import Shard
@@ -18,7 +18,6 @@ from placer.topology.topology import Topology
 from placer.training.checkpoint import load
 from placer.training.config import TrainConfig
 from placer.training.loop import TrainResult
-from placer.training.reading import slice_chunk
 
 Placement = Literal["hbm", "dram", "split", "strided", "staged", "cached"]
 

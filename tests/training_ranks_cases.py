@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 from training_cases import QUICK, ArrayLog, plan_for, small_log
 
-from placer.data.log import Chunk
+from placer.data.log import Chunk, slice_chunk
 from placer.errors import CheckpointError, DataError, PlacerError
 from placer.plan.plan import Plan
 from placer.training.config import CheckpointPolicy, TrainConfig
 from placer.training.loop import TrainResult, train
-from placer.training.reading import slice_chunk
 from placer.training.run import Progress
 
 LOG = small_log(650)  # 21 batches of 32, of which two are held out; the last one has 10 samples

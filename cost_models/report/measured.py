@@ -13,7 +13,7 @@ from placer.units import counted, format_seconds
 
 if TYPE_CHECKING:
     from cost_models.simulation import Simulated
-    from placer.simulator.counts import Totals
+    from placer.simulator.counts import StepCounts
     from placer.simulator.summary import DeviceTotals, Drifted, StepRecord
 
 
@@ -91,7 +91,7 @@ _PER_STEP = (
 )  # fmt: skip
 
 
-def _exchange(totals: "Totals", between: str) -> Section:
+def _exchange(totals: "StepCounts", between: str) -> Section:
     kept = {kind: int(sent.diagonal().sum()) for kind, sent in totals.sent.items()}
     return table_of(
         [

@@ -2,8 +2,7 @@
 
 import itertools
 import re
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -14,7 +13,7 @@ from placer.profile.cdf import zipf_cdf
 from placer.profile.profile import Profile
 from placer.profile.table_profile import TableProfile
 from placer.tables import Feature, Table
-from placer.topology.detect import host_memory_bytes
+from placer.topology.detect import best_rate, host_memory_bytes
 from placer.topology.devices import Gpu, Host, Link
 from placer.topology.kinds import CPU_SERVER
 from placer.topology.presets import cpu_server, kinds
@@ -175,7 +174,6 @@ _EMULATED_SHARE = 0.25
 """Of this machine's memory: what an emulated GPU has where nobody says."""
 
 _PRODUCT = (1600, 512, 512)
-_REPEATS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,18 +275,16 @@ def _this_machine(hbm: str | int | None, dram: str | int | None) -> Platform:
 
 
 def _measured_flops(device: str) -> float:
-    """Operations per second of the best of a few products of an MLP's usual size."""
+    """Operations per second of a product of an MLP's usual size."""
     import torch
 
     samples, inputs, outputs = _PRODUCT
     left = torch.ones(samples, inputs, device=device)
     right = torch.ones(inputs, outputs, device=device)
-    wait: Callable[[], None] = torch.cuda.synchronize if device == "cuda" else lambda: None
-    fastest = float("inf")
-    for _ in range(_REPEATS):
-        wait()
-        started = time.perf_counter()
-        left @ right
-        wait()
-        fastest = min(fastest, time.perf_counter() - started)
-    return 2.0 * samples * inputs * outputs / fastest
+
+    def multiply() -> None:
+        torch.matmul(left, right)
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    return best_rate(2 * samples * inputs * outputs, multiply)

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -157,6 +157,13 @@ class Encoding:
         """The columns of the log."""
         names = list(self.feature_tables)
         return NamedColumns(names, self.dense, self.label, (), self.missing, recorded=True)
+
+    @property
+    def of_ids_alone(self) -> "Encoding":
+        """The encoding for who counts ids, and needs neither the label nor numbers of a log."""
+        # Criteo's format has its numbers always.
+        dense = self.dense if self.layout.format == "criteo" else ()
+        return replace(self, dense=dense, label=None)
 
     @property
     def vocabularies(self) -> dict[str, Keys]:

@@ -22,6 +22,7 @@ from placer.data.formats.base import (
     UNREADABLE,
     Batches,
     ColumnSource,
+    plain,
     plain_schema,
 )
 from placer.data.formats.columns import check_columns, flat, once, outermost
@@ -152,7 +153,8 @@ def _of_hugging_face(value: Any) -> BatchSource | None:
     if value.features is not None:
         schema = value.features.arrow_schema
     else:
-        first = next(iter(tables.iter(BATCH_ROWS)), None)
+        with reported(f"cannot read the {name}", UNREADABLE):
+            first = next(iter(tables.iter(BATCH_ROWS)), None)
         if first is None:
             raise DataError(f"the {name} is empty; a log needs at least one sample")
         schema = first.schema
@@ -199,11 +201,9 @@ class ArrowSource(ColumnSource):
         """Return the first samples; None where the log can be read only once."""
         if self._held.once:
             return None
-        names = outermost(once(schema.names), self._held.schema)
+        names = outermost(once(schema.names), plain_schema(self._held.schema))
         first = next((batch for batch in self._held.read(names) if batch.num_rows), None)
-        return first and self._sampled(
-            first.cast(plain_schema(first.schema)).slice(0, SAMPLE_ROWS), self.files[0], schema
-        )
+        return first and self._sampled(plain(first).slice(0, SAMPLE_ROWS), self.files[0], schema)
 
     def _batches(self) -> Batches:
         """Yield all batches; raises DataError if they were read and can be read once only."""
@@ -214,13 +214,13 @@ class ArrowSource(ColumnSource):
             )
         self._was_read = True
         name, row = self._held.name, 0
-        batches = self._held.read(outermost(self.columns.names, self._held.schema))
+        batches = self._held.read(outermost(self.columns.names, plain_schema(self._held.schema)))
         while True:
             with reported(f"cannot read the {name} from row {row} on", UNREADABLE):
                 batch = next(batches, None)
             if batch is None:
                 break
-            yield name, row, batch.cast(plain_schema(batch.schema))
+            yield name, row, plain(batch)
             row += batch.num_rows
         if not row and not self._may_be_empty:
             raise DataError(f"the {name} is empty; a log needs at least one sample")

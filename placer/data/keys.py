@@ -67,6 +67,8 @@ def is_list(kind: pa.DataType) -> bool:
 
 def can_be_ids(kind: pa.DataType) -> bool:
     """Return whether a column of this Arrow type can be a categorical feature."""
+    if is_list(kind) and pa.types.is_null(kind.value_type):
+        return True  # As Arrow writes lists of which all are empty.
     if is_list(kind) or pa.types.is_dictionary(kind):
         return not is_list(kind.value_type) and can_be_ids(kind.value_type)
     is_whole = pa.types.is_integer(kind) or is_whole_decimal(kind)
@@ -123,10 +125,13 @@ def _keys(array: pa.Array) -> tuple[Keys, npt.NDArray[np.bool_]]:
     if is_text(kind):
         return _text_keys(array.cast(pa.large_binary()))
     if is_whole_decimal(kind):
+        is_unsigned = (pc.max(array).as_py() or 0) >= 1 << 63
         try:
-            return _keys(array.cast(pa.int64()))
+            return _keys(array.cast(pa.uint64() if is_unsigned else pa.int64()))
         except pa.ArrowInvalid as error:
             raise DataError(f"an id is beyond 64 bits: {error}; write it as text") from error
+    if pa.types.is_null(kind):
+        return np.zeros(len(array), dtype=np.uint64), np.zeros(len(array), dtype=bool)
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
         valid = _valid(array)
         values = array if array.null_count == 0 else pc.fill_null(array, pa.scalar(0).cast(kind))

@@ -108,3 +108,25 @@ def _joined_bags(parts: Sequence[Bags]) -> Bags:
         for bags in parts
     ]
     return Bags(ids, np.concatenate([[0], np.cumsum(np.concatenate(lengths))]), weights)
+
+
+def slice_chunk(chunk: Chunk, start: int, stop: int) -> Chunk:
+    """Return samples ``start..stop`` of a chunk, as views where that is possible."""
+    features = {name: _slice_bags(bags, start, stop) for name, bags in chunk.features.items()}
+    labels = None if chunk.labels is None else chunk.labels[start:stop]
+    return Chunk(stop - start, features, chunk.dense[start:stop], labels)
+
+
+def _slice_bags(bags: Bags, start: int, stop: int) -> Bags:
+    if bags.offsets is None:
+        return part_of_bags(bags, slice(start, stop), None)
+    low, high = int(bags.offsets[start]), int(bags.offsets[stop])
+    return part_of_bags(bags, slice(low, high), bags.offsets[start : stop + 1] - low)
+
+
+def part_of_bags(
+    bags: Bags, lookups: slice | npt.NDArray[np.bool_], offsets: npt.NDArray[np.int64] | None
+) -> Bags:
+    """Return some lookups of bags, under other offsets."""
+    weights = None if bags.weights is None else bags.weights[lookups]
+    return Bags(bags.ids[lookups], offsets, weights)

@@ -4,6 +4,7 @@ A vocabulary lists the raw ids that a log has, in the order in which they first 
 """
 
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -201,7 +202,7 @@ def choose_mappings(
     by_table: dict[str, list[tuple[str, int, int]]] = {}
     for feature, (smallest, largest) in ranges.items():
         by_table.setdefault(feature_tables[feature], []).append((feature, smallest, largest))
-    notes: list[str] = []
+    notes = _texts_beside_integers(source, feature_tables)
     sized: list[str] = []
     for name, found in by_table.items():
         most = max(largest for *_, largest in found)
@@ -209,17 +210,17 @@ def choose_mappings(
         if asked.get(name, "auto") == "auto" and negative:
             chosen[name] = "vocabulary"
             notes.append(
-                f"table {name}: {min(negative)} has negative ids, or ids from 2^63 on, which "
-                "are no row numbers, so rows are given to the ids that there are"
+                f"table {name}: each id that occurs gets a row, as {min(negative)} has ids below 0 "
+                "or from 2^63 on"
             )
         elif asked.get(name, "auto") == "auto" and most >= max(
             _SURELY_FINE_ROWS, _ROWS_A_SAMPLE * samples
         ):
             chosen[name] = "vocabulary"
             notes.append(
-                f"table {name}: ids up to {most:,} in {samples:,} samples are no row numbers, so "
-                f"rows are given to those that there are (--id-mapping {name}=identity: one a "
-                f"number; --ignore {name} if it is a time)"
+                f"table {name}: each id that occurs gets a row, as {samples:,} samples have ids up "
+                f"to {most:,} (--id-mapping {shlex.quote(f'{name}=identity')} gives one to every "
+                f"number; --ignore {shlex.quote(name)} if it is a time)"
             )
         else:
             row_counts[name] = _rows(name, most, headroom)
@@ -239,6 +240,19 @@ def choose_mappings(
             # Texts are refused by `EncodedLog`, whatever their table's rows.
             mappings[name] = Identity(row_counts.get(name, 1))
     return {name: mappings[name] for name in names}, notes
+
+
+def _texts_beside_integers(source: Source, feature_tables: Mapping[str, str]) -> list[str]:
+    """Return notes of tables in which an id of one feature is never one of another."""
+    kinds: dict[str, dict[bool, str]] = {}
+    for feature, table in feature_tables.items():
+        kinds.setdefault(table, {}).setdefault(source.columns.is_text(feature), feature)
+    return [
+        f"table {table}: {one[True]} holds texts and {one[False]} integers, so that one id has two "
+        "keys; write them alike, or say in a schema what text is read as (type)"
+        for table, one in kinds.items()
+        if len(one) == 2
+    ]
 
 
 def feature_tables_of(

@@ -101,18 +101,18 @@ class DeviceKeys(GrowingKeys):
         self,
         batch: BagBatch,
         features: tuple[FeatureRead, ...],
-        training: bool,
+        open_before: int | None,
         id_order: Callable[[], IdOrder],
     ) -> BagBatch:
         spans = self.spans(batch, features)
         held = {name: self.maps[name] for name in spans}
         maps = {name: own for name, own in held.items() if isinstance(own, DeviceKeyMap)}
         if not maps or len(maps) < len(held):  # A server's maps are on the host.
-            return super().rows_of(batch, features, training, id_order)
-        if training and any(own.known_steps for own in maps.values()):
+            return super().rows_of(batch, features, open_before, id_order)
+        if open_before is not None and any(own.known_steps for own in maps.values()):
             for own in maps.values():
                 own.pull()
-            batch = super().rows_of(batch, features, training, id_order)
+            batch = super().rows_of(batch, features, open_before, id_order)
             for own in maps.values():
                 own.push()
             return batch
@@ -128,17 +128,16 @@ class DeviceKeys(GrowingKeys):
         keys = _Keys(spans, table, ids, ids.to(torch.int64, copy=True))
         known = self._copy
         find = partial(self._launch, self._kernels.find, table, ids, known.slots, known.keys)
-        if not training:
+        if open_before is None:
             find(keys.rows, self._room(FIRST), FIRST)
         else:
             missing, _ = self._noted(partial(find, keys.rows))
-            again = self._give_rows(keys, missing)
+            again = self._give_rows(keys, missing, open_before)
             known.step.add_(1)
             note_reads = self._kernels.note_reads
             self._launch(note_reads, table, keys.rows, known.step, known.last, known.reads)
             if again:
                 self._begin_again(again, id_order())
-            self._open_step()
         for name, span in spans.items():
             if (numbers := maps[name].numbers) is not None:
                 keys.rows[span] = numbers[keys.rows[span]]
@@ -168,14 +167,16 @@ class DeviceKeys(GrowingKeys):
         lookups = Lookups(*found[1 : 1 + 3 * room].reshape(3, -1)[:, :size])
         return lookups.at(lookups.places.argsort()), found[1 + 3 * room :]
 
-    def _give_rows(self, keys: _Keys, missing: Lookups) -> dict[str, tuple[Tensor, Int]]:
+    def _give_rows(
+        self, keys: _Keys, missing: Lookups, open_before: int
+    ) -> dict[str, tuple[Tensor, Int]]:
         """Take a step of all maps; write the rows of lookups that had none.
 
         Returns the rows of each table that had another key before, and their keys now.
         """
         walks: dict[str, Walk] = {}
         for name, span in keys.spans.items():
-            own, open_steps = missing.within(span), max(1, self.open_steps)
+            own, open_steps = missing.within(span), max(1, open_before)
             walks[name] = self._map(name).train(span.stop - span.start, own, open_steps)
         given: dict[str, Given] = {}
         answers: dict[str, Answer | None] = dict.fromkeys(walks)

@@ -2,7 +2,8 @@
 
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -17,8 +18,22 @@ from placer.growing.options import Growing, Int, KeyCounts
 from placer.tables import Table
 
 MOST_OPEN_STEPS = 64
-"""Most steps that count as open. A batch that is dropped between its forward and its backward pass
-never closes its step, so older ones are taken to be closed."""
+"""Most steps that count as open, however many outputs somebody keeps without a backward pass."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class KeyStep:
+    """A step of the key maps: open until its rows are updated, or nobody refers to it any more.
+
+    Attributes
+    ----------
+    number : int
+    open_before : int
+        How many of the steps before it are open, the closed ones between them included.
+    """
+
+    number: int
+    open_before: int
 
 
 class GrowingKeys:
@@ -35,8 +50,6 @@ class GrowingKeys:
 
     Attributes
     ----------
-    ahead : int
-        Steps whose keys have rows, and whose forward pass has not begun.
     in_batches : bool
         Whether batches that are looked up have keys; else who looks them up has asked `rows_of`.
     earlier : dict of table name to (int, int64 array)
@@ -69,7 +82,7 @@ class GrowingKeys:
                 )
         self.maps = {name: KeyMap(how, part, parts) for name, how in growing.items()}
         self.seed = seed
-        self.open_steps = self.ahead = 0
+        self._forget_steps()
         self.in_batches = True
         self.earlier: dict[str, tuple[int, Int]] = {}
 
@@ -81,23 +94,24 @@ class GrowingKeys:
         self,
         batch: BagBatch,
         features: tuple[FeatureRead, ...],
-        training: bool,
+        open_before: int | None,
         id_order: Callable[[], IdOrder],
     ) -> BagBatch:
         """Return the batch with rows in the place of keys.
 
-        In training, new keys get rows. A row that had another key is reset first. Otherwise nothing
-        changes, and keys without a row read row 0.
+        In a step with so many open ones before it new keys get rows. A row that had another key is
+        reset first. With None nothing changes, and keys without a row read row 0.
         """
         if not self.maps:
             return batch
         ids = batch.ids.cpu().to(torch.int64, copy=True)
         for name, span in self.spans(batch, features).items():
             keys = ids[span].numpy()
-            rows = self._read(name, keys, id_order) if training else self.maps[name].find(keys)
+            if open_before is None:
+                rows = self.maps[name].find(keys)
+            else:
+                rows = self._read(name, keys, open_before, id_order)
             ids[span] = torch.from_numpy(rows)
-        if training:
-            self._open_step()
         return replace(batch, ids=ids.to(batch.ids.device))
 
     def spans(self, batch: BagBatch, features: tuple[FeatureRead, ...]) -> dict[str, slice]:
@@ -109,28 +123,52 @@ class GrowingKeys:
                 spans[feature.table] = slice(before.start if before else start, stop)
         return spans
 
-    def _open_step(self) -> None:
-        self.open_steps = min(self.open_steps + 1, MOST_OPEN_STEPS)
-        self.ahead += 1
+    def open_step(self) -> KeyStep | None:
+        """Open a step in which keys get rows; None where they only find them, as in evaluation."""
+        if not (self.maps and self.in_batches and torch.is_grad_enabled()):
+            return None
+        self._steps += 1
+        oldest = min((step.number for step in self._open), default=self._steps)
+        step = KeyStep(self._steps, min(self._steps - oldest, MOST_OPEN_STEPS))
+        self._open.add(step)
+        return step
 
-    def end_step(self) -> None:
-        """Close the oldest open step: rows that only it read may be taken back."""
-        self.open_steps = max(0, self.open_steps - 1)
+    def found(self, step: KeyStep | None) -> None:
+        """Note that the keys of a step have rows, and that its forward pass will come."""
+        if step is not None:
+            self._ahead.add(step.number)
 
-    def begin(self) -> None:
-        """Note that the forward pass of a step begins."""
-        self.ahead = max(0, self.ahead - 1)
+    def begin(self, step: KeyStep | None) -> None:
+        """Note that the forward pass of a step begins: it is not ahead, nor are dropped batches."""
+        if step is not None:
+            self._ahead &= {one.number for one in self._open} - {step.number}
+
+    def end_step(self, step: KeyStep | None) -> None:
+        """Close a step: rows that only it read may be taken back."""
+        if step is not None:
+            self._open.discard(step)
+
+    @property
+    def ahead(self) -> int:
+        """How many steps have rows for their keys, and wait for their forward pass."""
+        return len(self._ahead)
 
     def drop_ahead(self) -> None:
         """Drop the steps that are ahead. Their batches will be looked up again."""
         for keys in self.maps.values():
             keys.give_up(self.ahead)
-        self.open_steps = max(0, self.open_steps - self.ahead)
-        self.ahead = 0
+        self._steps -= self.ahead
+        self._open -= {step for step in self._open if step.number in self._ahead}
+        self._ahead.clear()
 
-    def _read(self, name: str, keys: Int, id_order: Callable[[], IdOrder]) -> Int:
+    def _forget_steps(self) -> None:
+        self._steps = 0
+        self._open: WeakSet[KeyStep] = WeakSet()
+        self._ahead: set[int] = set()
+
+    def _read(self, name: str, keys: Int, open_before: int, id_order: Callable[[], IdOrder]) -> Int:
         # One step always counts as open, so that results are equal with and without look-ahead.
-        step = self.maps[name].read(keys, max(1, self.open_steps))
+        step = self.maps[name].read(keys, max(1, open_before))
         if step.reused.size:
             rows = torch.from_numpy(step.reused.copy())
             self._begin_again({name: (rows, step.new_keys)}, id_order())
@@ -141,7 +179,7 @@ class GrowingKeys:
         weights = {}
         for name, (rows, keys) in again.items():
             table = order.plan.tables_by_name[name]
-            drawn = torch.zeros(rows.numel(), table.dim)
+            drawn = torch.zeros(rows.numel(), table.dim, dtype=torch.float32)
             if self.seed is not None:
                 drawn = weights_of_keys(table, self.seed, keys)
             weights[name] = rows, drawn
@@ -182,7 +220,7 @@ class GrowingKeys:
             self.earlier.pop(table, None)
             keys.load_state(_of_table(state, table))
         self.earlier |= earlier
-        self.open_steps = self.ahead = 0
+        self._forget_steps()
 
     def resized(
         self, state: Mapping[str, Tensor]

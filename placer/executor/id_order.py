@@ -196,7 +196,7 @@ class IdOrder(ABC):
         for name, (ids, values) in weights.items():
             table = self.plan.tables_by_name[name]
             for tensor in tensors_of(table, self.optimizers[name]):
-                own = torch.zeros(ids.numel(), *tensor.shape[1:])
+                own = torch.zeros(ids.numel(), *tensor.shape[1:], dtype=torch.float32)
                 self.write_rows(table, tensor.name, ids, values if tensor.name == "weight" else own)
 
     @abstractmethod

@@ -66,6 +66,8 @@ class Growing:
             ("ttl", 0, 2**31 - 1),
         ):
             value = getattr(self, name)
+            if not isinstance(value, (int, np.integer)):
+                raise PlanMismatchError(f"{name} {value!r} is no whole number")
             if not least <= value <= most:
                 raise PlanMismatchError(f"{name} {value} is not within {least} to {most:,}")
         if self.eviction not in get_args(Eviction):

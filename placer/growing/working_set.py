@@ -1,11 +1,12 @@
 """How many ids of a log are in use at a time, and how many rows serve them: the working set."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
-from placer.data.log import Log
+from placer.data.log import Chunk, Log, slice_chunk
 from placer.errors import DataError
 from placer.growing.key_map import KeyMap
 from placer.growing.options import Eviction, Growing, Int
@@ -28,11 +29,15 @@ class HitRate:
     eviction : {"lfu", "lru"}
     hit_rate : float
         Of all windows but the first, in which rows are still free.
+    of_windows : tuple of float, or None
+        The lowest and the highest hit rate of one of these windows: how much the next one may
+        differ. A last window that the log ends within does not count. None without such windows.
     """
 
     capacity: int
     eviction: Eviction
     hit_rate: float
+    of_windows: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +88,7 @@ def working_sets(
     evictions : sequence of {"lfu", "lru"}
     batch_size : int
         Samples of a step: rows that it reads keep their ids until the next one has ended. By
-        default 8,192, or a tenth of the window if that is less.
+        default 8,192, or a tenth of the window if that is less. A step ends with its window.
 
     Raises
     ------
@@ -102,8 +107,8 @@ def working_sets(
     samples = 0
     if batch_size is None:
         batch_size = min(8192, -(-window // 10))
-    for chunk in log.chunks(batch_size):
-        if samples >= window:
+    for chunk in _steps(log, window, batch_size):
+        if samples == window:
             samples = 0
             for table in tables.values():
                 table.end_window()
@@ -115,7 +120,22 @@ def working_sets(
             if parts:
                 tables[name].add(np.concatenate(parts))
     by_default = capacities is None and "lfu" in evictions
-    return {name: table.working_set(by_default) for name, table in tables.items()}
+    return {
+        name: table.working_set(by_default, ends_whole=samples >= window)
+        for name, table in tables.items()
+    }
+
+
+def _steps(log: Log, window: int, batch_size: int) -> Iterator[Chunk]:
+    """Yield the steps of a log; where one would reach into the next window, it is two."""
+    left = window
+    for chunk in log.chunks(batch_size):
+        start = 0
+        while start < chunk.samples:
+            stop = min(start + left, chunk.samples)
+            yield slice_chunk(chunk, start, stop)
+            left = left - (stop - start) or window
+            start = stop
 
 
 def _shares_of(rows: int, shares: Sequence[float]) -> list[int]:
@@ -129,7 +149,8 @@ class _TableCounter:
         # The first and the last window that read each id, from 1 on; 0: none so far.
         self._first, self._last = np.zeros(rows, np.int32), np.zeros(rows, np.int32)
         self._windows = [_Window()]
-        self._maps, self._before = maps, [keys.counts for keys in maps]
+        # Of each map, its counts before each window.
+        self._maps, self._counts = maps, [[keys.counts] for keys in maps]
 
     def add(self, ids: Int) -> None:
         """Count the lookups of one step."""
@@ -148,27 +169,41 @@ class _TableCounter:
 
     def end_window(self) -> None:
         """Begin the next window."""
-        if len(self._windows) == 1:
-            self._before = [keys.counts for keys in self._maps]
+        for keys, counts in zip(self._maps, self._counts, strict=True):
+            counts.append(keys.counts)
         self._windows.append(_Window())
 
-    def working_set(self, with_all: bool) -> WorkingSet:
+    def working_set(self, with_all: bool, ends_whole: bool) -> WorkingSet:
         """Return what was counted so far; `with_all` adds the hit rate with a row for each id."""
+        first = min(1, len(self._windows) - 1)
+        whole = len(self._windows) - 1 - (not ends_whole)
         rates = []
-        for keys, before in zip(self._maps, self._before, strict=True):
-            hits, misses = keys.counts.hits - before.hits, keys.counts.misses - before.misses
-            rate = hits / max(1, hits + misses)
-            rates.append(HitRate(keys.growing.capacity, keys.growing.eviction, rate))
-        distinct, later = int(np.count_nonzero(self._first)), self._windows[1:] or self._windows
+        for keys, counts in zip(self._maps, self._counts, strict=True):
+            ends = [(one.hits, one.hits + one.misses) for one in (*counts, keys.counts)]
+            windows = [
+                (hits - a, lookups - b) for (a, b), (hits, lookups) in pairwise(ends[first:])
+            ]
+            rates.append(_hit_rate(keys.growing.capacity, keys.growing.eviction, windows, whole))
+        distinct = int(np.count_nonzero(self._first))
         if with_all and distinct:  # Then only what is read for the first time misses.
-            new = sum(one.new for one in later) / max(1, sum(one.lookups for one in later))
-            rates.append(HitRate(distinct, "lfu", 1 - new))
+            windows = [(one.lookups - one.new, one.lookups) for one in self._windows[first:]]
+            rates.append(_hit_rate(distinct, "lfu", windows, whole))
         return WorkingSet(
             distinct,
             tuple(window.distinct for window in self._windows),
             tuple(window.unknown / max(1, window.lookups) for window in self._windows),
             tuple(rates),
         )
+
+
+def _hit_rate(
+    capacity: int, eviction: Eviction, windows: Sequence[tuple[int, int]], whole: int
+) -> HitRate:
+    """Return the hit rate of windows with so many hits and lookups, the first `whole` complete."""
+    hits, lookups = map(sum, zip(*windows, strict=True))
+    rates = [hits / lookups for hits, lookups in windows[: max(0, whole)] if lookups]
+    of_windows = (min(rates), max(rates)) if rates else None
+    return HitRate(capacity, eviction, hits / max(1, lookups), of_windows)
 
 
 @dataclass(slots=True)

@@ -22,6 +22,17 @@ class Migration:
     waits_for: str  # That link or memory: ``gpu:3 pcie out``; empty where nothing moves.
 
 
+def break_even_steps(migration_s: float, before_s: float, after_s: float) -> float | None:
+    """Return the steps after which shorter ones have paid for a migration; None if they never do.
+
+    >>> break_even_steps(6.0, 5.0, 2.0), break_even_steps(6.0, 2.0, 5.0), break_even_steps(0, 2, 5)
+    (2.0, None, 0.0)
+    """
+    if not migration_s:
+        return 0.0
+    return migration_s / (before_s - after_s) if before_s > after_s else None
+
+
 def migration(diff: PlanDiff) -> Migration:
     """Return the migration from the older plan of a difference to the newer one.
 

@@ -66,12 +66,14 @@ def open_log_of(
     *,
     other_data: bool = False,
     options: TextOptions | None = None,
+    ids_alone: bool = False,
 ) -> "EncodedLog":
     """Return a log, its ids mapped to rows as in the profile that a plan was made from.
 
     The log's files follow each other, in a `format` of `placer.data.FORMATS`; `options` say how
-    their lines are made where they are unlike those of the profile's log; all else is as in
-    `profile_of`. Raises PlanMismatchError if that profile is not there, or has no id mapping.
+    their lines are made where they are unlike those of the profile's log. With `ids_alone` it needs
+    neither a label nor numbers. All else is as in `profile_of`. Raises PlanMismatchError if that
+    profile is not there, or has no id mapping.
     """
     recorded = profile_of(plan, file, profile, other_data=other_data)
     if recorded is None or recorded.encoding is None:
@@ -80,7 +82,7 @@ def open_log_of(
             f"{plan.provenance.profile!r} has none or is not there (nothing is fetched from an "
             "address that a file names); give --profile"
         )
-    return open_as_profiled(recorded, logs, format, options)
+    return open_as_profiled(recorded, logs, format, options, ids_alone=ids_alone)
 
 
 def open_as_profiled(
@@ -88,6 +90,8 @@ def open_as_profiled(
     logs: Sequence[str | Path],
     format: str | None = None,
     options: TextOptions | None = None,
+    *,
+    ids_alone: bool = False,
 ) -> "EncodedLog":
     """Return a log, its ids mapped to rows as in a profile; see `open_log_of`."""
     from placer.data.reader import open_log  # not above: it needs pyarrow, and plans do not
@@ -99,7 +103,8 @@ def open_as_profiled(
         )
     layout = None if options is None else options.layout(profile.encoding.layout)
     kind: Any = format
-    log = open_log(list(logs), kind, encoding=profile.encoding, layout=layout)
+    encoding = profile.encoding.of_ids_alone if ids_alone else profile.encoding
+    log = open_log(list(logs), kind, encoding=encoding, layout=layout)
     if profile.source == log.description and profile.sampling == 1:
         log.expected_samples = profile.samples
     return log

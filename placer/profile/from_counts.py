@@ -149,7 +149,8 @@ def _read_features(
                     f"{file}: feature {feature!r} has {lookups} lookups in "
                     f"{bags} bags that are not empty"
                 )
-            features[table][feature] = FeatureCounts(lookups, bags)
+            known = features[table].get(feature, FeatureCounts())
+            features[table][feature] = known + FeatureCounts(lookups, bags)
     for name, counts in counted.items():
         total = sum(feature.lookups for feature in features[name].values())
         if total != counts.total:

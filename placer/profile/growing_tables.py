@@ -58,7 +58,18 @@ def hit_rate_for(profile: TableProfile, capacity: int) -> float:
 
     Raises ProblemError if the profile has no hit rates.
     """
-    capacities, rates = _curve(profile)
+    return _on_curve(capacity, *_curve(profile))
+
+
+def hit_rates_of_windows(profile: TableProfile, capacity: int) -> tuple[float, float] | None:
+    """Return the lowest and highest `hit_rate_for` of one window of the log; None if not known."""
+    if any(one.of_windows is None for one in profile.hit_rates if one.eviction == "lfu"):
+        return None
+    low, high = (_on_curve(capacity, *_curve(profile, bound)) for bound in (0, 1))
+    return low, high
+
+
+def _on_curve(capacity: int, capacities: Float, rates: Float) -> float:
     known = float(np.interp(np.log(capacity), np.log(capacities), rates))
     return known * min(1.0, capacity / float(capacities[0]))
 
@@ -105,9 +116,13 @@ def capacity_for(profile: TableProfile, hit_rate: float) -> int:
     return int(np.ceil(exact - 1e-6))
 
 
-def _curve(profile: TableProfile) -> tuple[Float, Float]:
-    """Capacities, ascending, and rising hit rates."""
-    measured = {one.capacity: one.hit_rate for one in profile.hit_rates if one.eviction == "lfu"}
+def _curve(profile: TableProfile, bound: int | None = None) -> tuple[Float, Float]:
+    """Capacities, ascending, and rising hit rates: of all windows, or the least (0), most (1)."""
+    measured = {
+        one.capacity: one.hit_rate if bound is None or not one.of_windows else one.of_windows[bound]
+        for one in profile.hit_rates
+        if one.eviction == "lfu"
+    }
     if not measured:
         raise ProblemError(
             f"the hit rate of table {profile.name!r} with fewer rows is not known: profile the log "

@@ -193,8 +193,14 @@ def _copied(bags: Bags) -> Bags:
 
 
 def _integers(feature: str, value: Any) -> npt.NDArray[np.int64]:
-    array = _array(value)
-    if array.dtype.kind not in "iu":
+    try:
+        array = _array(value)
+    except ValueError as error:
+        raise DataError(
+            f"feature {feature!r}: lists of ids that differ in length are a pair (ids, offsets), "
+            "with samples + 1 offsets"
+        ) from error
+    if array.dtype.kind not in "iu" and array.size:
         raise DataError(f"feature {feature!r}: ids and offsets are integers, not {array.dtype}")
     return np.ascontiguousarray(array, dtype=np.int64)
 

@@ -27,9 +27,10 @@ def profile_like(
     """Count the accesses of a log to the tables of an earlier profile.
 
     Columns and ids become what they were in the log of the earlier profile, so that plans and
-    checkpoints that were made with it go with both. Ids that its vocabularies do not list share row
-    0: `TableProfile.unknown` says how many. Tables have the dim, type and optimizer that they had.
-    Paths are as in `placer.data.open_log`, and what a sample is as in `profile_log`.
+    checkpoints that were made with it go with both. Its label and numbers are not read. Ids that
+    the vocabularies do not list share row 0: `TableProfile.unknown` says how many. Tables have the
+    dim, type and optimizer that they had. Paths are as in `placer.data.open_log`, and what a sample
+    is as in `profile_log`.
 
     Raises ProfileError if the earlier profile does not know how ids became rows. Raises DataError
     if the log cannot be read, lacks a column, or has an id beyond its table.
@@ -39,9 +40,10 @@ def profile_like(
             "the earlier profile does not say how ids become rows: it was made from counts or a "
             "published workload; profile a log"
         )
-    log = open_log(paths, format, encoding=earlier.encoding)
+    log = open_log(paths, format, encoding=earlier.encoding.of_ids_alone)
     counted = profile_log(log, sample=sample, seed=seed, progress=progress)
-    return replace(counted, tables=tuple(_alike(one, earlier[one.name]) for one in counted))
+    tables = tuple(_alike(one, earlier[one.name]) for one in counted)
+    return replace(counted, tables=tables, encoding=earlier.encoding)
 
 
 def _alike(counted: TableProfile, earlier: TableProfile) -> TableProfile:

@@ -5,16 +5,12 @@ from typing import TYPE_CHECKING
 from placer.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from placer.report.console import Update as Update
     from placer.report.console import draw as draw
     from placer.report.console import print_report as print_report
-    from placer.report.console import print_seconds as print_seconds
     from placer.report.console import print_stderr as print_stderr
-    from placer.report.console import print_title as print_title
     from placer.report.console import print_training as print_training
     from placer.report.console import print_violations as print_violations
     from placer.report.console import progress_bar as progress_bar
-    from placer.report.console import set_quiet as set_quiet
     from placer.report.console import stoppable as stoppable
     from placer.report.console import this_command as this_command
     from placer.report.failures import one_line_errors as one_line_errors
@@ -30,7 +26,6 @@ if TYPE_CHECKING:
     from placer.report.section import Column as Column
     from placer.report.section import Report as Report
     from placer.report.section import Section as Section
-    from placer.report.section import rows_to_csv as rows_to_csv
     from placer.report.training import parity_lines as parity_lines
     from placer.report.training import pilot_report as pilot_report
 

@@ -21,7 +21,7 @@ from placer.units import counted, significant
 if TYPE_CHECKING:
     from placer.plan.plan import Plan
     from placer.plan.verify import Violation
-    from placer.training.config import TraceRequest
+    from placer.training.config import TraceRequest, TrainConfig
     from placer.training.loop import TrainResult
 
 Update = Callable[..., None]
@@ -103,6 +103,7 @@ def print_report(shown: Report, output: str = "table") -> None:
 
 def print_training(
     result: "TrainResult",
+    config: "TrainConfig",
     output: str,
     trace: "TraceRequest | None",
     checkpoints: Path | None,
@@ -129,6 +130,18 @@ def print_training(
         nothing = "nothing was saved; --checkpoints saves"
         saved = nothing if checkpoints is None else f"--resume goes on from {checkpoints}"
         print_stderr(f"interrupted after step {result.steps}; {saved}")
+    elif result.losses and result.losses[0][0] > 1:
+        print_stderr(f"went on after step {result.losses[0][0] - 1}, where the checkpoint was made")
+    if not result.interrupted and result.steps != config.max_steps:
+        again = (
+            f"the log ended after step {result.steps}; --epochs {config.epochs + 1} reads it again"
+        )
+        if not result.losses:
+            print_stderr(f"nothing was left to train: {again}")
+        elif config.max_steps is not None:
+            print_stderr(f"--steps {config.max_steps} was not reached: {again}")
+    elif not result.interrupted and not result.losses and result.steps:
+        print_stderr(f"nothing was left to train: the checkpoint has all of --steps {result.steps}")
 
 
 def print_violations(

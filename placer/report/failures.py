@@ -3,8 +3,10 @@
 import contextlib
 import errno
 import os
+import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NoReturn
 
 from placer.errors import PlacerError
@@ -16,12 +18,15 @@ _LEFT_OUT = {"torch": "PyTorch", "pyarrow": "Apache Arrow"}
 
 @contextlib.contextmanager
 def one_line_errors() -> Iterator[None]:
-    """End the process with one line on stderr and status 1, whatever is raised.
+    """End the process with one line on stderr and status 1, whatever is raised; 130 at Ctrl-C.
 
     Errors of placer's own say all there is to say. Of others the traceback goes to a file, which
     the line names; with ``PLACER_DEBUG`` set they are raised as they are. Errors of the command
     line itself, and ends on purpose, pass.
     """
+    # They are None where the process was started with them closed.
+    sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115
+    sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         # A terminal may lack characters, and names of files may hold bytes that are no text.
         with contextlib.suppress(AttributeError, ValueError):
@@ -31,6 +36,9 @@ def one_line_errors() -> Iterator[None]:
             yield
         finally:
             sys.stdout.flush()
+    except KeyboardInterrupt:
+        sys.stderr.write("\nAborted!\n")
+        sys.exit(128 + signal.SIGINT)
     except PlacerError as error:
         _end(str(error))
     except ModuleNotFoundError as error:

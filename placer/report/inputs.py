@@ -7,7 +7,7 @@ from typing import Any
 
 from placer.growing.options import Growing
 from placer.growing.working_set import SHARES, WorkingSet
-from placer.profile.growing_tables import hit_rate_for
+from placer.profile.growing_tables import hit_rate_for, hit_rates_of_windows
 from placer.profile.profile import Profile
 from placer.profile.table_profile import TableProfile
 from placer.report import section as form
@@ -148,22 +148,34 @@ def _ids_in_use(working_sets: Mapping[str, WorkingSet]) -> Section:
                 "ids": found.distinct,
                 "ids_of_window": sum(found.distinct_of_windows) / len(found.distinct_of_windows),
                 "new_share": form.ratio(sum(later), len(later)),
-                **{f"{rate.eviction}_hit_rate_{share:.0%}": rate.hit_rate for share, rate in rates},
+                **{
+                    f"{rate.eviction}_hit_rate_{share:.0%}{of}": value
+                    for share, rate in rates
+                    for of, value in (("", rate.hit_rate), ("_of_windows", rate.of_windows))
+                },
             }
         )
-    evictions = (("lfu", "hits", False), ("lru", "LRU", True))
-    hits = (
-        Column(f"{eviction}_hit_rate_{share:.0%}", f"{words} {share:.0%}", form.share, spare)
-        for eviction, words, spare in evictions
+    hits = []
+    for share in SHARES:
+        key = f"lfu_hit_rate_{share:.0%}"
+        hits.append(Column(key, f"hits {share:.0%}", form.share))
+        hits.append(Column(f"{key}_of_windows", f"{share:.0%} range", _range))
+    lru = (
+        Column(f"lru_hit_rate_{share:.0%}", f"LRU {share:.0%}", form.share, spare=True)
         for share in SHARES
     )
     known = columns(form.count, ids="ids", ids_of_window="a window")
     return Section(
         "ids_in_use",
-        "Ids in use (new: share of a window's lookups; hits: share served by so many of the rows)",
-        (Column("table", "table"), *known, Column("new_share", "new"), *hits),
+        "Ids in use (new: share of a window's lookups; hits: share served by so many of the rows; "
+        "range: the least and the most of it in one window)",
+        (Column("table", "table"), *known, Column("new_share", "new"), *hits, *lru),
         tuple(rows),
     )
+
+
+def _range(rates: tuple[float, float]) -> str:
+    return f"{100 * rates[0]:.1f}–{rates[1]:.1%}"
 
 
 def growing_words(profile: Profile, growing: Mapping[str, Growing]) -> Iterator[str]:
@@ -173,6 +185,8 @@ def growing_words(profile: Profile, growing: Mapping[str, Growing]) -> Iterator[
         if profile[name].hit_rates:
             share = form.share(hit_rate_for(profile[name], how.capacity))
             predicted = f", for a predicted hit rate of {share}"
+            if rates := hit_rates_of_windows(profile[name], how.capacity):
+                predicted += f" ({_range(rates)} in windows of the log)"
         yield f"{name} grows: a row for each of {counted(how.capacity, 'key')}{predicted}"
 
 
@@ -271,6 +285,19 @@ def topology_report(topology: Topology) -> Report:
         Column("network_bytes_per_s", "to network", of=of_network),
         shown=MOST_DEVICES,
     )
+    drives = table_of(
+        (
+            (host.id, drive.memory_bytes, drive.reads_per_s, drive.writes_per_s)
+            for host in topology.hosts
+            if (drive := host.drive) is not None
+        ),
+        "drives",
+        "Drives",
+        *columns(
+            host="host", memory_bytes="budget", reads_per_s="reads/s", writes_per_s="writes/s"
+        ),
+        shown=MOST_DEVICES,
+    )
     sources = table_of(
         topology.sources.items(),
         "sources",
@@ -279,4 +306,5 @@ def topology_report(topology: Topology) -> Report:
         Column("source", "source", wraps=True),
     )
     facts = {"name": topology.name, "emulated": topology.emulated}
-    return Report(f"Topology {topology.name}", (devices, sources), facts, tuple(headline))
+    sections = (devices, drives, sources) if drives.rows else (devices, sources)
+    return Report(f"Topology {topology.name}", sections, facts, tuple(headline))

@@ -286,7 +286,7 @@ class Report:
         """Return what ``rich.print`` or a Console shows."""
         title = Text(plain_line(self.title), style="bold")
         prose = (Prose(plain_line(line)) for line in self.headline)
-        tables = (part for section in self.sections for part in (Text(""), section))
+        tables = (part for one in self.sections if one.rows for part in (Text(""), one))
         return Group(title, *prose, *tables)
 
     def to_json(self) -> dict[str, Any]:

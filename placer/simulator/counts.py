@@ -77,51 +77,30 @@ def nothing_sent(processes: int) -> dict[ExchangeKind, Int]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepCounts:
-    """What one batch does under a plan."""
+    """What a batch does under a plan, or several together."""
 
     samples: int  # Of all processes together.
     parts: PartCounts
     # Shape (row caches,): HBM entries of each of `Arrangement.row_caches` that hold a row
-    # once the step's rows are there.
+    # once the step's rows are there; of several steps the most.
     held: Int
     # Shape (row caches,): distinct pooled rows of the steps in flight: with fewer entries,
-    # some stay in place.
+    # some stay in place. Of several steps the most.
     needed: Int
     served: Served
     # Of each kind, shape (processes, processes): bytes that each process sends to each, itself
     # included.
     sent: Mapping[ExchangeKind, Int]
+    steps: int = 1
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Totals:
-    """Sums over steps, and the most entries that any step held."""
-
-    steps: int
-    samples: int
-    parts: PartCounts
-    # Shape (row caches,)
-    most_held: Int
-    most_needed: Int
-    sent: Mapping[ExchangeKind, Int]  # Of each kind, shape (processes, processes).
-
-    @classmethod
-    def zeros(cls, parts: int, row_caches: int, processes: int) -> "Totals":
-        """Return all zero, as before the first step."""
-        none = np.zeros(row_caches, dtype=np.int64)
-        return cls(0, 0, PartCounts.zeros(parts), none, none, nothing_sent(processes))
-
-    def __add__(self, step: StepCounts) -> "Totals":
-        """Return the same with one step more."""
-        return self.joined(Totals(1, step.samples, step.parts, step.held, step.needed, step.sent))
-
-    def joined(self, other: "Totals") -> "Totals":
-        """Return these steps and others after them."""
-        return Totals(
-            self.steps + other.steps,
-            self.samples + other.samples,
-            self.parts + other.parts,
-            np.maximum(self.most_held, other.most_held),
-            np.maximum(self.most_needed, other.most_needed),
-            {kind: self.sent[kind] + other.sent[kind] for kind in EXCHANGE_KINDS},
+    def __add__(self, later: "StepCounts") -> "StepCounts":
+        """Return these steps and later ones together."""
+        return StepCounts(
+            self.samples + later.samples,
+            self.parts + later.parts,
+            np.maximum(self.held, later.held),
+            np.maximum(self.needed, later.needed),
+            self.served + later.served,
+            {kind: self.sent[kind] + later.sent[kind] for kind in EXCHANGE_KINDS},
+            self.steps + later.steps,
         )

@@ -13,10 +13,10 @@ from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from placer.errors import PlanMismatchError
 from placer.executor.distributed.placement.division import (
-    ColumnSlice,
     RowSlice,
     Target,
     divide,
@@ -28,6 +28,7 @@ from placer.executor.distributed.placement.local_plans import (
     local_plan,
     shards_by_holders,
 )
+from placer.executor.distributed.placement.table_routes import TableRoutes, table_routes
 from placer.executor.memory.arena_order import (
     ArenaKey,
     ArenaShard,
@@ -99,7 +100,7 @@ class Arrangement:
     plan: Plan
     processes: int  # Those that train, and then one for each host without a GPU that serves.
     trainers: int
-    column_slices: Mapping[str, tuple[ColumnSlice, ...]]  # Who holds which rows of which columns.
+    routes: Mapping[str, TableRoutes]  # Who holds which rows of which columns.
     modules: tuple[Module, ...]
     parts: tuple[Part, ...]  # Without those that have no rows.
     # The pooled parts of each arena that has any, in the order of their slots.
@@ -157,7 +158,7 @@ def arrange(plan: Plan, processes: int | None = None) -> Arrangement:
         plan,
         world,
         trainers,
-        column_slices,
+        table_routes(plan, column_slices, torch.device("cpu")),
         tuple(builder.modules),
         tuple(builder.parts),
         builder.row_caches,

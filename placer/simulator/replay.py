@@ -28,7 +28,7 @@ from placer.simulator.counts import Int, PartCounts, Served, StepCounts, nothing
 from placer.simulator.parts import Part, arrange
 from placer.simulator.sent_bytes import ReplicaExchange, TableExchange
 from placer.simulator.table_reads import PartRead, TableRead, TableReader
-from placer.tables import DTYPE_BYTES
+from placer.tables import DTYPE_BYTES, Table
 
 _THREADS = 2
 """Tables that are counted at a time."""
@@ -69,7 +69,7 @@ class Simulator:
             for name, how in plan.growing.items()
         }
         self._readers = [TableReader(arrangement, number) for number in range(len(plan.tables))]
-        self._exchanges = [TableExchange(arrangement, reader) for reader in self._readers]
+        self._exchanges = [TableExchange(arrangement, number) for number in range(len(plan.tables))]
         self._replicas = ReplicaExchange(arrangement)
         policy = self.options.cache_policy
         if policy not in get_args(Policy):
@@ -114,37 +114,27 @@ class Simulator:
             for chunk in batches:
                 step = self._begin(chunk, threads)
                 if waiting is not None:
-                    yield self._finish(waiting)
+                    yield self._finish(waiting, threads)
                 waiting = step if ahead else None
                 if not ahead:
-                    yield self._finish(step)
-        if waiting is not None:
-            yield self._finish(waiting)
+                    yield self._finish(step, threads)
+            if waiting is not None:
+                yield self._finish(waiting, threads)
 
     def _begin(self, chunk: Chunk, threads: ThreadPoolExecutor) -> "_Step":
         """Count a batch's lookups, and copy its rows to HBM."""
-        plan = self.arrangement.plan
+        plan, processes = self.arrangement.plan, self.arrangement.processes
         ends = self.arrangement.ends(chunk.samples)
-        bags = [
-            self._rows_of(table.name, _bags_of(chunk, [f.name for f in table.features]), ends)
-            for table in plan.tables
-        ]
-
-        def read(number: int) -> TableRead | None:
-            if not bags[number] or not plan.tables[number].rows:
-                return None
-            return self._readers[number].read(bags[number], chunk.samples)
-
-        reads = list(threads.map(read, range(len(plan.tables))))
-        counts = PartCounts.zeros(len(self.arrangement.parts))
-        by_part: dict[int, PartRead] = {}
-        for table_read in reads:
-            for one in () if table_read is None else table_read.parts:
-                counts.lookups[one.part], counts.rows[one.part] = one.lookups, one.rows
-                counts.vectors[one.part] = one.vectors
-                by_part[one.part] = one
-        tickets = {module: self._open_step(module) for module in range(len(self._open))}
-        needed = np.zeros(len(self._row_caches), dtype=np.int64)
+        bags = {
+            number: self._rows_of(table.name, _bags_of(chunk, table), ends)
+            for number, table in enumerate(plan.tables)
+            if table.features
+        }
+        read_from = [number for number in bags if plan.tables[number].rows]
+        counted = threads.map(
+            lambda number: self._readers[number].read(bags[number], chunk.samples), read_from
+        )
+        reads = dict(zip(read_from, counted, strict=True))
         ahead = self.options.look_ahead
 
         def updates(module: int) -> bool:
@@ -152,24 +142,18 @@ class Simulator:
             # executor takes every prepared batch for one that trains.
             return ahead or not self.arrangement.modules[module].replicated
 
-        self._resolve(by_part, counts, tickets, needed, updates, threads)
-        by_name = {
-            table.name: table_read
-            for table, table_read in zip(plan.tables, reads, strict=True)
-            if table_read is not None
-        }
-        sent = nothing_sent(self.arrangement.processes)
+        parts = (part for read in reads.values() for part in read.parts)
+        tickets, counts, needed = self._resolve(parts, range(len(self._open)), updates, threads)
+        sent = nothing_sent(processes)
         if plan.exchange_dtype == "float16":  # Each message says how its numbers are scaled.
             for kind in ("outputs", "gradients"):
                 sent[kind] += DTYPE_BYTES["float16"]
-        served = Served.zeros(len(plan.tables), self.arrangement.processes)
-        for number, table_read in enumerate(reads):
-            if table_read is not None:
-                self._exchanges[number].add(sent, served, bags[number], chunk.samples, table_read)
-        self._replicas.add(sent, served, by_name)
+        served = Served.zeros(len(plan.tables), processes)
+        for number, read in reads.items():
+            self._exchanges[number].add(sent, served, bags[number], chunk.samples, read)
+        self._replicas.add(sent, served, reads)
         held = np.array([row_cache.held for row_cache in self._row_caches.values()], dtype=np.int64)
-        step = StepCounts(chunk.samples, counts, held, needed, served, sent)
-        return _Step(step, tickets, by_name)
+        return _Step(StepCounts(chunk.samples, counts, held, needed, served, sent), tickets, reads)
 
     def _rows_of(self, table: str, bags: list[Bags], samples: Sequence[int]) -> list[Bags]:
         """Return bags of rows; keys of a table that grows get theirs as in training.
@@ -177,7 +161,7 @@ class Simulator:
         Of the process whose key it is, which reads those of one process's samples after the other.
         """
         maps = self.keys.get(table)
-        if maps is None or not bags:
+        if maps is None:
             return bags
         keys = np.concatenate([one.ids for one in bags])
         places = (samples if one.offsets is None else one.offsets[samples] for one in bags)
@@ -192,37 +176,23 @@ class Simulator:
         parts = np.split(rows, ends[:-1])
         return [replace(one, ids=part) for one, part in zip(bags, parts, strict=True)]
 
-    def _finish(self, step: "_Step") -> StepCounts:
+    def _finish(self, step: "_Step", threads: ThreadPoolExecutor) -> StepCounts:
         """Update the rows of a batch, after which they may move."""
         replicated = [m for m, module in enumerate(self.arrangement.modules) if module.replicated]
         self._close(step.tickets)
         if replicated:
-            self._update_replicas(step, replicated)
+            updates = (
+                part
+                for number, read in step.reads.items()
+                for part in self._readers[number].updates(read)
+            )
+            tickets, own, _ = self._resolve(updates, replicated, lambda module: True, threads)
+            parts = step.counts.parts
+            parts.update_rows[:], parts.update_hit_rows[:] = own.rows, own.hit_rows
+            for name in ("staged_rows", "in_place_rows", "in_place_lookups", "written_back_rows"):
+                getattr(parts, name)[:] += getattr(own, name)
+            self._close(tickets)
         return step.counts
-
-    def _update_replicas(self, step: "_Step", replicated: Sequence[int]) -> None:
-        by_part = {
-            one.part: one
-            for reader in self._readers
-            if reader.table.name in step.reads
-            for one in reader.updates(step.reads[reader.table.name])
-        }
-        parts, own = step.counts.parts, PartCounts.zeros(len(self.arrangement.parts))
-        for at, one in by_part.items():
-            parts.update_rows[at] += one.rows
-            own.lookups[at] = one.rows
-        tickets = {module: self._open_step(module) for module in replicated}
-        needed = np.zeros_like(step.counts.needed)
-        with ThreadPoolExecutor(1) as threads:
-            self._resolve(by_part, own, tickets, needed, lambda module: True, threads)
-        parts.update_hit_rows[:] = own.hit_rows
-        for name in ("staged_rows", "in_place_rows", "in_place_lookups", "written_back_rows"):
-            getattr(parts, name)[:] += getattr(own, name)
-        self._close(tickets)
-
-    def _open_step(self, module: int) -> int:
-        self._open[module].append(next(self._numbers[module]))
-        return self._open[module][-1]
 
     def _close(self, tickets: Mapping[int, int]) -> None:
         """End a step of each module: its rows may move."""
@@ -234,14 +204,25 @@ class Simulator:
 
     def _resolve(
         self,
-        by_part: Mapping[int, PartRead],
-        counts: PartCounts,
-        tickets: Mapping[int, int],
-        needed: Int,
+        reads: Iterable[PartRead],
+        modules: Iterable[int],
         updates: Callable[[int], bool],
         threads: ThreadPoolExecutor,
-    ) -> None:
-        """Give entries to the rows that were read, one row cache after the other."""
+    ) -> tuple[dict[int, int], PartCounts, Int]:
+        """Open a step of modules, and give entries to the rows that it reads.
+
+        Returns the step's number in each module, the counts of each part, and the distinct rows of
+        each row cache's open steps.
+        """
+        counts = PartCounts.zeros(len(self.arrangement.parts))
+        by_part = {one.part: one for one in reads}
+        for at, one in by_part.items():
+            counts.lookups[at], counts.rows[at] = one.lookups, one.rows
+            counts.vectors[at] = one.vectors
+        tickets = {module: next(self._numbers[module]) for module in modules}
+        for module, ticket in tickets.items():
+            self._open[module].append(ticket)
+        needed = np.zeros(len(self._row_caches), dtype=np.int64)
 
         def resolve(number: int, arena: int) -> None:
             module = self._module_of[arena]
@@ -260,6 +241,7 @@ class Simulator:
                 getattr(counts, name)[members] = values
 
         list(threads.map(resolve, itertools.count(), self._row_caches))
+        return tickets, counts, needed
 
 
 _NONE = np.empty(0, dtype=np.int64)
@@ -271,16 +253,17 @@ class _Step:
 
     counts: StepCounts
     tickets: dict[int, int]
-    reads: dict[str, TableRead]
+    reads: dict[int, TableRead]  # By the number of the table.
 
 
-def _bags_of(chunk: Chunk, features: Sequence[str]) -> list[Bags]:
-    missing = [name for name in features if name not in chunk.features]
+def _bags_of(chunk: Chunk, table: Table) -> list[Bags]:
+    names = [feature.name for feature in table.features]
+    missing = [name for name in names if name not in chunk.features]
     if missing:
         raise PlanMismatchError(
             f"the log lacks features {missing}; it has {', '.join(chunk.features)}"
         )
-    return [chunk.features[name] for name in features]
+    return [chunk.features[name] for name in names]
 
 
 class ArenaRowCache:

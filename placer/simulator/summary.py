@@ -1,8 +1,7 @@
 """Counts by device: what each GPU and host looked up, copied, exchanged and held."""
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
@@ -10,10 +9,10 @@ import numpy.typing as npt
 from placer.errors import DataError
 from placer.executor.distributed.placement.division import servers_of
 from placer.plan.memory import ROW_CACHE_ENTRY_BYTES, device_memory
-from placer.simulator.counts import Int, PartCounts, Totals
+from placer.plan.migration import break_even_steps
+from placer.simulator.counts import Int, PartCounts, StepCounts
 from placer.simulator.parts import Arrangement
 
-Bool = npt.NDArray[np.bool_]
 Float = npt.NDArray[np.float64]
 
 
@@ -81,123 +80,83 @@ class Served:
 
 def served(arrangement: Arrangement, counts: PartCounts) -> Served:
     """Return lookups by tier over all parts."""
-    slow = np.where(_is(arrangement, "device"), 0, counts.rows - counts.hit_rows)
+    in_hbm = [part.lookup == "device" for part in arrangement.parts]
+    slow = np.where(in_hbm, 0, counts.rows - counts.hit_rows)
     lookups, hbm = (round(one.sum()) for one in _lookups(arrangement, counts))
     return Served(lookups, hbm, int(slow.sum()))
 
 
 def device_totals(
-    arrangement: Arrangement, totals: Totals, cache_entries: Int
+    arrangement: Arrangement, totals: StepCounts, cache_entries: Int
 ) -> tuple[DeviceTotals, ...]:
     """Return all that may serve, GPUs first, and then hosts with GPUs, in the topology's order."""
-    plan, counts = arrangement.plan, totals.parts
-    by_device: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
-    for at, part in enumerate(arrangement.parts):
-        one = {name: int(getattr(counts, name)[at]) for name in _COUNTS}
-        server = by_device[part.device]
-        gpu = plan.topology.gpus_by_id.get(part.device)
-        home = part.device if gpu is None else gpu.host
-        server["rows"] += one["rows"]
-        for name in ("staged_rows", "written_back_rows"):
-            server[name] += one[name]
-        updated = one["update_rows"] if part.replicated else one["rows"]
-        weights, whole = part.weight_bytes, part.row_bytes
-        if part.lookup == "device":
-            server["hbm_read_bytes"] += one["lookups"] * weights + updated * whole
-            server["hbm_written_bytes"] += updated * whole
-        elif part.lookup == "host":
-            read = one["lookups"] * weights + updated * whole
-            by_device[home]["dram_read_bytes"] += read
-            by_device[home]["dram_written_bytes"] += updated * whole
-            returned = one["vectors"] * 4 * (part.cols[1] - part.cols[0])
-            if gpu is not None:
-                server["link_in_bytes"] += returned
-                server["link_out_bytes"] += returned
-        else:
-            left_lookups, left = one["in_place_lookups"], one["in_place_rows"]
-            if part.lookup == "uva":
-                left_lookups, left = one["lookups"], updated
-            in_place = left_lookups * weights + left * whole
-            copied, back = one["staged_rows"] * whole, one["written_back_rows"] * whole
-            here = one["lookups"] - left_lookups, max(updated - left, 0)
-            server["in_place_rows"] += left
-            server["hbm_read_bytes"] += here[0] * weights + here[1] * whole + back
-            server["hbm_written_bytes"] += here[1] * whole + copied
-            server["link_in_bytes"] += copied + in_place
-            server["link_out_bytes"] += back + left * whole
-            by_device[home]["dram_read_bytes"] += copied + in_place
-            by_device[home]["dram_written_bytes"] += back + left * whole
-    _add_lookups(by_device, arrangement, counts)
-    _add_exchange(by_device, arrangement, totals)
-    _add_row_caches(by_device, arrangement, totals, cache_entries)
-    devices = dict.fromkeys([*plan.topology.serving_numbers, *plan.topology.hosts_by_id])
-    return tuple(DeviceTotals(device, **by_device[device]) for device in devices)
+    plan, parts, counts = arrangement.plan, arrangement.parts, totals.parts
+    gpus, memory = plan.topology.gpus_by_id, device_memory(plan)
+    devices = [*dict.fromkeys([*plan.topology.serving_numbers, *plan.topology.hosts_by_id])]
+    number = {device: at for at, device in enumerate(devices)}
+    found = {one.name: np.zeros(len(devices)) for one in fields(DeviceTotals)[1:]}
 
+    def add(name: str, at: Sequence[int], values: npt.ArrayLike) -> None:
+        found[name] += np.bincount(np.array(at, dtype=np.intp), values, len(devices))
 
-_COUNTS = (
-    "lookups", "rows", "hit_lookups", "staged_rows", "in_place_lookups", "in_place_rows",
-    "written_back_rows", "vectors", "update_rows",
-)  # fmt: skip
+    def of_parts(name: str) -> Int:
+        return np.array([getattr(part, name) for part in parts], dtype=np.int64)
+
+    weights, whole = of_parts("weight_bytes"), of_parts("row_bytes")
+    pooled = np.array([part.lookup == "host" for part in parts], dtype=bool)
+    away = pooled | [part.lookup == "uva" for part in parts]
+    updated = np.where(of_parts("replicated"), counts.update_rows, counts.rows)
+    left_lookups = np.where(away, counts.lookups, counts.in_place_lookups)
+    left = np.where(away, updated, counts.in_place_rows)
+    here_lookups, here = counts.lookups - left_lookups, np.maximum(updated - left, 0)
+    copied, back = counts.staged_rows * whole, counts.written_back_rows * whole
+    read, written = copied + left_lookups * weights + left * whole, back + left * whole
+    # Of what the host pools, vectors cross the link instead of rows, if there is one.
+    columns = [part.cols[1] - part.cols[0] for part in parts]
+    vectors = counts.vectors * columns * 4 * [part.device in gpus for part in parts]
+    server = [number[part.device] for part in parts]
+    lookups, hbm_lookups = _lookups(arrangement, counts)
+    add("lookups", server, lookups)
+    add("hbm_lookups", server, hbm_lookups)
+    for name in ("rows", "staged_rows", "written_back_rows"):
+        add(name, server, getattr(counts, name))
+    add("in_place_rows", server, np.where(pooled, 0, left))
+    add("hbm_read_bytes", server, here_lookups * weights + here * whole + back)
+    add("hbm_written_bytes", server, here * whole + copied)
+    add("link_in_bytes", server, np.where(pooled, vectors, read))
+    add("link_out_bytes", server, np.where(pooled, vectors, written))
+    home = [number[gpus[one.device].host if one.device in gpus else one.device] for one in parts]
+    add("dram_read_bytes", home, read)
+    add("dram_written_bytes", home, written)
+    # The first of its GPUs, or the server, stands for a process.
+    trainers, count = arrangement.trainers, len(gpus)
+    processes = [number[[*gpus][-(-one * count // trainers)]] for one in range(trainers)]
+    others = servers_of(plan)[: arrangement.processes - trainers]
+    processes += [number[server] for server in others]
+    every = sum(totals.sent.values(), np.zeros((len(processes),) * 2, np.int64))
+    np.fill_diagonal(every, 0)
+    add("sent_bytes", processes, every.sum(1))
+    add("received_bytes", processes, every.sum(0))
+    first = np.array([one[0] for one in arrangement.row_caches.values()], dtype=np.intp)
+    cached = [server[at] for at in first]
+    add("cache_entries", cached, cache_entries)
+    add("most_held", cached, totals.held)
+    add("most_needed", cached, totals.needed)
+    found["hbm_bytes"][: len(gpus)] = [memory[gpu].total_bytes for gpu in gpus]
+    free = cache_entries - totals.held
+    add("most_hbm_bytes", cached, -free * (whole[first] + ROW_CACHE_ENTRY_BYTES))
+    found["most_hbm_bytes"] += found["hbm_bytes"]
+    rows = zip(*(values.round().astype(int).tolist() for values in found.values()), strict=True)
+    return tuple(DeviceTotals(device, *row) for device, row in zip(devices, rows, strict=True))
 
 
 def _lookups(arrangement: Arrangement, counts: PartCounts) -> tuple[Float, Float]:
     """Return lookups of each part, and those that HBM served, by its share of columns."""
-    tables = arrangement.plan.tables
-    shares = np.array(
-        [(part.cols[1] - part.cols[0]) / tables[part.table].dim for part in arrangement.parts]
-    )
-    hbm = np.where(_is(arrangement, "device"), counts.lookups, counts.hit_lookups)
+    parts, tables = arrangement.parts, arrangement.plan.tables
+    shares = np.array([(one.cols[1] - one.cols[0]) / tables[one.table].dim for one in parts])
+    in_hbm = [part.lookup == "device" for part in parts]
+    hbm = np.where(in_hbm, counts.lookups, counts.hit_lookups)
     return counts.lookups * shares, hbm * shares
-
-
-def _add_lookups(
-    by_device: Mapping[str, dict[str, int]], arrangement: Arrangement, counts: PartCounts
-) -> None:
-    lookups, hbm = _lookups(arrangement, counts)
-    devices = np.array([part.device for part in arrangement.parts])
-    for device in set(devices.tolist()):
-        here = devices == device
-        by_device[device]["lookups"] = round(lookups[here].sum())
-        by_device[device]["hbm_lookups"] = round(hbm[here].sum())
-
-
-def _is(arrangement: Arrangement, lookup: str) -> Bool:
-    return np.array([part.lookup == lookup for part in arrangement.parts], dtype=bool)
-
-
-def _devices_of(arrangement: Arrangement) -> list[str]:
-    """Return the device that stands for each process: the first of its GPUs, or the server."""
-    gpus, trainers = arrangement.plan.topology.gpus, arrangement.trainers
-    first = [gpus[-(-process * len(gpus) // trainers)].id for process in range(trainers)]
-    return [*first, *servers_of(arrangement.plan)[: arrangement.processes - trainers]]
-
-
-def _add_exchange(
-    by_device: Mapping[str, dict[str, int]], arrangement: Arrangement, totals: Totals
-) -> None:
-    every = sum(totals.sent.values(), np.zeros((arrangement.processes,) * 2, np.int64))
-    kept = np.diag(every)
-    for process, device in enumerate(_devices_of(arrangement)):
-        by_device[device]["sent_bytes"] += int(every[process].sum() - kept[process])
-        by_device[device]["received_bytes"] += int(every[:, process].sum() - kept[process])
-
-
-def _add_row_caches(
-    by_device: Mapping[str, dict[str, int]], arrangement: Arrangement, totals: Totals, entries: Int
-) -> None:
-    memory = device_memory(arrangement.plan)
-    spare: dict[str, int] = defaultdict(int)
-    for number, members in enumerate(arrangement.row_caches.values()):
-        gpu = arrangement.parts[members[0]].device
-        held = int(totals.most_held[number])
-        entry_bytes = arrangement.parts[members[0]].row_bytes + ROW_CACHE_ENTRY_BYTES
-        spare[gpu] += (int(entries[number]) - held) * entry_bytes
-        by_device[gpu]["cache_entries"] += int(entries[number])
-        by_device[gpu]["most_held"] += held
-        by_device[gpu]["most_needed"] += int(totals.most_needed[number])
-    for gpu_id in arrangement.plan.topology.gpus_by_id:
-        by_device[gpu_id]["hbm_bytes"] = memory[gpu_id].total_bytes
-        by_device[gpu_id]["most_hbm_bytes"] = memory[gpu_id].total_bytes - spare[gpu_id]
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,10 +228,7 @@ class Drifted:
         """
         if self.other is None or self.migration_s is None:
             return None
-        if self.migration_s == 0:
-            return 0.0
-        saved = self.window.mean_s - self.other.mean_s
-        return self.migration_s / saved if saved > 0 else None
+        return break_even_steps(self.migration_s, self.window.mean_s, self.other.mean_s)
 
 
 def equal_windows(name: str, records: Sequence[StepRecord], windows: int) -> list[Window]:

@@ -91,15 +91,15 @@ def _cgroup_limits(root: Path) -> list[Path]:
     return files
 
 
-def _best_rate(moved_bytes: int, work: Callable[[], object]) -> float:
-    """Return bytes per second of the fastest of a few repetitions, after one to warm up."""
+def best_rate(amount: int, work: Callable[[], object]) -> float:
+    """Return how much a second the fastest of a few repetitions does, after one to warm up."""
     work()
     fastest = float("inf")
     for _ in range(_REPEATS):
         start = time.perf_counter()
         work()
         fastest = min(fastest, time.perf_counter() - start)
-    return moved_bytes / fastest
+    return amount / fastest
 
 
 def measure_host() -> tuple[float, float]:
@@ -111,12 +111,12 @@ def measure_host() -> tuple[float, float]:
     table = np.ones((_TABLE_ROWS, _ROW_BYTES // 4), dtype=np.float32)
     picked = np.random.default_rng(0).integers(0, _TABLE_ROWS, _GATHERED_ROWS)
     gathered = np.empty((_GATHERED_ROWS, table.shape[1]), dtype=np.float32)
-    rows_per_s = _best_rate(
+    rows_per_s = best_rate(
         2 * gathered.nbytes, lambda: np.take(table, picked, axis=0, out=gathered, mode="clip")
     )
     source = table.reshape(-1)[: _COPY_BYTES // 4]
     target = np.empty_like(source)
-    return rows_per_s, _best_rate(source.nbytes, lambda: np.copyto(target, source))
+    return rows_per_s, best_rate(source.nbytes, lambda: np.copyto(target, source))
 
 
 def _emulated_machine(hbm_bytes: int, dram_bytes: int | None) -> TopologyFields:
@@ -235,7 +235,7 @@ def _measure_gpu(number: int) -> tuple[float, float]:
             torch.cuda.synchronize()
 
         moved = 2 * gathered.numel() * gathered.element_size()
-        return _best_rate(moved, gather), _best_rate(_COPY_BYTES, copy)
+        return best_rate(moved, gather), best_rate(_COPY_BYTES, copy)
 
 
 def _measure_peer(source: int, target: int) -> float:
@@ -250,4 +250,4 @@ def _measure_peer(source: int, target: int) -> float:
         torch.cuda.synchronize(source)
         torch.cuda.synchronize(target)
 
-    return _best_rate(_COPY_BYTES, copy)
+    return best_rate(_COPY_BYTES, copy)

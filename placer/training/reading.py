@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from placer.data.log import Bags, Chunk, Log, joined
+from placer.data.log import Bags, Chunk, Log, joined, part_of_bags, slice_chunk
 from placer.errors import DataError
 from placer.executor import BagBatch
 from placer.training.config import TrainConfig
@@ -125,13 +125,6 @@ def batches(log: Log, batch_size: int, skip: int = 0) -> Generator[Chunk]:
         yield rest
 
 
-def slice_chunk(chunk: Chunk, start: int, stop: int) -> Chunk:
-    """Return samples ``start..stop`` of a chunk, as views where that is possible."""
-    features = {name: _slice_bags(bags, start, stop) for name, bags in chunk.features.items()}
-    labels = None if chunk.labels is None else chunk.labels[start:stop]
-    return Chunk(stop - start, features, chunk.dense[start:stop], labels)
-
-
 def labelled(chunk: Chunk) -> Chunk:
     """Return the samples of a batch that have a label; the batch itself where all have one.
 
@@ -196,23 +189,9 @@ def in_background(make: Callable[[], Generator[T]], depth: int = 2) -> Generator
         thread.join()
 
 
-def _slice_bags(bags: Bags, start: int, stop: int) -> Bags:
-    if bags.offsets is None:
-        return _part_of(bags, slice(start, stop), None)
-    low, high = int(bags.offsets[start]), int(bags.offsets[stop])
-    return _part_of(bags, slice(low, high), bags.offsets[start : stop + 1] - low)
-
-
 def _select_bags(bags: Bags, kept: npt.NDArray[np.bool_]) -> Bags:
     if bags.offsets is None:
-        return _part_of(bags, kept, None)
+        return part_of_bags(bags, kept, None)
     lengths = np.diff(bags.offsets)
     offsets = np.concatenate([[0], np.cumsum(lengths[kept])])
-    return _part_of(bags, np.repeat(kept, lengths), offsets)
-
-
-def _part_of(
-    bags: Bags, lookups: slice | npt.NDArray[np.bool_], offsets: npt.NDArray[np.int64] | None
-) -> Bags:
-    weights = None if bags.weights is None else bags.weights[lookups]
-    return Bags(bags.ids[lookups], offsets, weights)
+    return part_of_bags(bags, np.repeat(kept, lengths), offsets)

@@ -18,36 +18,65 @@ CLASSIC = ("greedy-size", "greedy-lookup", "greedy-size-lookup", "greedy-dim")
 """Strategies of trainers that have no cost model."""
 
 
+SAMPLES = 1_000_000_000
+"""What prices and times are of."""
+
+
 @dataclass(frozen=True, slots=True)
 class CompareRow:
-    """The result of one solver under one memory budget and cost model.
+    """The result of one solver on one machine, under one memory budget and cost model.
 
     Without a plan, what is of one is None. The budget is memory of each GPU that embeddings may
     take, `status` the termination's reason and the limit that was hit; bytes and samples are over
     all GPUs and hosts, `balance` is the mean over the maximum of the GPUs' times. `detail` says
     what is short where there is no plan, else what the step waits for. Prices are of the whole
-    machine, in the user's currency. `dense_s` is None where the step is embeddings alone.
+    machine, in the user's currency; the source is empty for a price of the user's own. `dense_s` is
+    None where the step is embeddings alone. `memory_left` is the share of all HBM and DRAM for
+    embeddings that the plan leaves free, `hbm_left_bytes` what is free on the fullest GPU: solvers
+    fill HBM where not all tables fit. `assumed` are constants that nobody has measured.
     """
 
     hbm_budget_bytes: int
     solver: str
     cost_model: str
     status: str
-    step_time_s: float | None
-    bound_s: float | None
-    gap: float | None
-    solve_s: float | None
-    hbm_used_bytes: int | None
-    dram_used_bytes: int | None
-    balance: float | None
-    hbm_lookup_share: float | None
-    detail: str
+    step_time_s: float | None = None
+    bound_s: float | None = None
+    gap: float | None = None
+    solve_s: float | None = None
+    hbm_used_bytes: int | None = None
+    dram_used_bytes: int | None = None
+    balance: float | None = None
+    hbm_lookup_share: float | None = None
+    detail: str = ""
     topology: str = ""
     samples_per_s: float | None = None
     price_per_hour: float | None = None
     cost_per_billion_samples: float | None = None
     binding: str = ""
     dense_s: float | None = None
+    gpus: int = 0
+    hosts: int = 0
+    memory_left: float | None = None
+    hbm_left_bytes: int | None = None
+    price_source: str = ""
+    assumed: tuple[str, ...] = ()
+
+    @property
+    def train_s(self) -> float | None:
+        """Return the seconds to train `SAMPLES`."""
+        return SAMPLES / self.samples_per_s if self.samples_per_s else None
+
+    @property
+    def least_share(self) -> float | None:
+        """Return the proven bound beside the step time."""
+        return self.bound_s / self.step_time_s if self.bound_s and self.step_time_s else None
+
+    @property
+    def least_cost(self) -> float | None:
+        """Return the cost of `SAMPLES` if a step took no longer than its proven bound."""
+        cost, share = self.cost_per_billion_samples, self.least_share
+        return None if cost is None or share is None else cost * share
 
 
 def compare(
@@ -95,7 +124,7 @@ def compare(
         for name, result in zip(solvers, results, strict=True):
             cost = None if result.plan is None else model.evaluate(problem, result.plan)
             of = problem, name, model_name, replace(result, bound_s=bound_s), cost
-            rows.append(compare_row(*of, price_per_hour=price_per_hour))
+            rows.append(compare_row(*of, None if price_per_hour is None else Price(price_per_hour)))
     return rows
 
 
@@ -105,25 +134,42 @@ def compare_row(
     cost_model: str,
     result: SolveResult,
     cost: CostReport | None,
-    *,
-    price_per_hour: float | None = None,
+    price: Price | None = None,
 ) -> CompareRow:
     """Make the row of a result; `cost` is the cost model's answer for its plan, if any."""
     samples_per_s = problem.global_batch_size / result.step_time_s if result.step_time_s else None
-    end, gpus = result.termination, problem.topology.gpus_by_id
-    hbm = dram = price = None
+    end, topology = result.termination, problem.topology
+    dollars = None if price is None else price.dollars_per_gpu_hour
+    known: dict[str, Any] = {
+        "detail": "; ".join(
+            f"{one.device} {'lack' if one.device.startswith('all ') else 'lacks'} "
+            f"{format_bytes(one.short_bytes)} of {one.resource.upper()}"
+            for one in end.shortages
+        )
+        or end.detail
+    }
     if cost is not None:
-        hbm = sum(use.total_bytes for name, use in cost.memory.items() if name in gpus)
-        dram = sum(use.total_bytes for name, use in cost.memory.items() if name not in gpus)
-    short = "; ".join(
-        f"{one.device} {'lack' if one.device.startswith('all ') else 'lacks'} "
-        f"{format_bytes(one.short_bytes)} of {one.resource.upper()}"
-        for one in end.shortages
-    )
-    if price_per_hour is not None and samples_per_s is not None:
-        price = price_per_hour / 3600 * 1e9 / samples_per_s
+        of_gpus = [cost.memory[gpu.id] for gpu in topology.gpus]
+        hbm_bytes = sum(use.total_bytes for use in of_gpus)
+        total, free, capacity = (
+            sum(getattr(use, name) for use in cost.memory.values())
+            for name in ("total_bytes", "free_bytes", "capacity_bytes")
+        )
+        known = {
+            "hbm_used_bytes": hbm_bytes,
+            "dram_used_bytes": total - hbm_bytes,
+            "balance": cost.balance,
+            "hbm_lookup_share": cost.hbm_lookup_share,
+            "detail": f"waits for {cost.bottleneck}",
+            "binding": end.detail,
+            "dense_s": cost.dense_s,
+            "memory_left": free / max(1, capacity),
+            "hbm_left_bytes": min(use.free_bytes for use in of_gpus),
+        }
+    if dollars is not None and samples_per_s is not None:
+        known["cost_per_billion_samples"] = dollars / 3600 * SAMPLES / samples_per_s
     return CompareRow(
-        hbm_budget_bytes=max(gpu.memory_bytes for gpu in problem.topology.gpus),
+        hbm_budget_bytes=max(gpu.memory_bytes for gpu in topology.gpus),
         solver=solver,
         cost_model=cost_model,
         status=end.summary,
@@ -131,17 +177,14 @@ def compare_row(
         bound_s=result.bound_s,
         gap=result.gap,
         solve_s=result.stats.get("seconds"),
-        hbm_used_bytes=hbm,
-        dram_used_bytes=dram,
-        balance=getattr(cost, "balance", None),
-        hbm_lookup_share=getattr(cost, "hbm_lookup_share", None),
-        detail=(short or end.detail) if cost is None else f"waits for {cost.bottleneck}",
-        topology=problem.topology.name,
+        topology=topology.name,
         samples_per_s=samples_per_s,
-        price_per_hour=price_per_hour,
-        cost_per_billion_samples=price,
-        binding="" if cost is None else end.detail,
-        dense_s=getattr(cost, "dense_s", None),
+        price_per_hour=dollars,
+        gpus=len(topology.gpus),
+        hosts=len(topology.hosts),
+        price_source="" if price is None else price.source,
+        assumed=tuple(name for name, source in topology.sources.items() if "assum" in source),
+        **known,
     )
 
 
@@ -152,46 +195,6 @@ FLEET = (
 )  # fmt: skip
 """Machines that are compared where none are named."""
 
-SAMPLES = 1_000_000_000
-"""What prices and times are of."""
-
-
-@dataclass(frozen=True, slots=True)
-class FleetRow:
-    """A workload on one machine. Without a plan, all is None but the bound and the prices.
-
-    `train_s` and `cost` are seconds and dollars to train `SAMPLES`. `memory_left` is the share of
-    all HBM and DRAM for embeddings that the plan leaves free, `hbm_left_bytes` what is free on the
-    fullest GPU: solvers fill HBM where not all tables fit. The price is of the whole machine, None
-    where nobody says; its source is empty for a price of the user's own. `assumed` are constants
-    that nobody has measured. `detail` says what is short where there is no plan, else what the step
-    waits for.
-    """
-
-    machine: str
-    gpus: int
-    hosts: int
-    status: str
-    step_time_s: float | None = None
-    bound_s: float | None = None
-    gap: float | None = None
-    samples_per_s: float | None = None
-    train_s: float | None = None
-    memory_left: float | None = None
-    hbm_left_bytes: int | None = None
-    price_per_hour: float | None = None
-    price_source: str = ""
-    cost: float | None = None
-    assumed: tuple[str, ...] = ()
-    detail: str = ""
-
-    @property
-    def least_cost(self) -> float | None:
-        """Return the cost if a step took no longer than its proven bound."""
-        if self.cost is None or self.step_time_s is None or self.bound_s is None:
-            return None
-        return self.cost * self.bound_s / self.step_time_s
-
 
 class Cheapest(NamedTuple):
     """The machine that trains `SAMPLES` in time for least money.
@@ -200,7 +203,7 @@ class Cheapest(NamedTuple):
     plan, within what bounds allow, could make cheaper, and those `without_price` are fast enough.
     """
 
-    row: FleetRow | None
+    row: CompareRow | None
     rivals: tuple[str, ...]
     without_price: tuple[str, ...]
 
@@ -214,7 +217,7 @@ def fleet(
     prices: Mapping[str, float] | None = None,
     *,
     on_solved: Callable[[int, int], None] = lambda done, total: None,
-) -> list[FleetRow]:
+) -> list[CompareRow]:
     """Solve one workload on each of several machines.
 
     Machines of as many GPUs follow one another, as then a step has as many lookups, and what it
@@ -239,48 +242,50 @@ def fleet(
     >>> tables = named_workload("random-4@2")
     >>> on = lambda name: Problem(tables, Topology.parse(name), batch_size=1024)
     >>> rows = fleet(["8xt4", "8xl4"], on, solver("greedy-size"), Roofline(), Limits())
-    >>> [(row.machine, round(row.price_per_hour, 2)) for row in rows]
+    >>> [(row.topology, round(row.price_per_hour, 2)) for row in rows]
     [('8xt4', 7.82), ('8xl4', 13.35)]
     """
     problems: dict[str, Problem] = {}
-    rows: dict[str, FleetRow] = {}
+    rows: dict[str, CompareRow] = {}
     for name in machines:
         try:
             problems[name] = problem_on(name)
         except ProblemError as error:  # As where the dense layers alone do not fit.
-            rows[name] = FleetRow(name, 0, 0, "infeasible", detail=str(error))
+            of = 0, solver.name, cost_model.name, "infeasible"
+            rows[name] = CompareRow(*of, topology=name, detail=str(error))
     # Machines of few GPUs first.
     for name in sorted(problems, key=lambda name: len(problems[name].topology.gpus)):
         problem, result = problems[name], SolveResult(None, Termination("no_plan", "stop"))
         if limits.stop is None or not limits.stop():
             result = solver.solve(problem, cost_model, limits)
-        rows[name] = _row(name, problem, cost_model, result, prices or {})
+        cost = None if result.plan is None else cost_model.evaluate(problem, result.plan)
+        price = price_of(problem.topology, name, prices or {})
+        row = compare_row(problem, solver.name, cost_model.name, result, cost, price)
+        detail = result.termination.detail if cost is None else row.detail
+        rows[name] = replace(row, topology=name, detail=detail)
         on_solved(len(rows), len(problems))
     return [rows[name] for name in machines]
 
 
-def cheapest(rows: Iterable[FleetRow], within_s: float) -> Cheapest:
+def cheapest(rows: Iterable[CompareRow], within_s: float) -> Cheapest:
     """Find the machine that trains `SAMPLES` within so many seconds for least money."""
     rows = list(rows)
     fast = [row for row in rows if row.train_s is not None and row.train_s <= within_s]
-    priced = [row for row in fast if row.cost is not None]
-    best = min(priced, key=lambda row: row.cost or 0.0, default=None)
-    rivals = [] if best is None else [row for row in rows if _may_beat(row, best, within_s)]
+    priced = [row for row in fast if row.cost_per_billion_samples is not None]
+    best = min(priced, key=lambda row: row.cost_per_billion_samples or 0.0, default=None)
+    # A better plan could make these both fast enough and the cheaper ones.
+    rivals = (
+        row
+        for row in rows
+        if best is not None and row is not best and row.least_cost is not None
+        if row.least_cost < (best.cost_per_billion_samples or 0.0)
+        if (row.train_s or 0.0) * (row.least_share or 0.0) <= within_s
+    )
     return Cheapest(
         best,
-        tuple(row.machine for row in rivals),
-        tuple(row.machine for row in fast if row.cost is None),
+        tuple(row.topology for row in rivals),
+        tuple(row.topology for row in fast if row.cost_per_billion_samples is None),
     )
-
-
-def _may_beat(row: FleetRow, best: FleetRow, within_s: float) -> bool:
-    """Return whether a better plan could make a machine both fast enough and the cheaper one."""
-    if row is best or row.least_cost is None or row.train_s is None or best.cost is None:
-        return False
-    assert row.bound_s is not None, "it has a least cost"
-    assert row.step_time_s is not None, "it has a least cost"
-    least_s = row.train_s * row.bound_s / row.step_time_s
-    return least_s <= within_s and row.least_cost < best.cost
 
 
 def price_of(topology: Topology, name: str, prices: Mapping[str, float]) -> Price | None:
@@ -304,39 +309,3 @@ def price_of(topology: Topology, name: str, prices: Mapping[str, float]) -> Pric
             return None
         total += prices["cpu"]
     return Price(total, "; ".join(sources))
-
-
-def _row(
-    name: str,
-    problem: Problem,
-    cost_model: CostModel,
-    result: SolveResult,
-    prices: Mapping[str, float],
-) -> FleetRow:
-    topology, end, step_time_s = problem.topology, result.termination, result.step_time_s
-    price = price_of(topology, name, prices)
-    known: dict[str, Any] = {
-        "bound_s": result.bound_s,
-        "price_per_hour": None if price is None else price.dollars_per_gpu_hour,
-        "price_source": "" if price is None else price.source,
-        "assumed": tuple(n for n, source in topology.sources.items() if "assum" in source),
-    }
-    machine = name, len(topology.gpus), len(topology.hosts), end.summary
-    if result.plan is None or not step_time_s:
-        return FleetRow(*machine, **known, detail=end.detail)
-    report = cost_model.evaluate(problem, result.plan)
-    samples_per_s = problem.global_batch_size / step_time_s
-    train_s, uses = SAMPLES / samples_per_s, report.memory.values()
-    free_bytes = sum(use.free_bytes for use in uses)
-    return FleetRow(
-        *machine,
-        **known,
-        step_time_s=step_time_s,
-        gap=result.gap,
-        samples_per_s=samples_per_s,
-        train_s=train_s,
-        memory_left=free_bytes / max(1, sum(use.capacity_bytes for use in uses)),
-        hbm_left_bytes=min(report.memory[gpu.id].free_bytes for gpu in topology.gpus),
-        cost=None if price is None else price.dollars_per_gpu_hour * train_s / 3600,
-        detail=f"waits for {report.bottleneck}",
-    )

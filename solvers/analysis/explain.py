@@ -281,4 +281,4 @@ def _work(planned: PlannedTable) -> Binding:
     place = "the slowest device"
     if behind >= 1e-9:
         place = f"{behind:.2%} faster than the slowest device, {slowest_of_all}"
-    return Binding("work", mine.device, f"{most} is {share:.0%} of its time there; {place}")
+    return Binding("work", mine.device, f"{share:.0%} of its time there is {most}; {place}")

@@ -33,9 +33,6 @@ Int = npt.NDArray[np.int64]
 KeptBytes = dict[tuple[str, str], int]
 """Bytes that stay if the second device, of the old machine, takes the place of the first."""
 
-_UNIT_BYTES = 1 << 10
-"""Bytes are weighed in units of this, so that the assignment's integers do not overflow."""
-
 
 def kept_plan(problem: Problem, cost_model: CostModel, old: Plan) -> tuple[Plan | None, str]:
     """Return the old placement on the new problem, or why it does not work there."""
@@ -219,19 +216,12 @@ def _kept_bytes(
 
 def _best_matching(values: Sequence[Sequence[int]]) -> list[int]:
     """Return a different column for each row, such that the sum is greatest."""
-    if len(values) < 2 or not any(map(any, values)):
-        return list(range(len(values)))
-    from ortools.graph.python import linear_sum_assignment
+    from scipy.optimize import linear_sum_assignment
 
-    most = max(max(row) for row in values)
-    solver = linear_sum_assignment.SimpleLinearSumAssignment()
-    for at, row in enumerate(values):
-        for column, value in enumerate(row):
-            # Of equal matchings, the one that changes least.
-            cost = 2 * ((most - value) // _UNIT_BYTES) + (at != column)
-            solver.add_arc_with_cost(at, column, cost)
-    assert solver.solve() == solver.OPTIMAL, "every row can have every column"
-    return [solver.right_mate(at) for at in range(len(values))]
+    # Of equal matchings, the one that changes least.
+    weights = 2 * np.array(values, dtype=np.float64) + np.eye(len(values))
+    columns: list[int] = linear_sum_assignment(weights, maximize=True)[1].tolist()
+    return columns
 
 
 def with_matched_slices(

@@ -18,14 +18,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import NamedTuple
 
 from cost_models import CostModel, ShardingOption
 from placer.constraints.unmet import unmet
 from placer.errors import PlanMismatchError, ProblemError
 from placer.plan.diff import PlanDiff, diff
 from placer.plan.fields import SolverRecord
-from placer.plan.migration import Migration, migration
+from placer.plan.migration import break_even_steps, migration
 from placer.plan.plan import Plan
 from placer.plan.verify import check_shards, violations
 from placer.problem import Problem
@@ -72,8 +71,8 @@ class Candidate:
     migration_s: float
     waits_for: str
     cost_s: float
-    break_even_steps: float | None
-    on_front: bool
+    break_even_steps: float | None = None
+    on_front: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,26 +143,26 @@ def replan(
         )
     check_shards(old)
     limits = limits or Limits()
-    search = _Replanning(problem, cost_model, old, limits)
+    search = _Replanning(problem, cost_model, old, limits, horizon_steps)
     kept, refused = staying.kept_plan(problem, cost_model, old)
     fresh = solver_called(solver).solve(
         problem, cost_model, replace(limits, time_limit_s=limits.time_limit_s * _FRESH_SHARE)
     )
-    costed: list[_CostedPlan] = []
+    found: list[Candidate] = []
     as_it_is = [] if kept is None else [(KEEP, kept)]
     for name, plan in itertools.chain(as_it_is, search.refilled(fresh.plan)):
         began = time.monotonic()
         if name != KEEP:
             on_candidate(name)
         if (one := search.costed(name, plan)) is not None:
-            costed.append(one)
+            found.append(one)
         search.keep_time(time.monotonic() - began)
     anew = None if fresh.plan is None else search.anew(f"from scratch, {solver}", fresh.plan)
     if anew is not None:
         on_candidate(anew.name)
-        costed.append(anew)
-    old_step_s = next((one.step_time_s for one in costed if one.name == KEEP), None)
-    candidates = _weighed(costed, old_step_s, horizon_steps)
+        found.append(anew)
+    old_step_s = next((one.step_time_s for one in found if one.name == KEEP), None)
+    candidates = _weighed(found, old_step_s)
     # Of equal costs the one that moves least, then the fastest.
     chosen = min(candidates, key=attrgetter("cost_s", "moved_bytes", "step_time_s"), default=None)
     if chosen is not None:
@@ -174,39 +173,28 @@ def replan(
     return Replanned(horizon_steps, candidates, chosen, old_step_s, refused, fresh, moves)
 
 
-class _CostedPlan(NamedTuple):
-    """A sound plan, its step time and the way to it from the old one."""
-
-    name: str
-    plan: Plan
-    step_time_s: float
-    way: Migration
-
-
-def _weighed(
-    plans: Iterable[_CostedPlan], old_step_s: float | None, horizon_steps: int
-) -> tuple[Candidate, ...]:
-    """Return candidates, fewest bytes first, those on the front marked."""
+def _weighed(found: Iterable[Candidate], old_step_s: float | None) -> tuple[Candidate, ...]:
+    """Return candidates, fewest bytes first, with what they are beside the old plan and others."""
     candidates: list[Candidate] = []
     fastest_s = float("inf")
-    for name, plan, step_s, way in sorted(plans, key=lambda one: (one.way.moved_bytes, one[2])):
-        break_even = None
-        if old_step_s is not None and not way.moved_bytes:
-            break_even = 0.0
-        elif old_step_s is not None and old_step_s > step_s:
-            break_even = way.seconds / (old_step_s - step_s)
-        cost_s = step_s * horizon_steps + way.seconds
-        move = way.moved_bytes, way.seconds, way.waits_for, cost_s, break_even
-        candidates.append(Candidate(name, plan, step_s, *move, step_s < fastest_s))
-        fastest_s = min(fastest_s, step_s)
+    for one in sorted(found, key=attrgetter("moved_bytes", "step_time_s")):
+        pays = None
+        if old_step_s is not None:
+            pays = break_even_steps(one.migration_s, old_step_s, one.step_time_s)
+        on_front = one.step_time_s < fastest_s
+        candidates.append(replace(one, break_even_steps=pays, on_front=on_front))
+        fastest_s = min(fastest_s, one.step_time_s)
     return tuple(candidates)
 
 
 class _Replanning:
     """A search for plans that follow an old one; makes candidates and costs them."""
 
-    def __init__(self, problem: Problem, cost_model: CostModel, old: Plan, limits: Limits) -> None:
+    def __init__(
+        self, problem: Problem, cost_model: CostModel, old: Plan, limits: Limits, horizon: int
+    ) -> None:
         self.problem, self.cost_model, self.old, self.limits = problem, cost_model, old, limits
+        self.horizon_steps = horizon
         self.started, self.clock = time.monotonic(), Clock.start(limits)
         self.instance = Instance(problem, cost_model)
         self.old_tables = old_tables(self.instance, old)
@@ -251,7 +239,7 @@ class _Replanning:
     def _ordered(self, plan: Plan, options: Sequence[ShardingOption]) -> Plan:
         return staying.with_old_slices(self.instance, plan, self.old, self.old_tables, options)
 
-    def anew(self, name: str, fresh: Plan) -> _CostedPlan | None:
+    def anew(self, name: str, fresh: Plan) -> Candidate | None:
         """Cost the plan from scratch on the GPUs that have most of it, if there is a sound one."""
         plans = itertools.chain(self._matched(fresh), (fresh,))
         return next((one for plan in plans if (one := self.costed(name, plan))), None)
@@ -279,7 +267,7 @@ class _Replanning:
             plan = build_plan(instance, placed, replicas)
             yield self._ordered(plan, [part.option for part in parts])
 
-    def costed(self, name: str, plan: Plan) -> _CostedPlan | None:
+    def costed(self, name: str, plan: Plan) -> Candidate | None:
         """Return a plan with its step time and the way to it; None if it is not sound."""
         if violations(plan) or unmet(plan, self.problem.constraints):
             return None
@@ -293,7 +281,10 @@ class _Replanning:
                 step_time_s += share * max(0.0, in_place_s - step_time_s)
         except PlanMismatchError:
             return None
-        return _CostedPlan(name, plan, step_time_s, migration(diff(self.old, plan)))
+        way = migration(diff(self.old, plan))
+        move = way.moved_bytes, way.seconds, way.waits_for
+        cost_s = step_time_s * self.horizon_steps + way.seconds
+        return Candidate(name, plan, step_time_s, *move, cost_s)
 
     def recorded(self, chosen: Candidate, fresh: SolveResult) -> Plan:
         """Return the chosen plan, with what is known of it."""

@@ -1,9 +1,9 @@
-"""What binds a plan: the resource of which a tenth more gains most, and how much that is.
+"""Find what binds a plan: the resource of which a tenth more gains most, and the gain.
 
-Of bandwidths, launches and dense layers, the gain is that of the plan as it is: the cost model says
-which part of each phase each resource takes. Of memory it is that of the plan's shards on
-the plan's GPUs, with HBM filled again: a plan that exists, so that solving again gains at least as
-much, about. Nothing here is a price of memory times an amount.
+For bandwidths, launches and dense layers, the plan stays as it is: the cost model says which part
+of each phase each resource takes. For memory, the plan's shards stay on their GPUs and HBM is
+filled again. That is a plan that exists, so solving again gains about as much or more. No gain is a
+price of memory times an amount.
 """
 
 import copy
@@ -31,13 +31,13 @@ Resource = Literal[
 ]  # fmt: skip
 
 MORE = 1.1
-"""How much of a resource there would be."""
+"""Factor by which a resource grows."""
 
 _WORTH = 1e-3
 """A resource binds if a tenth more of it gains more than this share."""
 
 _MOST_FILLED = 2048
-"""Shards of tables in DRAM whose GPUs' HBM is filled again, at one to two milliseconds each."""
+"""Largest number of shards whose HBM is filled again, at one to two milliseconds each."""
 
 _PARTS: dict[Resource, tuple[Part, ...]] = {
     "hbm bandwidth": ("hbm",),
@@ -63,7 +63,7 @@ _WORDS: dict[Resource, tuple[str, str]] = {
 
 
 class Change(NamedTuple):
-    """A machine with more of one resource, and its name for people."""
+    """A machine with more of one resource, and the change's name in reports."""
 
     resource: Resource
     words: str
@@ -72,11 +72,11 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """The resource that limits a plan, ``nothing`` where none by itself does, and a sentence.
+    """The resource that limits a plan, or ``nothing`` if no single one does, and a sentence.
 
-    `gains` are how many more samples a second the plan does with a tenth more of each resource, as
-    a share: 0.02 means 2% more; of ``free hbm``, with its HBM filled again. Memory is left out
-    where nobody knows: of shards in ways that are not searched, and of very many shards.
+    `gains` has the relative gain in samples a second with a tenth more of each resource: 0.02 means
+    2% more. ``free hbm`` is the gain of filling HBM again. Gains of memory are left out if they are
+    unknown: for sharding that is not searched, and for very many shards.
     """
 
     resource: Resource
@@ -85,12 +85,12 @@ class Binding:
 
     @property
     def gain(self) -> float:
-        """Of `resource`; the greatest of all where none binds."""
+        """The gain of `resource`; the greatest gain if none binds."""
         return self.gains.get(self.resource, max(self.gains.values(), default=0.0))
 
 
 def changes(machine: Topology) -> list[Change]:
-    """Return the machine with a tenth more of each resource; of links, of those that it has.
+    """Return the machine with a tenth more of each resource that it has.
 
     Examples
     --------
@@ -140,7 +140,7 @@ def binding(
     report: CostReport | None = None,
     like: Instance | None = None,
 ) -> Binding:
-    """Find what limits a plan; every command says what this says.
+    """Find what limits a plan. All commands report this answer.
 
     Parameters
     ----------
@@ -149,9 +149,9 @@ def binding(
     plan : Plan
     cost_model : CostModel
     report : CostReport, optional
-        Of the plan, where it is known.
+        The plan's cost, if it is known.
     like : Instance, optional
-        Of the same problem and cost model: its curves are not asked for again.
+        An instance of the same problem and cost model, whose cached curves are reused.
 
     Examples
     --------
@@ -197,7 +197,7 @@ def _gain(before_s: float, after_s: float) -> float:
 
 
 def _exchange_s(machine: Topology) -> Float:
-    """Seconds of a byte that each GPU spreads over all, or a server sends, shape (devices,)."""
+    """Return seconds per byte that a GPU sends to all GPUs, or a server sends, shape (devices,)."""
     alone = len(machine.gpus) == 1
     of_gpus = [0.0 if alone else machine.exchange_s(gpu.id, 1.0) for gpu in machine.gpus]
     return np.array(of_gpus + [1 / machine.server_bytes_per_s(one.id) for one in machine.servers])
@@ -256,11 +256,11 @@ def _of_memory(
 
 
 _Known = dict[TableShard, tuple[int, Float]]
-"""The GPU of each shard, and what it costs there, shape (5 + phases, 1)."""
+"""The GPU of each shard, and its costs there, shape (5 + phases, 1)."""
 
 
 def _placed(instance: Instance, plan: Plan, tables: set[str]) -> _Known:
-    """Return the shards of some tables; those that no sharding option describes are left out."""
+    """Return the shards of some tables, without those that no sharding option describes."""
     known: _Known = {}
     topology = instance.problem.topology
     for number, profile in enumerate(instance.problem.profile):
@@ -288,7 +288,7 @@ def _filled(
     *,
     fixed: bool = False,
 ) -> Assignment | None:
-    """Return the shards on their GPUs with so much memory for them: as they are, or filled anew."""
+    """Return the shards on their GPUs with this much memory, as they are or filled again."""
     assert instance.prices.size, "before the memory that they are dense around is another"
     roomy = copy.copy(instance)
     roomy.hbm_bytes = np.broadcast_to(hbm_bytes, (instance.gpus,))

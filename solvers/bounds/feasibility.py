@@ -1,4 +1,4 @@
-"""Problems that no placement fits: what is short, and by how much."""
+"""Prove that no placement fits, and say what is short and by how much."""
 
 import math
 from collections.abc import Mapping
@@ -17,29 +17,28 @@ from solvers.result import Termination
 _LEFT = "without what constraints reserve and dense layers take"
 
 _LARGE = 2500
-"""Tables × GPUs up to which all sharding options of all tables are looked at."""
+"""Look at all sharding options up to this many tables × GPUs."""
 
 
 def impossible(instance: Instance) -> Termination | None:
     """Return a proof that nothing fits, or None if these tests do not find one.
 
-    Every table needs buffers in HBM however few of its rows are there, and all rows and
-    buffers need a place in HBM or DRAM together. Where dividing a table makes neither
-    smaller, whole tables stand for all sharding options.
+    Every table needs buffers in HBM even without rows there, and all rows and buffers need room in
+    HBM and DRAM together. If dividing a table makes neither smaller, only look at whole tables.
     """
     failure = _beyond_any_placement(instance.problem)
     if failure:
         return failure
     hbm, dram = float(instance.hbm_bytes.sum()), float(instance.all_dram_bytes.sum())
-    # What a shard takes of a server, a GPU takes with all its rows in HBM.
+    # A shard takes as many bytes of a server as of a GPU with all rows in HBM.
     whole_is_least = instance.sharding_overhead_s is not None
     needs = []
     for table in range(instance.tables):
         needs.append(_least_of(instance, table, instance.options_of(table)[0]))
-        # Bounds ask for these next: of many tables, the curve would have to be made again.
+        # Bounds need these curves next, so the cache should still have them.
         instance.priced_costs(instance.whole(table), instance.kinds[0])
     if math.fsum(n for n, _ in needs) <= hbm and math.fsum(n for _, n in needs) <= hbm + dram:
-        return None  # What fits with these options fits with the smallest ones, too.
+        return None  # If these options fit, so do the smallest ones.
     needs = [_least_bytes(instance, table, whole_is_least) for table in range(instance.tables)]
     least_hbm = math.fsum(need for need, _ in needs)
     if least_hbm > hbm:
@@ -69,10 +68,10 @@ def impossible(instance: Instance) -> Termination | None:
 
 
 def _beyond_any_placement(problem: Problem) -> Termination | None:
-    """Tell of key maps that a device has no room for, and of rows that all memories have none for.
+    """Prove that a device has no room for key maps, or all memories together none for rows.
 
-    Key maps are where they are however tables are placed. Cost curves do not count the bytes of
-    drives, so that rows are counted here where there are any.
+    The place of key maps does not depend on the plan. Cost curves do not count bytes on drives, so
+    rows are counted here if there are drives.
     """
     topology = problem.topology
     keys = key_map_bytes(topology, problem.growing)
@@ -110,15 +109,15 @@ def _beyond_any_placement(problem: Problem) -> Termination | None:
 
 
 def usable_options(instance: Instance) -> list[list[ShardingOption]] | Termination:
-    """Return the options of each table that some GPU has room for, beside what each must hold.
+    """Return the options of each table that some GPU has room for.
 
-    Rows of a table that fits only as replicas are on every GPU, and leave less room for others.
-    Of many tables on many GPUs, all options are returned.
+    A table that fits only as replicas is on every GPU, which leaves less room for other tables. For
+    many tables on many GPUs, return all options.
 
     Returns
     -------
     list of list of ShardingOption, or Termination
-        A proof that nothing fits, where a table has no such option.
+        A proof that nothing fits, if a table has no such option.
     """
     usable = [list(instance.options_of(table)) for table in range(instance.tables)]
     is_large = instance.tables * instance.gpus > _LARGE
@@ -176,12 +175,12 @@ def _fits_nowhere(
 
 
 def nothing_fits(instance: Instance, short_bytes: Mapping[tuple[Memory, int], int]) -> Termination:
-    """Say that every assignment was looked at, and what one of them lacks that lacks little.
+    """Say that no assignment fits, and which bytes an assignment lacks that lacks little.
 
     Parameters
     ----------
     short_bytes : mapping of (str, int) to int
-        Bytes that ``"hbm"`` of a GPU, or ``"dram"`` or ``"ssd"`` of a host, lacks there, where
+        Bytes that ``"hbm"`` of a GPU, or ``"dram"`` or ``"ssd"`` of a host, lacks there, if
         that is known.
     """
     topology = instance.problem.topology
@@ -206,13 +205,13 @@ def nothing_fits(instance: Instance, short_bytes: Mapping[tuple[Memory, int], in
 
 
 def _least_bytes(instance: Instance, table: int, whole_is_least: bool) -> tuple[float, float]:
-    """Return the fewest bytes that a table takes in HBM, and in HBM and DRAM together."""
+    """Return the fewest bytes of a table in HBM, and in HBM and DRAM together."""
     least_bytes: list[tuple[float, float]] = []
     for option in instance.options_of(table):
         if option.replicated_rows or (option.shard_count > 1 and whole_is_least):
             continue
         least_bytes.append(_least_of(instance, table, option))
-    # Replicas only add bytes; they count where nothing else is allowed.
+    # Replicas only add bytes, so count them only if nothing else is allowed.
     least_bytes = least_bytes or [
         _least_of(instance, table, option) for option in instance.options_of(table)
     ]

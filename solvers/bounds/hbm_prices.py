@@ -1,4 +1,4 @@
-"""What memory is worth, about, and what the hosts' memory enforces whatever is in HBM."""
+"""Estimate prices of memory, and bound steps by the hosts' memory alone."""
 
 import numpy as np
 import numpy.typing as npt
@@ -10,30 +10,30 @@ from solvers.model.knapsack import BYTES, DRAM_S, GPU_S
 Float = npt.NDArray[np.float64]
 
 _PRICES = 13
-"""Prices looked at around the Lagrangian one; the bound is flat near its best."""
+"""Number of prices tried around a good one; the bound is flat near its best."""
 
 _PRICE_SPAN = 6.0
 
 _HOST_PRICES, _LEAST_SAVED = 25, 1e-4
-"""Prices looked at for hosts' memory, and the lowest as a share of what a byte of HBM saves there
-on average."""
+"""Number of prices tried for hosts' memory, and the lowest as a share of what a byte of HBM saves
+there on average."""
 
 _FIRST_PRICE, _ROUGHLY = 1e-10, (16.0, 16.0, 8.0, 4.0, 2.0, 2.0, 1.4, 1.4, 1.2, 1.1, 1.1, 1.05)
-"""Seconds of a byte of DRAM to begin with, and what prices are changed by, round by round."""
+"""First price of a byte of DRAM in seconds, and the factors that change prices, round by round."""
 
 
 def prices_near_full_hbm(instance: Instance) -> tuple[Float, float]:
-    """Return prices of HBM to look at, and the bound that the hosts' memory alone gives.
+    """Return prices of HBM to try, and the bound by the hosts' memory alone.
 
-    Whole tables at the instance's prices tell how many bytes they take together, and so the
-    price at which they fill all HBM.
+    At each of the instance's prices, whole tables together take some bytes. The interesting prices
+    are around the one at which they fill all HBM.
     """
     hbm_bytes = instance.all_hbm_bytes
     grid = instance.prices
     total = np.zeros((instance.rows_of_costs, grid.size))
     for table in range(instance.tables):
         total += instance.priced_costs(instance.whole(table), instance.kinds[0])
-    if total[BYTES].min() > hbm_bytes:  # Some tables have to be read in ways with less buffers.
+    if total[BYTES].min() > hbm_bytes:  # Some tables need lookups with fewer buffers.
         total = np.sum([_cheapest(instance, table) for table in range(instance.tables)], axis=0)
     price_index = max(0, int(np.searchsorted(total[BYTES], hbm_bytes, side="right")) - 1)
     price = float(grid[min(max(1, price_index + 1), grid.size - 1)])
@@ -46,14 +46,14 @@ def prices_near_full_hbm(instance: Instance) -> tuple[Float, float]:
     )
     dram_s = 0.0
     if staged_s > busy_s / 2 and comparable:
-        # The last rows in HBM save a host far less than the average ones.
+        # The last rows in HBM save a host far less than the average row.
         saved_s = float(total[DRAM_S].max()) / hbm_bytes
         dram_s = _staged_bound(instance, saved_s * np.geomspace(_LEAST_SAVED, 1, _HOST_PRICES))
     return prices_around(price), dram_s
 
 
 def prices_around(price: float) -> Float:
-    """Return prices to look at where one is about right: 0 and some around it."""
+    """Return prices to try if one is about right: 0 and some around it."""
     if price == 0:
         return np.array([0.0])
     around = np.geomspace(price / _PRICE_SPAN, price * _PRICE_SPAN, _PRICES)
@@ -61,9 +61,9 @@ def prices_around(price: float) -> Float:
 
 
 def rough_prices(instance: Instance) -> tuple[float, tuple[float, float, float]]:
-    """Return about the bound, and prices that lead to it: `around` of `_refined`.
+    """Estimate the bound and the prices that give it, which `_refined` takes as `around`.
 
-    Of tables that are not cut, wherever one GPU's memory and the step's time are no limit.
+    Tables are not cut, and neither one GPU's memory nor the step's time is a limit.
     """
     best_s, around = 0.0, (_FIRST_PRICE, 1.0, 1.0)
     for factor in _ROUGHLY:
@@ -86,7 +86,7 @@ def rough_prices(instance: Instance) -> tuple[float, tuple[float, float, float]]
 
 
 def _cheapest(instance: Instance, table: int) -> Float:
-    """Return a table's costs in one shard at each price, with the cheapest cold lookups."""
+    """Return the costs of a whole table at each price, with the cheapest lookup of cold rows."""
     gpu, prices = instance.kinds[0], instance.prices[1:]
     ways = np.array([instance.priced_costs(shard, gpu) for shard in instance.uncut(table)])
     worth = ways[:, GPU_S, 1:] + prices * ways[:, BYTES, 1:]
@@ -97,11 +97,11 @@ def _cheapest(instance: Instance, table: int) -> Float:
 
 
 def _staged_bound(instance: Instance, prices: Float) -> float:
-    """Return a bound from the reads and writes of the hosts' memory, with one price for all HBM.
+    """Return a bound by the reads and writes of the hosts' memory, with one price for all HBM.
 
-    The same argument as for GPUs: a host's time plus price times its GPUs' HBM. Only where
-    whole tables stand for their sharding options, which those with caches do not. Rows of an
-    option may be replicated where a whole table may not be split, so that any rows may be in HBM.
+    The argument is that for GPUs, with a host's time and its GPUs' HBM. It holds only if whole
+    tables stand for all sharding options, so not with caches. Options may replicate rows even where
+    a whole table may not be split, so any rows may be in HBM.
     """
     total = -prices * instance.all_hbm_bytes
     for table in range(instance.tables):

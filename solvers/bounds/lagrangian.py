@@ -1,27 +1,23 @@
-"""A lower bound of the step time by pooling all HBM at one price.
+"""A lower bound of the step time that pools all HBM at one price.
 
 For any price λ ≥ 0 of a byte of HBM, any placement of step time T satisfies on each GPU
 
     Σ over its shards of (time + λ · bytes)  ≤  T + λ · HBM
 
-Summed over GPUs, the left side is at least what the tables cost when each takes its
-cheapest sharding option, among those whose every shard can finish within T, and each shard its
-cheapest number of hot rows that one GPU can hold. The smallest T for which that sum is at most GPUs
-× T + λ × all HBM is therefore a lower bound (Lagrangian duality; Geoffrion 1974,
-doi:10.1007/BFb0120690). The price is chosen to make it large. The hosts' memory gives a second one:
-what must be staged whatever is in HBM, taken as one memory.
+Sum both sides over GPUs. The left side is at least the sum of each table's cheapest sharding
+option, among options whose shards all finish within T, with each shard's cheapest number of hot
+rows that one GPU can hold. So the smallest T for which this sum is at most GPUs × T + λ × all HBM
+is a lower bound (Lagrangian duality; Geoffrion 1974, doi:10.1007/BFb0120690). Choose the price that
+makes it large. The hosts' memory, pooled in the same way, gives a second bound.
 
-Where cutting a table always costs extra (`CostModel.sharding_overhead_s`), the sharding options of
-tables that one GPU can serve whole need not be looked at one by one: see
-`solvers.bounds.option_costs`.
+If cutting a table always costs extra (`CostModel.sharding_overhead_s`), most options of tables that
+one GPU can serve need not be costed: see `solvers.bounds.option_costs`.
 
-What is replicated takes the same time β of every GPU, so that a shard has T − β left and not
-T: a GPU that serves a long shard leaves little room for replicas of other tables. The sum is
-therefore taken for each of a list of ranges of β: with sharding options that leave room for the
-least β of the range, and replicas that take the most of it together, a budget that is priced like
-HBM is. The smallest of those sums counts.
+Replicas take the same time β of every GPU, so a shard has T − β left instead of T. So compute the
+sum for several ranges of β: with options that fit beside the least β of the range, and replicas
+limited to the largest β by a price, as HBM is. The smallest of these sums counts.
 
-Both hold for the whole search space of `solvers.model.instance`.
+Both bounds hold for the whole search space of `solvers.model.instance`.
 """
 
 import math
@@ -45,8 +41,7 @@ _REPLICA_PRICES = (0.0, 0.125, 0.25, 0.5, 1.0, 1.5, 2.0, 4.0, 8.0)
 every GPU, in GPU seconds for each GPU."""
 
 _ALL_OPTIONS = 500
-"""Tables × GPUs up to which what stands for sharding options is not enough where it may be cheaper
-than all of them."""
+"""Up to this many tables × GPUs, cost all options that a stand-in may be cheaper than."""
 
 _Round = tuple[float, npt.NDArray[np.floating], tuple[float, ...], tuple[float, ...]]
 
@@ -56,31 +51,31 @@ _DRAM_PRICES: tuple[_Round, ...] = (
     (1.1, 1.2 ** np.arange(-2, 3), (0.85, 1.0, 1.2), (1.0,)),
     (1.02, 1.06 ** np.arange(-2, 3), (0.95, 1.0, 1.05), (1.0,)),
 )
-"""Prices of DRAM that are looked at round by round, and the price of HBM beside it, both times the
-best so far. The first price may be off by 8⁷: rows on a drive take so much longer. Before them, the
-step times, times the best bound so far, that they are for: bounds of plans that take no longer."""
+"""Rounds of factors for the price of DRAM and the price of HBM beside it, times the best so far.
+The first price may be off by 8⁷, as rows on a drive take so much longer. The first number of a
+round limits the step time, as a multiple of the best bound: the round bounds plans within it."""
 
 _MOST_ROUNDS = 5
-"""Times that a round is repeated whose bound is the step time that it is for."""
+"""Repeat a round at most this often while its bound reaches its limit of the step time."""
 
 _SERVER_SHARES = (1 / 64, 1 / 16, 1 / 4, 1.0, 4.0, 16.0, 64.0)
-"""What a server's second may be worth, times what it would be if it did what a GPU does."""
+"""Worth of a server's second, as multiples of its speed relative to a GPU."""
 
 _SERVED_PRICES: tuple[_Round, ...] = ((1.03, 1.06 ** np.arange(-1, 2), (0.96, 1.0, 1.04), (1.0,)),)
-"""The same with servers, whose seconds have a price too, around those of `rough_prices`."""
+"""Rounds with servers, whose seconds also have a price, around the prices of `rough_prices`."""
 
 _EXACT = 1e-6
-"""Share of itself to which a bound is known."""
+"""Relative precision of a bound."""
 
 _SHORTEST_S = float(np.finfo(np.float64).tiny)
-"""Step times that differ by less are equal: below it, floats have no middle."""
+"""Step times that differ by less are equal: floats cannot halve the interval."""
 
 
 @dataclass(frozen=True, slots=True)
 class OptionCost:
-    """One sharding option of a table, at the best for each of its shards.
+    """Least costs of one sharding option of a table.
 
-    `longest_s` is the least time of the slowest shard; `priced_s` the least time plus price
+    `longest_s` is the least time of the slowest shard. `priced_s` is the least time plus price
     times bytes, summed over shards.
     """
 
@@ -97,24 +92,24 @@ class LagrangianBound:
     ----------
     step_time_s : float
     price_s_per_byte : float
-        The price λ: GPU seconds that one more byte of HBM saves, about.
+        The price λ: about the GPU seconds that one more byte of HBM saves.
     dram_price : float
         The price of a byte of DRAM.
     server_share : float
-        What a server's second is worth, in seconds of a GPU.
+        Worth of a server's second, in seconds of a GPU.
     worth_s : float
-        λ × all HBM, and the same of DRAM.
+        λ × all HBM plus the price of DRAM × all DRAM.
     cheapest : tuple of tuples of OptionCost
-        Per table, sharding options among which is the cheapest for any step of at least its
+        For each table, options that include the cheapest for any step of at least its
         `enough_from_s`, which is at most the bound.
     enough_from_s : tuple of float
     dram_s : float
-        The part that the hosts' memory alone enforces.
+        The bound by the hosts' memory alone.
     stand_in_s : tuple of float
-        Per table, the least that an option costs which `cheapest` has not; infinite if the cheapest
-        is among them.
+        For each table, a lower bound of options that are not in `cheapest`; infinite if the
+        cheapest option is there.
     options_of : callable
-        All sharding options of a table, by its number. Of many tables that takes long.
+        Returns all sharding options of a table, by its number. For many tables that is slow.
     """
 
     step_time_s: float
@@ -129,9 +124,9 @@ class LagrangianBound:
     options_of: Callable[[int], tuple[OptionCost, ...]]
 
     def option_for(self, table: int, step_time_s: float) -> OptionCost | None:
-        """Choose a sharding option: the cheapest known whose shards take at most `step_time_s`.
+        """Return the cheapest known option whose shards take at most `step_time_s`.
 
-        Of many tables, others may cost less: `least_s` counts them too.
+        With many tables, unknown options may cost less; `least_s` counts them too.
         """
         enough = step_time_s >= self.enough_from_s[table]
         options = self.cheapest[table] if enough else self.options_of(table)
@@ -160,10 +155,10 @@ def lagrangian_bound(
     Parameters
     ----------
     known : LagrangianBound, optional
-        Of the same problem with other weights: prices near its own are looked at, and what the
-        hosts' memory enforces is taken over.
+        The bound of the same problem with other weights. Prices near its prices are tried, and its
+        bound by hosts' memory is reused.
     is_late : callable
-        True once there is no time left to look at the ways to cut tables, which lift the bound.
+        Returns true once no time is left for costing ways to cut tables, which raise the bound.
     """
     is_priced = known is None and (instance.lacks_dram or instance.needs_servers)
     if is_priced and instance.servers:
@@ -171,7 +166,7 @@ def lagrangian_bound(
         return _refined(instance, 0.0, around, _SERVED_PRICES, known_s=rough_s)
     if known is None:
         prices, dram_s = prices_near_full_hbm(instance)
-        dram_s = max(0.0, dram_s - instance.fixed_s)  # What every step takes is beside it.
+        dram_s = max(0.0, dram_s - instance.fixed_s)  # The fixed time of a step is not part of it.
     else:
         prices, dram_s = prices_around(known.price_s_per_byte), known.dram_s
     dram_price = 0.0 if known is None else known.dram_price
@@ -194,10 +189,9 @@ def _refined(
     bound: LagrangianBound | None = None,
     known_s: float = 0.0,
 ) -> LagrangianBound:
-    """Return the best bound of rounds of prices, each around the best ones of the last.
+    """Return the best bound of rounds of prices, each around the best prices of the last round.
 
-    At first around a price of DRAM, that of HBM beside it, and that of servers' seconds. `bound` is
-    of other prices, and `known_s` about what it is without.
+    `around` has the first prices: of DRAM, of HBM relative to it, and of servers' seconds.
     """
     best, ratio, server_share = around
     for share, steps, ratios, near in rounds:
@@ -219,9 +213,9 @@ def _refined(
 
 
 def _server_shares(instance: Instance) -> Float:
-    """Return what a server's second may be worth, in seconds of a GPU: 1 without servers.
+    """Return prices to try for a server's second, in seconds of a GPU; 1 without servers.
 
-    About what a GPU takes for all tables over what a server does, where neither is in demand.
+    They are around the time that a GPU takes for all tables over the time that a server takes.
     """
     if not instance.servers:
         return np.ones(1)
@@ -246,7 +240,8 @@ def _bound_at(
 ) -> LagrangianBound:
     """Return the best bound of some triples of prices: of HBM, of DRAM, and of servers' seconds.
 
-    It is of plans within `limit_s`, on which no shard waits longer for its drive, and at most that.
+    It bounds plans within `limit_s`, in which no shard waits longer for its drive. It is at most
+    `limit_s`.
     """
     few = instance.tables * instance.gpus <= _ALL_OPTIONS
     tables = range(instance.tables)
@@ -264,7 +259,7 @@ def _bound_at(
     bound_s, known = dram_s, set[int]()
     while True:
         bound_s, best, replicas_s = _best_bound(devices, costs, worth_s, dram_s, bound_s)
-        # No step is shorter, so that tables that one GPU can serve within it need no finer option;
+        # No step is shorter, so tables that one GPU can serve within it need no finer option;
         # beside replicas of other tables there is less time for it.
         longer = [
             table
@@ -332,7 +327,7 @@ def _best_bound(
     lowest_s = max(dram_s, float(longest.min(axis=1).max()))
     least_s = max(lowest_s, known_s)
     best_s, best, most_s, replicas_s = least_s, 0, -np.inf, 0.0
-    # The middle price is mostly among the best: others need only show that they are no better.
+    # The middle price is mostly among the best. Others need only be shown to be no better.
     for at in sorted(range(memory_worth_s.size), key=lambda at: abs(at - memory_worth_s.size // 2)):
         gpus = float(devices[at])
         work_s = _Work(priced[:, :, at], longest, replica_s, lowest_s, gpus)
@@ -343,7 +338,7 @@ def _best_bound(
             if best_s == least_s and needed_s > most_s:  # The worth of HBM, if not the bound.
                 best, most_s, replicas_s = at, needed_s, work_s.most_replicas_s
             continue
-        # Work falls in steps as T grows: find where it crosses GPUs × T.
+        # Work falls in steps as T grows. Find where it crosses GPUs × T.
         high = max(low, float(longest[np.isfinite(longest)].max())) + work_s.most_replicas_s
         high = max(high, (work_s(high) - worth_s) / gpus)
         while high - low > max(_EXACT * high, _SHORTEST_S):

@@ -1,4 +1,4 @@
-"""The least that a shard costs at prices of HBM, on a GPU with so much of it."""
+"""The least cost of a shard at prices of memory, on a GPU with limited HBM."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from solvers.model.instance import Instance, TableShard
 from solvers.model.knapsack import PHASES, Float
 
 _SLICES = 4
-"""Row slices that are looked at besides the last."""
+"""Number of row slices that are costed besides the last."""
 
 
 def least(
@@ -18,17 +18,17 @@ def least(
 ) -> tuple[float, Float]:
     """Return least time, and least time + price × bytes, of a shard within `hbm_bytes`, in seconds.
 
-    All or no rows in HBM are compared without the cost of a split. Infinite if not even the
+    With all or no rows in HBM there is no cost of a split. The result is infinite if not even the
     shard's buffers fit.
 
     Parameters
     ----------
     prices : float64, shape (m,)
-        Of a byte of HBM.
+        Prices of a byte of HBM.
     dram_prices : float64, shape (m,)
-        Of a byte of DRAM, at each of them.
+        Prices of a byte of DRAM, one for each of `prices`.
     limit_s : float
-        What a drive may take.
+        Seconds that a drive may take.
 
     Returns
     -------
@@ -44,17 +44,17 @@ def least(
 
 
 def cold_costs(curve: CostCurve, dram_prices: Float, limit_s: float = np.inf) -> Float:
-    """Least cost of rows that are not in HBM: their DRAM at each price, and perhaps the drive.
+    """Return the least cost of rows that are not in HBM, shape (prices, m).
 
-    Of shape (prices, m). Where any share of rows may be on the drive, the coldest ones are there
-    whose time is worth less than their bytes in DRAM, if they are not in HBM; no more than the
-    drive reads within `limit_s`, and a little.
+    Without a drive that is their DRAM at each price. If any share may be on the drive, the coldest
+    rows are there whose time costs less than their bytes in DRAM, but at most about what the drive
+    reads within `limit_s`.
     """
     dram_s = dram_prices[:, None] * curve.dram_bytes
     if curve.drive_s is None:
         return dram_s
     from_here = curve.drive_s - dram_s
-    # The point before the first within the limit: rows between the two may be within it.
+    # Also allow the point before the limit: rows between both points may be within it.
     from_here[:, : max(0, int((curve.drive_s > limit_s).sum()) - 1)] = np.inf
     cheapest: Float = np.minimum.accumulate(from_here[:, ::-1], axis=1)[:, ::-1]
     return dram_s + cheapest
@@ -63,22 +63,22 @@ def cold_costs(curve: CostCurve, dram_prices: Float, limit_s: float = np.inf) ->
 def points_within(
     curve: CostCurve, seconds: Float, split_s: Float, hbm_bytes: float
 ) -> tuple[Float, Float]:
-    """Return bytes, shape (k,), and seconds, shape (rows, k), of all of a curve that fits.
+    """Return bytes, shape (k,), and seconds, shape (rows, k), of the part of a curve that fits.
 
     Parameters
     ----------
     seconds, split_s : float64, shapes (rows, m) and (rows,)
-        Rows of times over the curve, and what a split adds to each.
+        Seconds over the curve, row by row, and the seconds that a split adds to each row.
     """
     bytes_ = curve.hbm_bytes
     fits = bytes_ <= hbm_bytes
     ends = [end for end in (0, -1) if fits[end]]
     every_bytes, every_s = [bytes_[ends]], [seconds[:, ends]]
     if np.isfinite(curve.split_s):
-        # All points, as what is just beside the ends has a split.
+        # Include the ends again with a split, for points just beside them.
         every_bytes.append(bytes_[fits] + curve.split_hbm_bytes)
         every_s.append(seconds[:, fits] + split_s[:, None])
-        # Between a point that fits and a next one that does not, up to the last byte. (The other
+        # Between a point that fits and the next, which does not, go to the last byte. (The other
         # way round, the point that fits is better: it has less time and fewer bytes.)
         edges = np.flatnonzero(fits[:-1] & ~fits[1:])
         if edges.size:
@@ -90,14 +90,14 @@ def points_within(
 
 
 def waits(instance: Instance, phases: Sequence[int], seconds: float) -> bool:
-    """Return whether the slowest GPU spends so long in some phases, whatever the placement is.
+    """Return whether the slowest GPU spends this long in some phases under any placement.
 
-    It is not looked for in all tables, but in the largest, until they are enough.
+    Add up the largest tables until they are enough.
     """
     rows, kinds = list(phases), instance.kinds
 
     def least_s(table: int, option: ShardingOption) -> float:
-        """Return the least seconds of all GPUs together that an option takes."""
+        """Return the least seconds of an option, on all GPUs together."""
         replica = instance.replica(table, option)
         times = list(distinct_shards(instance.shards(table, option)))
         times += [] if replica is None else [(replica, instance.gpus)]
@@ -106,7 +106,7 @@ def waits(instance: Instance, phases: Sequence[int], seconds: float) -> bool:
             for one, count in times
         )
 
-    # Whole tables say where to begin, and when to give up.
+    # Whole tables give the order, and a sum at which to give up.
     gpu = instance.kinds[0]
     whole = [
         float(instance.priced_costs(instance.whole(table), gpu)[PHASES][rows].sum(axis=0).min())
@@ -114,7 +114,7 @@ def waits(instance: Instance, phases: Sequence[int], seconds: float) -> bool:
     ]
     left_s, rest_s = seconds * instance.gpus, sum(whole)
     for table in np.argsort(whole)[::-1].tolist():
-        if left_s <= 0 or left_s > rest_s:  # Enough, or too little even if nobody takes less.
+        if left_s <= 0 or left_s > rest_s:  # Enough, or too little even if no table takes less.
             break
         left_s -= min(least_s(table, option) for option in instance.options_of(table))
         rest_s -= whole[table]
@@ -122,10 +122,10 @@ def waits(instance: Instance, phases: Sequence[int], seconds: float) -> bool:
 
 
 def distinct_shards(shards: Sequence[TableShard]) -> list[tuple[TableShard, int]]:
-    """Return shards that cost different amounts, and how many cost as much, or more.
+    """Return shards of different cost, each with the number of shards that cost at least as much.
 
-    Column slices of one width are alike. Thin row slices differ only in which of the hottest ranks
-    they hold; the last one has the least work and stands for those that are not looked at.
+    Column slices of one width are alike. Thin row slices differ only in which of the hottest rows
+    they hold. The last slice has the least work and stands for slices that are not costed.
     """
     if not shards:
         return []

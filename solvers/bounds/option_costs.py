@@ -1,9 +1,9 @@
-"""Costs of sharding options at several prices of HBM, and which of them a bound needs to know.
+"""Costs of sharding options at several prices of HBM, and which options a bound needs.
 
-A table that is cut costs more than the whole one, its rows split freely and one GPU's memory no
-limit, by `CostModel.sharding_overhead_s` at least. That is a *stand-in* for all ways to cut it: a
-few curves instead of dozens. Where the whole table is as cheap as its stand-in, cutting it gains
-nothing unless time is short, and nothing else needs to be looked at.
+Take the whole table with its rows split freely and without the limit of one GPU's memory, and add
+`CostModel.sharding_overhead_s`. Every way to cut the table costs at least that. This *stand-in*
+takes a few curves instead of dozens. If the whole table costs no more than its stand-in, cutting it
+gains nothing unless one GPU is too slow for it, and no other option needs to be costed.
 """
 
 from dataclasses import dataclass
@@ -28,13 +28,13 @@ class OptionCosts:
     ----------
     options : tuple of ShardingOption
     longest_s : float64, shape (options,)
-        The least time of the slowest shard.
+        Least time of the slowest shard.
     replica_s : float64, shape (options,)
-        The part of it that all GPUs spend on replicas.
+        Part of it that every GPU spends on replicas.
     priced_s : float64, shape (options, prices)
         Least time plus price × bytes, summed over shards.
     stood_for : tuple of int
-        The last options stand for all ways to cut a table like those with these numbers.
+        The last options are stand-ins: for all ways to cut a table in each of these options.
     """
 
     options: tuple[ShardingOption, ...]
@@ -45,13 +45,13 @@ class OptionCosts:
 
     @property
     def own(self) -> int:
-        """How many options stand for themselves."""
+        """Number of options that are not stand-ins."""
         return len(self.options) - len(self.stood_for)
 
     def enough_from_s(self, price: int) -> float:
         """Return the step time from which dividing the table gains nothing, at price `price`.
 
-        Infinite where one may be at any.
+        Infinite if dividing may gain at any step time.
         """
         priced_s, uncut = self.priced_s[:, price], list(self.stood_for)
         if (priced_s[uncut] > priced_s[self.own :]).any():
@@ -64,18 +64,18 @@ class OptionCosts:
 
 
 class OptionPricer:
-    """What sharding options cost on the kind of GPU that is best for each shard.
+    """Costs sharding options, each shard on its best kind of GPU.
 
     Parameters
     ----------
     prices : float64, shape (m,)
-        Seconds that a byte of HBM is worth.
+        Price of a byte of HBM, in seconds.
     dram_prices : float64, shape (m,)
-        The same of a byte of DRAM, at each of `prices`.
+        Price of a byte of DRAM, one for each of `prices`.
     server_shares : float64, shape (m,)
-        What a server's second is worth, in seconds of a GPU. Its memory is worth nothing.
+        Worth of a server's second, in seconds of a GPU. Its memory is free.
     limit_s : float
-        What rows of a shard that are on a drive may take.
+        Seconds that a shard's rows on a drive may take.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class OptionPricer:
         self.instance = instance
         self.prices, self.dram_prices = prices, dram_prices
         self.server_shares, self.limit_s = server_shares, limit_s
-        # Column slices of one width, in however many of a table's options, have one curve.
+        # Column slices of one width share a curve, in all of a table's options.
         self._least = lru_cache(256)(self._of_curve)
         self.most_of_kind = [
             max(
@@ -101,19 +101,19 @@ class OptionPricer:
         ]
 
     def every(self, table: int) -> OptionCosts:
-        """Return every sharding option of a table."""
+        """Return the costs of every sharding option of a table."""
         options = self.instance.options_of(table)
         return _joined(options, [self._costs(table, option) for option in options])
 
     def uncut(self, table: int, extra_s: float) -> OptionCosts:
-        """Return those that do not cut a table, those with caches, and stand-ins for all others.
+        """Return costs of options without a cut, with caches, and of stand-ins for all others.
 
-        Stand-ins have the same replicas and cold rows read alike.
+        A stand-in stands for options with the same replicas and lookup of cold rows.
 
         Parameters
         ----------
         extra_s : float
-            What cutting a table costs at least.
+            Least cost of cutting a table.
         """
         instance, options = self.instance, self.instance.options_of(table)
         cut = {_way(one) for one in options if one.shard_count > 1 and one.cold != "cached"}
@@ -127,16 +127,15 @@ class OptionPricer:
             for shard in instance.shards(table, known[number]):
                 free = free + self._free(shard)
             replica_s = costs[number][1]
-            costs.append((replica_s, replica_s, free))  # Its shards may be as short as need be.
+            costs.append((replica_s, replica_s, free))  # Its shards may be arbitrarily short.
         every = (*known, *(known[number] for number in stood_for))
         return _joined(every, costs, tuple(stood_for))
 
     def promising(self, table: int, uncut: OptionCosts, least_s: float) -> OptionCosts:
         """Return the options that may be the cheapest in a step of at least `least_s` seconds.
 
-        `uncut` has one stand-in for all ways to cut a table with the same replicated rows and cold
-        rows. Where a stand-in is cheaper than every known option at some price, the options behind
-        it are costed; else it stays in their place.
+        If a stand-in of `uncut` is cheaper than every known option at some price, cost the options
+        that it stands for; otherwise keep the stand-in.
         """
         known = list(zip(uncut.longest_s, uncut.replica_s, uncut.priced_s, strict=True))
         costs = dict(zip(uncut.options, known[: uncut.own], strict=False))
@@ -154,7 +153,7 @@ class OptionPricer:
         return _joined(options, [*costs.values(), *(known[place] for place in left)], stood_for)
 
     def _costs(self, table: int, option: ShardingOption) -> tuple[float, float, Float]:
-        """Longest shard, time of replicas, and costs at each price of one sharding option."""
+        """Return seconds of an option's longest shard and replicas, and its costs at each price."""
         instance = self.instance
         replica_s, priced = self._replicas(instance.replica(table, option))
         shards = instance.shards(table, option)
@@ -185,7 +184,7 @@ class OptionPricer:
         return time_s, priced_s * self.server_shares
 
     def roughly(self, table: int) -> Float:
-        """Return about the least cost of a table that is not cut, at each price."""
+        """Estimate the least cost of a whole table at each price."""
         instance, least_s = self.instance, np.full_like(self.prices, np.inf)
         for option in instance.options_of(table):
             if option.shard_count == 1:
@@ -196,9 +195,9 @@ class OptionPricer:
         return least_s
 
     def _free(self, shard: TableShard) -> Float:
-        """Return least time + price × bytes of a shard, and of any shards that it is divided into.
+        """Return a lower bound of time + price × bytes of a shard, however it is divided.
 
-        Without what dividing adds, the cost of splits and the limit of one GPU.
+        It leaves out what dividing adds, the cost of splits, and the limit of one GPU.
         """
         priced_s = []
         for one, gpu in product({shard, shard.stand_in()}, self.instance.kinds):
@@ -210,7 +209,7 @@ class OptionPricer:
             cold_s = cold_costs(curve, self.dram_prices)
             points_s = curve.gpu_s + hbm_s + cold_s
             priced_s.append(points_s.min(axis=1))
-            if one.is_stand_in:  # Any rows may be in HBM: those that pay.
+            if one.is_stand_in:  # Any rows may be in HBM: take those that pay.
                 priced_s.append(points_s[:, 0] + np.diff(points_s).clip(max=0.0).sum(axis=1))
         lowest: Float = np.min(priced_s, axis=0)
         return lowest
@@ -229,7 +228,7 @@ class OptionPricer:
 
 
 def _way(option: ShardingOption) -> tuple[object, ...]:
-    """Return all of an option but how it cuts a table."""
+    """Return an option's properties other than its cut."""
     return option.replicated_rows, option.cold, option.home
 
 

@@ -2,15 +2,15 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
 from placer.errors import PlacerError
 from placer.report import section as form
 from placer.report.picture import BOUND, INK, MUTED, SKY, STEP, picture, plain_grid
-from placer.report.section import Column, Report, Row, Section, columns
+from placer.report.section import Column, Report, Row, Section, attributes, columns
 from placer.units import format_bytes, format_seconds, significant
-from solvers.analysis.compare import Cheapest, CompareRow, FleetRow
+from solvers.analysis.compare import Cheapest, CompareRow
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,6 +19,12 @@ if TYPE_CHECKING:
 _FIGURES = columns(
     step_time_s="step time", gap="gap", hbm_lookup_share="from HBM", solve_s="solved in"
 )
+
+
+def _compared(row: CompareRow) -> Row:
+    """Return what tells solvers apart, by name; the rest is of machines."""
+    names = [one.name for one in fields(CompareRow)]
+    return attributes(row, *names[: names.index("gpus")])
 
 
 def compare_report(rows: Sequence[CompareRow], title: str = "Comparison") -> Report:
@@ -31,7 +37,7 @@ def compare_report(rows: Sequence[CompareRow], title: str = "Comparison") -> Rep
     values = []
     for row in rows:
         lead = best.get((row.topology, row.hbm_budget_bytes, row.cost_model))
-        values.append({**asdict(row), "ratio_to_best": form.ratio(row.step_time_s, lead)})
+        values.append({**_compared(row), "ratio_to_best": form.ratio(row.step_time_s, lead)})
     models = {row.cost_model for row in rows}
     without_plan = any(row.step_time_s is None for row in rows)
     several = len({row.topology for row in rows}) > 1
@@ -134,18 +140,26 @@ def _write_figures(axis: "Axes", members: Sequence[CompareRow]) -> None:
             axis.text(number + 0.95, place, words, color=INK, **style)
 
 
+_OF_MACHINES = (
+    "gpus", "hosts", "status", "step_time_s", "bound_s", "gap", "samples_per_s", "train_s",
+    "memory_left", "hbm_left_bytes", "price_per_hour", "price_source",
+)  # fmt: skip
 _HOUR_S = 3600.0
 _SOURCES = (
     "prices are of lists, and constants that nobody has measured are assumed: JSON names both"
 )
 
 
-def fleet_report(rows: Sequence[FleetRow], answer: Cheapest, within_s: float, title: str) -> Report:
+def fleet_report(
+    rows: Sequence[CompareRow], answer: Cheapest, within_s: float, title: str
+) -> Report:
     """Report machines as rows, and which trains a billion samples in time for least money."""
     values: list[Row] = []
     for row in rows:
-        more = {"least_cost": row.least_cost, "answer": row is answer.row}
-        values.append({**asdict(row), "assumed": ", ".join(row.assumed), **more})
+        more = {"assumed": ", ".join(row.assumed), **attributes(row, "detail", "least_cost")}
+        known = {"machine": row.topology, **attributes(row, *_OF_MACHINES)}
+        cost = {"cost": row.cost_per_billion_samples}
+        values.append({**known, **cost, **more, "answer": row is answer.row})
     without_plan = any(row.step_time_s is None for row in rows)
     shown = (
         Column("machine", "machine"),
@@ -160,7 +174,7 @@ def fleet_report(rows: Sequence[FleetRow], answer: Cheapest, within_s: float, ti
     )
     facts: Row = {
         "within_s": within_s,
-        "cheapest": None if answer.row is None else answer.row.machine,
+        "cheapest": None if answer.row is None else answer.row.topology,
         "rivals": list(answer.rivals),
         "without_price": list(answer.without_price),
     }
@@ -175,9 +189,9 @@ def _words(answer: Cheapest, within_s: float) -> list[str]:
         words = [f"no machine with a price trains a billion samples in {limit}"]
     else:
         rivals = ", ".join(answer.rivals)
+        cost, hours = form.number(row.cost_per_billion_samples or 0.0), _hours(row.train_s or 0.0)
         words = [
-            f"cheapest in {limit} for a billion samples: {row.machine}, "
-            f"{form.number(row.cost or 0.0)} dollars, {_hours(row.train_s or 0.0)}",
+            f"cheapest in {limit} for a billion samples: {row.topology}, {cost} dollars, {hours}",
             f"a better plan, if there is one, could be cheaper on {rivals}"
             if rivals
             else "proven at these prices: no plan makes another machine cheaper",
@@ -192,7 +206,7 @@ def _hours(seconds: float) -> str:
     return f"{significant(seconds / _HOUR_S)} h" if seconds >= _HOUR_S else format_seconds(seconds)
 
 
-def plot_fleet(drawn: tuple[Sequence[FleetRow], Cheapest], path: str | os.PathLike[str]) -> None:
+def plot_fleet(drawn: tuple[Sequence[CompareRow], Cheapest], path: str | os.PathLike[str]) -> None:
     """Draw what a billion samples cost over the time that they take.
 
     Raises a `PlacerError` if no machine has a plan and a price; see `picture` for other errors, and
@@ -200,9 +214,9 @@ def plot_fleet(drawn: tuple[Sequence[FleetRow], Cheapest], path: str | os.PathLi
     """
     rows, answer = drawn
     shown = [
-        (row, row.train_s, row.cost)
+        (row, row.train_s, row.cost_per_billion_samples)
         for row in rows
-        if row.train_s is not None and row.cost is not None
+        if row.train_s is not None and row.cost_per_billion_samples is not None
     ]
     if not shown:
         raise PlacerError("there is nothing to draw: no machine has a plan and a price")
@@ -216,7 +230,7 @@ def plot_fleet(drawn: tuple[Sequence[FleetRow], Cheapest], path: str | os.PathLi
             color = STEP if is_best or is_answer else SKY
             axis.scatter(seconds, cost, s=size, marker=marker, color=color, zorder=2)
             beside: Any = {"xytext": (5, 4), "textcoords": "offset points"}
-            axis.annotate(row.machine, (seconds, cost), **beside, fontsize=8, color=INK)
+            axis.annotate(row.topology, (seconds, cost), **beside, fontsize=8, color=INK)
         axis.set(xscale="log", yscale="log")
         axis.xaxis.set_major_formatter(lambda seconds, _: _hours(seconds))
         axis.yaxis.set_major_formatter(lambda dollars, _: form.number(dollars))
@@ -226,7 +240,7 @@ def plot_fleet(drawn: tuple[Sequence[FleetRow], Cheapest], path: str | os.PathLi
         plain_grid(axis, which="both")
 
 
-def _front(shown: Sequence[tuple[FleetRow, float, float]]) -> list[tuple[float, float]]:
+def _front(shown: Sequence[tuple[CompareRow, float, float]]) -> list[tuple[float, float]]:
     """Return seconds and dollars of machines than which none is both faster and cheaper."""
     front: list[tuple[float, float]] = []
     for seconds, cost in sorted((seconds, cost) for _, seconds, cost in shown):

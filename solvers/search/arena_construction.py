@@ -1,10 +1,9 @@
-"""First assignments whose GPUs serve few arenas each.
+"""Construct first assignments whose GPUs serve few arenas each.
 
-An arena's launches take as long for one shard as for a hundred. Where they are much of a step,
-shards of one width belong together: but packing shard by shard spreads them, and moving one of them
-away takes no launch along. So here GPUs are first divided among arenas, and then each shard is
-packed on the GPUs of its arena. Wide tables may be cut into columns of a narrower table's width,
-which makes one arena of two.
+An arena's launches take as long for one shard as for a hundred. If they take much of a step, shards
+of one width belong together. But packing shard by shard spreads them, and moving a single shard
+saves no launch. So divide GPUs among arenas first, then pack each shard on the GPUs of its arena.
+Wide tables may be cut into columns of a narrower table's width, which makes one arena of two.
 """
 
 import math
@@ -24,25 +23,25 @@ from solvers.model.knapsack import BYTES, GPU_S, Float, Int
 from solvers.search.construction import Homes, packed, short_options
 
 _LEAST_SHARE = 0.02
-"""Of a step, which all arenas' launches take: below it, they decide little."""
+"""Do nothing if all arenas' launches take less than this share of a step."""
 
 _TRIED = 4
-"""Choices of widths for which shards are packed: those that promise most."""
+"""Pack shards for this many choices of widths, the most promising ones."""
 
 _FEW_OPTIONS = 1500
-"""Sharding options of all tables up to which any one or two widths are a choice."""
+"""Try any one or two widths if all tables together have at most this many options."""
 
 _COARSE = 2
-"""Times the fewest shards that a table may have when its cheapest option is looked for."""
+"""Largest number of shards in a table's cheapest option, as a multiple of the fewest."""
 
 _MOST_SETS = 6
-"""Sets of arenas that are divided among GPUs in every way; the smallest arenas are one set."""
+"""Divide at most this many sets of arenas among GPUs in every way; small arenas share one set."""
 
 Arenas = frozenset[Arena]
 
 
 class _Choice(NamedTuple):
-    """A sharding option of each table, the GPUs of each arena, and about the slowest GPU's time."""
+    """Each table's sharding option, each arena's GPUs, and about the slowest GPU's time."""
 
     slowest_s: float
     options: tuple[ShardingOption, ...]
@@ -50,7 +49,7 @@ class _Choice(NamedTuple):
 
 
 def assignments_by_arena(instance: Instance, bound: LagrangianBound) -> Iterator[Assignment]:
-    """Yield assignments for a few choices of widths; none where launches cost little.
+    """Yield assignments for a few choices of widths; none if launches cost little.
 
     Examples
     --------
@@ -82,7 +81,7 @@ def assignments_by_arena(instance: Instance, bound: LagrangianBound) -> Iterator
 
 
 def _launches_share(instance: Instance, bound: LagrangianBound) -> float:
-    """Return what launches of all arenas take of a GPU, as a share of the bound of a step."""
+    """Return the time of all arenas' launches on a GPU, as a share of the bound of a step."""
     launch_s = max(instance.launches_weighed_s(gpu) for gpu in instance.kinds)
     step_s = bound.step_time_s + instance.fixed_s
     return launch_s * len(_arenas_of_whole(instance)) / step_s if step_s else 0.0
@@ -93,9 +92,9 @@ def _arenas_of_whole(instance: Instance) -> set[Arena]:
 
 
 def _candidates(instance: Instance) -> list[dict[ShardingOption, Arenas]]:
-    """Return options of each table with their arenas; without replicas, if there are such.
+    """Return each table's options with their arenas, without replicas if a table has such options.
 
-    Replicas would launch something everywhere.
+    Replicas would launch a kernel on every GPU.
     """
     candidates = []
     for table in range(instance.tables):
@@ -108,7 +107,7 @@ def _candidates(instance: Instance) -> list[dict[ShardingOption, Arenas]]:
 
 def _arenas_of(instance: Instance, table: int, option: ShardingOption) -> Arenas:
     replica = instance.replica(table, option)
-    # All row slices of a column slice are in the same arena.
+    # Row slices of a column slice share its arena.
     columns = instance.shards(table, option)[:: option.row_slices]
     return frozenset(instance.arenas([*columns, *([replica] if replica else [])]))
 
@@ -116,7 +115,7 @@ def _arenas_of(instance: Instance, table: int, option: ShardingOption) -> Arenas
 def _choices_of_arenas(
     whole: set[Arena], candidates: Sequence[dict[ShardingOption, Arenas]]
 ) -> Iterator[Arenas]:
-    """Arenas to choose from: whole tables' up to some width, and those of any one or two widths."""
+    """Yield sets of arenas: of whole tables up to a width, and of any one or two widths."""
     for width in sorted({arena[2] for arena in whole}):
         yield frozenset(arena for arena in whole if arena[2] <= width)
     if sum(map(len, candidates)) > _FEW_OPTIONS:
@@ -133,10 +132,10 @@ def _options(
     arenas: Arenas,
     price: float,
 ) -> tuple[ShardingOption, ...] | None:
-    """For each table the cheapest option whose shards are in these arenas.
+    """Return each table's cheapest option whose shards are in these arenas.
 
-    Options with shards that a phase would wait for give way to finer ones. A table that has no
-    such option has any; None if few have one.
+    Options with shards that a phase would wait for give way to finer ones. A table without such an
+    option may take any. Return None if few tables have one.
     """
     index, allowed, others = instance.price_index(price), [], 0
     for options in candidates:
@@ -158,7 +157,7 @@ def _options(
 
 
 def _coarse(options: Sequence[ShardingOption]) -> list[ShardingOption]:
-    """Return options with few shards: the cheapest ones unless a shard is too long."""
+    """Return options with few shards."""
     most = _COARSE * min(option.shard_count for option in options)
     return [option for option in options if option.shard_count <= most]
 
@@ -166,7 +165,7 @@ def _coarse(options: Sequence[ShardingOption]) -> list[ShardingOption]:
 def _choice(
     instance: Instance, options: tuple[ShardingOption, ...], price: float
 ) -> _Choice | None:
-    """Return GPUs for each arena, such that none takes long; None if there are too few."""
+    """Return GPUs for each arena so that none is slow; None if there are too few GPUs."""
     index, gpu = instance.price_index(price), instance.kinds[0]
     shards, replicas = instance.sharded(options)
     work_s: dict[Arena, float] = defaultdict(float)
@@ -206,14 +205,14 @@ def _choice(
 
 
 def _shared(gpus: int, fixed_s: Float, work_s: Float, least: Int) -> tuple[float, list[int]] | None:
-    """Return the slowest GPU's time, and each set's number of GPUs; None if too few.
+    """Return the slowest GPU's time and each set's number of GPUs; None if there are too few GPUs.
 
     Parameters
     ----------
     fixed_s, work_s : float64, shape (sets,)
-        Of each GPU of a set, and what its GPUs share.
+        Seconds of each GPU of a set, and seconds that the GPUs of the set share.
     least : int64, shape (sets,)
-        GPUs that a set needs at least.
+        Least number of GPUs of a set.
     """
     counts = least.copy()
     if counts.sum() > gpus:
@@ -235,7 +234,7 @@ def _partitions(units: Sequence[Arenas]) -> Iterator[list[list[Arenas]]]:
 
 
 def _spread_over_hosts(instance: Instance) -> list[int]:
-    """Return GPUs, the first ones of all hosts ahead of the second ones."""
+    """Return GPUs in the order first GPU of each host, second GPU of each host, and so on."""
     seen: dict[int, int] = defaultdict(int)
     places = []
     for gpu, host in enumerate(instance.host_of_gpu):

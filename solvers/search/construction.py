@@ -1,4 +1,4 @@
-"""A first assignment: sharding options for a step time, shards put on GPUs, largest first."""
+"""Construct a first assignment: choose sharding options, then put shards on GPUs, largest first."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -16,7 +16,7 @@ from solvers.model.knapsack import BYTES, DRAM_BYTES, GPU_S, PHASES, Float
 _Balanced = Literal["phases", "buffers", "rows"]
 
 Homes = Mapping[Arena, npt.NDArray[np.bool_]]
-"""GPUs that serve each arena, shape (GPUs,), if one of them may; other arenas go anywhere."""
+"""For some arenas, the GPUs that serve them, shape (GPUs,); other arenas go anywhere."""
 
 _ANYWHERE: Homes = MappingProxyType({})
 
@@ -32,17 +32,17 @@ are read in the way that needs the fewest buffers."""
 
 
 _NORM = 5
-"""Packing adds to the sum of such powers of phase times as little as possible."""
+"""Packing minimises the sum of phase times to this power."""
 
 _MOST_FINER = 2.0
-"""Finer options than that many times what a long shard calls for are not looked at."""
+"""Skip options with more than this multiple of the shards that a long shard calls for."""
 
 _LEAST_WEIGHT = 1e-4
-"""Of a phase that is in no chain that counts: it may be in one that does in the end."""
+"""Weight of a phase in no counted chain: the final step may wait for it."""
 
 
 def construct(instance: Instance, bound: LagrangianBound, target_s: float) -> Assignment | None:
-    """Shard tables for a step time of `target_s` and assign them; None if no GPU has room."""
+    """Shard tables for a step of `target_s` seconds and assign them; None if they do not fit."""
     options = options_for(instance, bound, target_s)
     return None if options is None else packed(instance, options, bound.price_s_per_byte)
 
@@ -66,24 +66,23 @@ def short_options(
     longest_share: float,
     allowed: Sequence[Sequence[ShardingOption]] | None = None,
 ) -> list[ShardingOption]:
-    """Sharding options without shards that a phase of the step would wait for.
+    """Return sharding options without shards that a phase of the step would wait for.
 
-    The slowest GPU of each phase counts. A shard that takes more of a phase than the mean GPU
-    spends in it makes all others wait, though the table may be small beside the whole step. A
-    table with such a shard gets the option of least cost to the step: its work, shared by all
-    GPUs, and what its longest shard takes of each phase beyond `longest_share` of the mean GPU's
-    time.
+    A phase ends when its slowest GPU ends. So a shard that takes longer than the mean GPU's phase
+    makes all others wait, even if its table is small. A table with such a shard gets the option
+    that costs the step least. The cost is the table's work, shared by all GPUs, plus the time of
+    its longest shard in each phase beyond `longest_share` of the mean GPU's time.
 
     Parameters
     ----------
     options : sequence of ShardingOption
-        One of each table.
+        The present option of each table.
     price : float
         Seconds that a byte of HBM is worth.
     longest_share : float
-        Share of the mean GPU's time in a phase that a shard may take freely.
+        Share of the mean GPU's time in a phase that a shard may take without cost.
     allowed : sequence of sequences of ShardingOption, optional
-        Of each table, the options to choose from; all by default.
+        The options to choose from for each table; all by default.
     """
     weights, index = instance.objective.weights, instance.price_index(price)
     times = {
@@ -113,7 +112,7 @@ def short_options(
             enough: dict[tuple[int, bool], int] = {}
             for other in sorted(others, key=lambda one: (one.shard_count, one)):
                 way = other.replicated_rows, bool(other.column_widths)
-                # Shards that nothing waits for only do more work when they are divided further.
+                # Dividing shards further only adds work if nothing waits for them.
                 if other.shard_count > enough.get(way, other.shard_count):
                     continue
                 costs[other], over_s = cost_s(table, other)
@@ -124,7 +123,7 @@ def short_options(
 
 
 def _is_served(instance: Instance, table: int, option: ShardingOption, price: float) -> bool:
-    """Return whether prices of memory say that a server has a table's shards."""
+    """Return whether a server serves a table's shards at the bound's prices of memory."""
     shards = instance.shards(table, option)
     if not (instance.servers and instance.dram_price and shards):
         return False
@@ -145,9 +144,9 @@ def _finer(
 def _phases_of(
     instance: Instance, table: int, option: ShardingOption, index: int
 ) -> tuple[Float, Float]:
-    """Return seconds of phases of a table's longest shard, and of all its shards: each (phases,).
+    """Return phase seconds of a table's longest shard and of all its shards, shapes (phases,).
 
-    Replicas are a part of both, as every GPU has them.
+    Both include replicas, as every GPU has them.
     """
     gpu, shards = instance.kinds[0], instance.shards(table, option)
     replica = instance.replica(table, option)
@@ -156,7 +155,7 @@ def _phases_of(
         every_s = instance.costs_at(replica, gpu, 0)[PHASES]
     if not shards:
         return every_s, instance.gpus * every_s
-    # The first and the last row slice are the extremes of what lies between.
+    # Costs of row slices lie between those of the first and the last slice.
     ends = [instance.costs_at(shard, gpu, index)[PHASES] for shard in (shards[0], shards[-1])]
     total_s = len(shards) * (ends[0] + ends[1]) / 2
     return every_s + np.maximum(*ends), instance.gpus * every_s + total_s
@@ -165,12 +164,11 @@ def _phases_of(
 def packed(
     instance: Instance, options: Sequence[ShardingOption], price: float, homes: Homes = _ANYWHERE
 ) -> Assignment | None:
-    """Return tables sharded in these ways, or more finely, on GPUs; None if no GPU has room.
+    """Assign tables in these sharding options, or finer ones, to GPUs; None if they do not fit.
 
-    Shards with buffers of at most half a GPU's HBM pack best. Where so many do not fit, shards may
-    be as large as a GPU; then buffers are balanced; then, for hosts short of memory, tables get
-    small shards and all their rows balanced; at last, for GPUs short of memory, cold rows are read
-    as needs the fewest buffers.
+    Shards whose buffers take at most half a GPU's HBM pack best. If they do not fit, try in turn:
+    shards as large as a GPU; balanced buffers; small shards with balanced rows, for hosts short of
+    memory; and the lookups with the fewest buffers, for GPUs short of memory.
     """
     for largest_share, balanced, frugal in _ATTEMPTS:
         if frugal:
@@ -192,9 +190,9 @@ def pack(
     balanced: _Balanced = "phases",
     homes: Homes = _ANYWHERE,
 ) -> Assignment | None:
-    """Return tables sharded in these ways, on GPUs that delay the step least or have most HBM.
+    """Assign tables in these sharding options to the GPUs that delay the step least.
 
-    `price` of a byte of HBM decides how many rows of each shard a GPU is taken to hold.
+    The `price` of a byte of HBM decides how many rows of each shard are assumed to be in HBM.
     """
     shards, replicas = instance.sharded(options)
     blocks = instance.blocks(shards)
@@ -229,7 +227,7 @@ class _Loads:
             )
             for block in blocks
         }
-        ends = {  # With the fewest rows in HBM, and with all.
+        ends = {  # With the fewest rows in HBM, and with all rows.
             block: np.sum(
                 [instance.priced_costs(s, instance.kinds[0])[:, [0, -1]] for s in block], axis=0
             )
@@ -248,7 +246,7 @@ class _Loads:
         self.taken = np.zeros(instance.gpus)
         self.dram, self.hosts = instance.dram_bytes.copy(), np.array(instance.host_of_gpu)
         self.holders: dict[int, list[int]] = {}
-        # What the first shard of each arena adds to a GPU's time.
+        # Time that the first shard of an arena adds to a GPU.
         launch_s = [instance.launches_weighed_s(gpu) for gpu in instance.kinds]
         self.launch_s = np.array(launch_s)[self.kinds]
         self.launches_s = np.array(instance.launches_s)
@@ -258,22 +256,22 @@ class _Loads:
             self.arenas[arena] = np.ones(instance.gpus, dtype=bool)
             self.phase_s = self.phase_s + self.launches_s
         whole_s = np.sum([costs[0, PHASES] for costs in self.costs.values()], axis=0)
-        # What packing measures phases by: the mean GPU's time in the end.
+        # Measure phases by the mean GPU's final time in them.
         self.mean_s = np.maximum(1e-12, self.phase_s.mean(axis=0) + whole_s / instance.gpus)
         self.weights = np.maximum(instance.objective.weights, _LEAST_WEIGHT)
         self.pairs: list[tuple[TableShard, int]] = []
-        # Where DRAM has a price, prices decide between GPUs and servers.
+        # If DRAM has a price, prices decide between GPUs and servers.
         self.served = instance.servers if instance.dram_price else 0
 
     def put(self, block: Block) -> bool:
-        """Assign a block to the GPU that is then the least full, if any has room for it."""
+        """Assign a block to the GPU that is least full afterwards; false if none has room."""
         cost = self.costs[block][self.kinds]
         # HBM that a GPU lacks makes a shard slower, not impossible: prefer room, and
         # insist on the buffers alone.
         allowed = self.instance.open_gpus(block) & (
             self.least + self.buffers[block] <= self.capacity
         )
-        # Else cold rows are counted when HBM has been filled.
+        # Otherwise cold rows are counted after HBM has been filled.
         if self.balanced != "rows" and not self.instance.lacks_dram:
             allowed &= cost[:, DRAM_BYTES] <= self.dram[self.hosts]
         for shard in block:
@@ -318,14 +316,14 @@ class _Loads:
         return self.arenas[arena]
 
     def _delay(self, added_s: Float) -> Float:
-        """Return what phases that grow by `added_s`, (GPUs, phases), add to the sum of powers."""
+        """Return what adding `added_s`, shape (GPUs, phases), adds to the sum of powers."""
         before, after = self.phase_s / self.mean_s, (self.phase_s + added_s) / self.mean_s
         delay: Float = (after**_NORM - before**_NORM) @ (self.weights * self.mean_s)
         return delay
 
 
 def _frugal_option(instance: Instance, table: int) -> ShardingOption:
-    """Return the uncut variant of a table that needs the least HBM."""
+    """Return the option of the whole table that needs the least HBM."""
 
     def least_hbm(option: ShardingOption) -> float:
         needed = [instance.replica(table, option), *instance.shards(table, option)]
@@ -338,10 +336,10 @@ def _frugal_option(instance: Instance, table: int) -> ShardingOption:
 def _option_that_fits(
     instance: Instance, table: int, option: ShardingOption, largest_share: float, with_rows: bool
 ) -> ShardingOption:
-    """`option`, or one into more row slices if a shard is too large.
+    """Return `option`, or one with more row slices if a shard is too large.
 
-    That is, its buffers (and its rows, on demand) take more than `largest_share` of a GPU's
-    HBM, or its cold rows fit nowhere.
+    A shard is too large if its buffers (on demand with its rows) take more than `largest_share` of
+    a GPU's HBM, or if no host has room for its cold rows.
     """
 
     def fits(option: ShardingOption) -> bool:

@@ -1,4 +1,4 @@
-"""CP-SAT within a search's limits."""
+"""Run CP-SAT within a search's limits."""
 
 import threading
 from typing import Any
@@ -7,18 +7,18 @@ from placer.errors import BackendError
 from solvers.result import Limits
 
 _POLL_S = 0.05
-"""How often the caller is asked whether to stop."""
+"""Seconds between two checks whether the caller wants to stop."""
 
 
 _GAP = 0.05
-"""How far from the least the objective may be: bytes that devices are said to lack."""
+"""Relative gap of the objective, the bytes that devices lack."""
 
 _REPEATED_S = 10.0
-"""CP-SAT's own measure of its work, about seconds, where steps are limited and not time."""
+"""Limit of CP-SAT's deterministic time, roughly seconds, if steps are limited instead of time."""
 
 
 def run_cp_sat(model: Any, limits: Limits, time_limit_s: float) -> tuple[Any, Any]:
-    """Solve a model, and return CP-SAT with its values, and its status.
+    """Solve a model; return CP-SAT's solver, which has the values, and its status.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ def run_cp_sat(model: Any, limits: Limits, time_limit_s: float) -> tuple[Any, An
         solver.parameters.max_deterministic_time = _REPEATED_S
     solver.parameters.random_seed = limits.seed
     solver.parameters.relative_gap_limit = _GAP
-    # Deterministic for a seed as long as the time limit does not strike.
+    # Deterministic for a seed unless the time limit is reached.
     solver.parameters.interleave_search = True
     status = _solved(solver, model, limits)
     if status == cp_model.MODEL_INVALID:
@@ -45,12 +45,12 @@ def run_cp_sat(model: Any, limits: Limits, time_limit_s: float) -> tuple[Any, An
 
 
 def _solved(solver: Any, model: Any, limits: Limits) -> Any:
-    """Return CP-SAT's status for a model; it ends at once if the caller says so, or is interrupted.
+    """Return CP-SAT's status for a model; stop at once if the caller asks or on Ctrl-C.
 
-    It runs in a thread of its own, as Python handles signals, and the caller's wish is asked
-    for, between the bytecodes of the main thread alone.
+    CP-SAT runs in its own thread: Python handles signals only between bytecodes of the main thread,
+    which also polls the caller.
     """
-    # Its own handling of Ctrl-C would keep the signal from Python.
+    # CP-SAT's own handling of Ctrl-C would hide the signal from Python.
     solver.parameters.catch_sigint_signal = False
     outcome: list[Any] = []
 
@@ -68,7 +68,7 @@ def _solved(solver: Any, model: Any, limits: Limits) -> Any:
             if limits.stop is not None and limits.stop():
                 solver.stop_search()
     except BaseException:
-        while thread.is_alive():  # A search that has not begun yet cannot be stopped yet.
+        while thread.is_alive():  # A search that has not begun ignores a stop, so repeat it.
             solver.stop_search()
             thread.join(_POLL_S)
         raise

@@ -1,4 +1,4 @@
-"""Curves with other points, and their bytes as straight lines, for proofs that nothing fits."""
+"""Thin out curves and bound their bytes by straight lines, for proofs that nothing fits."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -15,16 +15,16 @@ ROUNDING_BYTES = 1e-6
 
 
 class Line(NamedTuple):
-    """Bytes that a shard takes at least, from one number of hot rows to another.
+    """A lower bound of a shard's bytes between two numbers of hot rows.
 
     Attributes
     ----------
     rows : int
-        Rows that may be hot beyond those of the line's start.
+        Hot rows at the end of the line minus hot rows at its start.
     hbm_bytes, dram_bytes : int
-        At its start.
+        Bytes at the start.
     hbm_bytes_a_row, dram_bytes_a_row : int
-        What each further hot row adds, in DRAM mostly less than nothing.
+        Bytes that each further hot row adds; mostly negative in DRAM.
     """
 
     rows: int
@@ -35,18 +35,18 @@ class Line(NamedTuple):
 
 
 Piece = tuple[Float, Line | None]
-"""Costs of a shard, and the line that begins there if it is none of a point."""
+"""Costs of a shard at a point, or at the start of the line beside them."""
 
 
 def some_points(curve: CostCurve, most: int) -> list[int]:
-    """Return the places of at most so many of a curve's points, its first and last among them."""
+    """Return indices of at most this many points of a curve, including the first and the last."""
     last = curve.hot_rows.size - 1
     places = np.linspace(0, last, min(last + 1, most)).round().astype(int)
     return [int(place) for place in np.unique(places)]
 
 
 def with_every_row(curve: CostCurve, most: int) -> CostCurve:
-    """Return a curve with every number of hot rows as a point, if allowed and not too many."""
+    """Return a curve with a point for every number of hot rows, if these are at most `most`."""
     rows = curve.hot_rows
     if curve.only_points or not np.isfinite(curve.split_s) or rows[-1] >= most:
         return curve
@@ -54,7 +54,7 @@ def with_every_row(curve: CostCurve, most: int) -> CostCurve:
 
 
 def part_of(curve: CostCurve, low: int, high: int) -> CostCurve:
-    """Return a curve from one number of hot rows to another, with the bytes of a split."""
+    """Return the part of a curve between two numbers of hot rows, bytes of a split included."""
     rows = curve.hot_rows
     inner = rows[(rows > low) & (rows < high)]
     part = _at(curve, np.unique(np.concatenate(([low], inner, [high]))))
@@ -62,7 +62,7 @@ def part_of(curve: CostCurve, low: int, high: int) -> CostCurve:
 
 
 def _at(curve: CostCurve, hot: npt.NDArray[np.int64]) -> CostCurve:
-    """Return a curve with other points."""
+    """Return a curve at other numbers of hot rows."""
 
     def between(values: Float) -> Float:
         return np.interp(hot, curve.hot_rows, values)
@@ -94,7 +94,7 @@ def pieces_of(curve: CostCurve, most: int, room: tuple[float, float]) -> list[Pi
     most : int
         Points.
     room : tuple of float
-        Bytes of HBM and DRAM: what needs more is left out between points.
+        Bytes of HBM and DRAM. Between points, what needs more is left out.
     """
     curve = with_every_row(curve, most)
     at, points = some_points(curve, most), costs_of(curve)
@@ -112,7 +112,7 @@ def pieces_of(curve: CostCurve, most: int, room: tuple[float, float]) -> list[Pi
 def _between(
     curve: CostCurve, first: int, last: int, room: tuple[float, float]
 ) -> CostCurve | None:
-    """Return the part of a curve between two of its points; None if there is none that may fit."""
+    """Return the part of a curve between two of its points that may fit; None if there is none."""
     low, high = int(curve.hot_rows[first]) + 1, int(curve.hot_rows[last]) - 1
     if low > high or curve.only_points or not np.isfinite(curve.split_s):
         return None
@@ -122,10 +122,10 @@ def _between(
 
 
 def line_below(curve: CostCurve) -> Line:
-    """Return a line from a curve's first point to its last one, above its bytes nowhere.
+    """Return a line from a curve's first point to its last that is nowhere above its bytes.
 
-    Bytes are straight between two points of a curve, as all rows there are read alike: a line that
-    is not above the points is not above what lies between them.
+    A curve's bytes are linear between two points, as all rows there are read alike. So a line that
+    is not above the points is not above the curve.
     """
     rows = curve.hot_rows - curve.hot_rows[0]
     starts, slopes = [], []

@@ -1,4 +1,4 @@
-"""Moves and swaps of blocks between GPUs, rated by sums of priced costs, many at once."""
+"""Rate moves and swaps of blocks between GPUs by sums of priced costs, many at once."""
 
 import itertools
 from collections import Counter
@@ -14,11 +14,11 @@ from solvers.model.knapsack import Float, Int, phases_of_swaps
 from solvers.model.replicas import total
 
 _MOST_SWAPS = 4000
-"""Swaps that are rated together: arrays of more do not stay in a processor's cache."""
+"""Rate at most this many swaps together, so that arrays stay in a processor's cache."""
 
 
 class _Served:
-    """What a GPU serves, as swaps see it: its blocks, and an empty one, the last.
+    """The blocks of a GPU as arrays for swaps; the last block is empty.
 
     Attributes
     ----------
@@ -49,7 +49,7 @@ class _Served:
         self._costs: dict[int, Float] = {}
 
     def is_of(self, assignment: Assignment, gpu: int) -> bool:
-        """Return whether the GPU still serves the same, as changes bring new lists of shards."""
+        """Return whether the GPU still serves this list of shards: changes replace lists."""
         return self._shards is assignment.shards[gpu] and self._replicas is assignment.replicas
 
     def costs(self, kind: int) -> Float:
@@ -62,7 +62,7 @@ class _Served:
 
 
 class Exchanges:
-    """Moves and swaps of an assignment, which may change from one question to the next."""
+    """Moves and swaps of an assignment, which may change between calls."""
 
     def __init__(self, assignment: Assignment) -> None:
         self._assignment = assignment
@@ -70,12 +70,12 @@ class Exchanges:
         self._known: dict[int, _Served] = {}
 
     def best(self, slow: int, others: Sequence[int], key_s: float, most: int) -> Iterator[Change]:
-        """Yield the best exchanges of one GPU with some others, at most so many.
+        """Yield at most this many of the best exchanges of one GPU with some others.
 
         Parameters
         ----------
         key_s : float
-            What the objective, about, has to be below.
+            Limit of the rated objective.
         """
         mine = self._served(slow)
         if len(mine.blocks) == 1:
@@ -84,7 +84,7 @@ class Exchanges:
         for some in self._batches(mine, others):
             for other, rated in zip(some, self._rated(slow, some), strict=True):
                 rated[rated >= key_s] = np.inf
-                # One best swap for each block of the slow GPU: finalists should differ.
+                # Keep the best swap of each block of the slow GPU, so that finalists differ.
                 back = rated.argmin(axis=1)
                 best = rated[np.arange(len(back)), back]
                 candidates += [
@@ -106,7 +106,7 @@ class Exchanges:
         return known
 
     def _batches(self, mine: _Served, others: Sequence[int]) -> Iterator[list[int]]:
-        """Yield the other GPUs, as many at a time as are rated together."""
+        """Yield the other GPUs in batches that are rated together."""
         some: list[int] = []
         swaps = 0
         for other in others:
@@ -120,16 +120,16 @@ class Exchanges:
             yield some
 
     def _rated(self, slow: int, others: Sequence[int]) -> Iterator[Float]:
-        """About the objective when two GPUs swap blocks, shape (mine, theirs + 1) of each other.
+        """Rate the objective for each swap of blocks, shape (mine, theirs + 1) for each other GPU.
 
-        The last column is for a move that takes nothing back. Infinite where a swap is not
-        allowed.
+        The last column is for moves without a block in return. Swaps that are not allowed are
+        infinite.
         """
         assignment, instance = self._assignment, self._assignment.instance
         objective, kinds = instance.objective, instance.kind_of_gpu
         mine, theirs = self._served(slow), [self._served(other) for other in others]
         counts = [len(served.blocks) for served in theirs]
-        # The GPU of `others` that each of their blocks is on.
+        # For each block of `others`, its GPU.
         at = np.repeat(np.arange(len(others)), counts)
         here = mine.costs(kinds[slow])[:-1]
         there = np.concatenate(
@@ -165,9 +165,9 @@ class Exchanges:
             first = last
 
     def _arenas(self, mine: _Served, theirs: Sequence[_Served], at: Int) -> tuple[Int, Int]:
-        """Arenas of the slow GPU, shape (mine, theirs), and of the others, (theirs, mine)."""
+        """Count arenas after swaps: (mine, theirs) of the slow GPU, (theirs, mine) of others."""
 
-        def wide(arenas: Int) -> Int:  # Arenas that were not known when a GPU was looked at.
+        def wide(arenas: Int) -> Int:  # Arenas that were unknown when this GPU's arrays were made.
             more = len(self._numbers) - arenas.shape[-1]
             return np.pad(arenas, [*[(0, 0)] * (arenas.ndim - 1), (0, more)])
 

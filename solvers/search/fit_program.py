@@ -1,4 +1,4 @@
-"""The integer program of room: whether any placement fits, and what is short if none does.
+"""Decide by an integer program whether any placement fits, and what is short if none does.
 
 With z[t,o] ∈ {0,1} for table t in sharding option o, and x[p,g,k] ∈ {0,1} for shard p on GPU g with
 the hot rows of point k of its curve::
@@ -9,14 +9,14 @@ the hot rows of point k of its curve::
     Σ_p,k bytes(p,k)·x[p,g,k] + Σ_t,o replicas(t,o)·z[t,o] ≤ HBM[g]      for each GPU g
     Σ_p,k dram_bytes(p,k)·x[p,g,k] ≤ DRAM[h]                        for the GPUs g of host h
 
-The same holds of drives, where all cold rows of an option are there or none.
+Drives have the same row; an option has all of its cold rows on a drive or none.
 
-Any solution is a placement. Where there is none, a program in which devices may lack bytes
-minimises the sum of these: they are what is short.
+Any solution is a placement. If there is none, a second program lets devices lack bytes and
+minimises their sum: that is what is short.
 
-A curve of many rows has a few of its points here, and straight lines from one to the next that are
-not above the curve's bytes anywhere: rows move from DRAM to HBM one by one along a line. If that
-does not fit, nothing does.
+Curves of many rows are reduced to a few points, with straight lines between them that are nowhere
+above the curve's bytes: along a line, rows move one by one from DRAM to HBM. If even that does not
+fit, nothing does.
 """
 
 import math
@@ -44,22 +44,22 @@ from solvers.search.curve_lines import (
 )
 
 Options = Sequence[Sequence[ShardingOption]]
-"""By table, the sharding options that it may take."""
+"""The sharding options that each table may take."""
 
 _POINTS = (2, 4, 16)
-"""Points of curves in the programs that are tried: few mostly suffice."""
+"""Points of curves in successive programs: few mostly suffice."""
 
 _MOST_PLACES = 60_000
-"""Shards × GPUs × points of curves of a program: larger ones take minutes."""
+"""Largest program, in shards × GPUs × points of curves: larger ones take minutes."""
 
 _SHORTAGES_S = 2.0
-"""Seconds to find out by how much devices fall short, where it is known that nothing fits: at
-least, and as many as the proof took."""
+"""Spend at least this many seconds, and as many as the proof took, on what is short once it is
+proven that nothing fits."""
 
 
 @dataclass(frozen=True, slots=True)
 class FitAnswer:
-    """What CP-SAT found.
+    """The answer of CP-SAT.
 
     Attributes
     ----------
@@ -78,9 +78,9 @@ class FitAnswer:
 
 @dataclass(frozen=True, slots=True)
 class _Point:
-    """A shard on a GPU with some of its rows in HBM, and whether that is chosen.
+    """A choice of the program: a shard on a GPU with some of its rows in HBM.
 
-    Of a line, these are its first point's, and `rows` counts what is hot beyond them.
+    A line has its first point's costs, and `rows` counts the hot rows beyond that point.
     """
 
     shard: TableShard
@@ -91,7 +91,7 @@ class _Point:
 
 
 def fit(instance: Instance, limits: Limits, time_limit_s: float) -> FitAnswer:
-    """Find any assignment that fits, or prove that there is none, and what is short then."""
+    """Find any assignment that fits; or prove that none does, and say what is short."""
     every = [instance.options_of(table) for table in range(instance.tables)]
     few = [[option for option in of if _is_even(option)] or of for of in every]
     deadline = time.monotonic() + time_limit_s
@@ -121,14 +121,14 @@ def fit(instance: Instance, limits: Limits, time_limit_s: float) -> FitAnswer:
 
 
 def _is_even(option: ShardingOption) -> bool:
-    """Return true if an option is one of the few that suffice where there are many."""
+    """Return whether an option is worth trying if there are many."""
     if option.replicated_rows or len(set(option.column_widths)) > 1:
         return False
     return option.row_slices & (option.row_slices - 1) == 0
 
 
 def _places(instance: Instance, options: Options, most_points: int) -> int:
-    """Return shards × GPUs × points of a program."""
+    """Return the size of a program: shards × GPUs × points."""
     if sum(option.shard_count for of in options for option in of) * instance.gpus > _MOST_PLACES:
         return _MOST_PLACES + 1
     curves = (
@@ -147,7 +147,7 @@ class FitProgram:
     ----------
     instance : Instance
     options : sequence of sequences of ShardingOption
-        Those that each table may take: no solution is a proof if these are all.
+        The options that each table may take. With all options, having no solution is a proof.
     most_points : int
         Points of each curve.
     may_lack : bool
@@ -166,7 +166,7 @@ class FitProgram:
         self.model = cp_model.CpModel()
         self.points: list[_Point] = []
         self.replicas: list[tuple[TableShard, Any]] = []
-        # Of each GPU and host: variables with their bytes.
+        # Variables with their bytes, for each GPU and host.
         self._rows: dict[tuple[Memory, int], list[tuple[Any, int]]] = defaultdict(list)
         for table, of_table in enumerate(options):
             used = [self.model.new_bool_var("") for _ in of_table]
@@ -180,7 +180,7 @@ class FitProgram:
             self.model.minimize(sum(self.short.values()))
 
     def _add_option(self, table: int, option: ShardingOption, used: Any) -> None:
-        """A table's shards, if it takes an option."""
+        """Add the shards of a table in one option."""
         instance = self.instance
         replica = instance.replica(table, option)
         if replica is not None:
@@ -216,7 +216,7 @@ class FitProgram:
             self._add_maps(split, whole)
 
     def _pieces(self, shard: TableShard, gpu: int) -> list[tuple[Float, Line | None]]:
-        """Return costs at points of a curve, and lines below what is between them."""
+        """Return costs at points of a curve, and lines below the curve between them."""
         instance, host = self.instance, self.instance.host_of_gpu[gpu]
         few = instance.cost_model.uniform_splits and shard.option.shard_count > 1
         room = float(instance.hbm_bytes[gpu]), float(instance.dram_bytes[host])
@@ -227,7 +227,7 @@ class FitProgram:
         )
 
     def _add_bytes(self, gpu: int, costs: Float, chosen: Any) -> None:
-        """Bytes of a GPU and its host if a variable is 1."""
+        """Count bytes of a GPU and its host if a variable is 1."""
         host = self.instance.host_of_gpu[gpu]
         memories: tuple[tuple[Memory, int, int], ...]
         memories = (("hbm", gpu, BYTES), ("dram", host, DRAM_BYTES))
@@ -237,7 +237,7 @@ class FitProgram:
                 self._rows[kind, of].append((chosen, bytes_))
 
     def _add_drive(self, shard: TableShard, gpu: int, *terms: tuple[Any, int]) -> None:
-        """Bytes on a drive of rows, of variables that each count so many."""
+        """Count bytes of rows on a drive."""
         spec = self.instance.problem.profile.tables[shard.table].table
         cols, dtype = self.instance.columns(shard), shard.option.home.dtype or None
         row = Shard(spec.name, (0, 1, 1), cols, ("",), "ssd", "staged", dtype=dtype)
@@ -246,9 +246,9 @@ class FitProgram:
         held += [(of, rows * row_bytes) for of, rows in terms if of is not None and rows]
 
     def _add_line(self, gpu: int, line: Line, chosen: Any) -> Any:
-        """Bytes of the rows that are hot beyond the first point of a line, if it is chosen.
+        """Count bytes of the hot rows beyond the start of a line, if it is chosen.
 
-        Return the variable that counts these rows.
+        Return the variable with the number of these rows.
         """
         rows = self.model.new_int_var(0, line.rows, "")
         self.model.add(rows <= line.rows * chosen)
@@ -257,7 +257,7 @@ class FitProgram:
         return rows
 
     def _add_maps(self, split: Sequence[_Point], whole: Sequence[_Point]) -> None:
-        """If a column slice is split, whatever serves another needs a map of its rows too."""
+        """If one column slice is split, GPUs of the other slices need its row map too."""
         map_bytes = self.instance.curve(split[0].shard, split[0].gpu).split_hbm_bytes
         if not map_bytes:
             return
@@ -270,7 +270,7 @@ class FitProgram:
             self._rows["hbm", point.gpu].append((mapped, math.floor(map_bytes)))
 
     def _keep_together(self) -> None:
-        """Tables of a group have all their shards on the same GPU."""
+        """Put all shards of a group's tables on the same GPU."""
         instance = self.instance
         on: dict[tuple[int, int], list[Any]] = defaultdict(list)
         for point in self.points:
@@ -283,7 +283,7 @@ class FitProgram:
                     self.model.add(first == other)
 
     def _add_memory(self) -> None:
-        """Limit what devices hold, or count what they lack."""
+        """Limit the bytes of devices, or count the bytes that they lack."""
         instance = self.instance
         devices: list[tuple[Memory, int, float]]
         devices = [("hbm", gpu, b) for gpu, b in enumerate(instance.hbm_bytes.tolist())]
@@ -302,7 +302,7 @@ class FitProgram:
             self.model.add(used <= math.floor(bytes_))
 
     def run(self, limits: Limits, time_limit_s: float) -> FitAnswer:
-        """Solve, and read the assignment, or what is short, back."""
+        """Solve the program; read back the assignment or what is short."""
         from ortools.sat.python import cp_model
 
         solver, status = run_cp_sat(self.model, limits, time_limit_s)
@@ -314,7 +314,7 @@ class FitProgram:
         return FitAnswer(assignment, short_bytes=short_bytes)
 
     def _assignment(self, solver: Any) -> Assignment | None:
-        """Return the chosen points, or the same shards with HBM filled again if that is faster."""
+        """Return the chosen assignment, with HBM filled again if that is faster."""
         placed = [point for point in self.points if solver.value(point.chosen)]
         pairs = [(point.shard, point.gpu) for point in placed]
         replicas = [replica for replica, used in self.replicas if solver.value(used)]

@@ -1,7 +1,7 @@
-"""Local search: what slow GPUs serve is moved, swapped or sharded again while that helps.
+"""Local search: move, swap or reshard what slow GPUs serve while that helps.
 
-Every candidate is rated by the sums of priced costs (`solvers.model.knapsack.phases_at`), many at
-once; only the best few have their HBM filled exactly.
+Candidates are rated many at once by sums of priced costs (`solvers.model.knapsack.phases_at`). Only
+the best few have their HBM filled exactly.
 """
 
 import numpy as np
@@ -17,31 +17,31 @@ from solvers.search.exchanges import Exchanges
 from solvers.search.resharding import MOST_SHARDS, Without, work_of_option_s
 
 _CANDIDATE_GPUS = 8
-"""GPUs that a shard of the slowest one is tried on, least loaded first."""
+"""Try a shard of the slowest GPU on this many others, least loaded first."""
 
 _SLOW_GPUS = 3
-"""GPUs that phases wait for, of which blocks are moved."""
+"""Move blocks off this many GPUs that phases wait for."""
 
 _FINALISTS = 4
-"""Candidates that are filled exactly before a kind of move is given up."""
+"""Fill this many candidates exactly before giving up a kind of move."""
 
 _LARGEST_TABLES, _CHEAPEST_OPTIONS = 4, 12
-"""Tables of the slowest GPU that are sharded anew, and how many sharding options of each are tried.
-With 6 and 32, plans were 0 to 0.6% faster on six problems, in 0.04 to 0.6 s more."""
+"""Reshard this many tables of the slowest GPU, and try this many sharding options of each. With 6
+and 32, plans were 0 to 0.6% faster on six problems, in 0.04 to 0.6 s more."""
 
 _EXACT_TRIALS = 500
-"""Sharding options of all tables up to which each is tried exactly."""
+"""Try every sharding option exactly if all tables together have at most this many."""
 
 _ENOUGH = 12
-"""Sharding options that gain, of which the best is made before other tables are looked at."""
+"""Stop looking at other tables once this many sharding options gain."""
 
 _LEAST_GAIN = 1e-5
 
 
 def improve(assignment: Assignment, clock: Clock, *, reshard_tables: bool = True) -> None:
-    """Change an assignment, in place, until no move makes the step faster.
+    """Improve an assignment in place until no move makes the step faster.
 
-    Without `reshard_tables`, tables keep their sharding options: ten times as fast.
+    Without `reshard_tables`, tables keep their sharding options, which is ten times as fast.
     """
     instance = assignment.instance
     many, has_arenas = instance.gpus > 1, instance.arena_times.is_any
@@ -57,9 +57,9 @@ def improve(assignment: Assignment, clock: Clock, *, reshard_tables: bool = True
 
 
 def exchange(assignment: Assignment, exchanges: Exchanges) -> bool:
-    """Make the best move of a block off a slow GPU, or swap with one of another GPU's.
+    """Move a block off a slow GPU or swap it with another GPU's, whichever is best.
 
-    Slow is the GPU that a phase of the step waits for, in each phase another.
+    A GPU is slow if a phase of the step waits for it.
     """
     phase_s = assignment.phase_s
     key_s = assignment.instance.objective.key_s(phase_s)
@@ -73,16 +73,16 @@ def exchange(assignment: Assignment, exchanges: Exchanges) -> bool:
 
 
 def reshard_table(assignment: Assignment, clock: Clock) -> bool:
-    """Make a new sharding option of a table of a slow GPU, its shards spread again.
+    """Give a table of a slow GPU another sharding option, and spread its shards again.
 
-    The largest tables are tried first, each in the cheapest of its sharding options; the first
-    table that gains by one has the best of its own.
+    Try the largest tables first, each in its cheapest options. Take the best option of the first
+    table that gains by one.
     """
     instance = assignment.instance
     phase_s, weights = assignment.phase_s, instance.objective.weights
     key_s = instance.objective.key_s(phase_s)
     slow = next(iter(assignment.slow_gpus()))
-    # What a new sharding option may cost in all: with more, the mean GPU would be as slow.
+    # Limit of an option's total cost: beyond it the mean GPU would be as slow.
     slack_s = instance.gpus * float(weights @ phase_s.max(axis=0)) - float(assignment.times_s.sum())
     candidates: list[tuple[float, int, ShardingOption]] = []
     for table, now in _largest(assignment, slow):
@@ -107,10 +107,10 @@ def reshard_table(assignment: Assignment, clock: Clock) -> bool:
 
 
 def reshard_exactly(assignment: Assignment, clock: Clock) -> bool:
-    """Make the first gains of tables sharded again that are only seen when filled exactly.
+    """Reshard tables whose gain shows only when HBM is filled exactly.
 
-    What arenas take by how their rows are read is neither rated nor part of bounds. Of many
-    sharding options, only those that read cold rows otherwise are tried, on one GPU alone.
+    Ratings and bounds leave out that an arena's time depends on how its rows are looked up. If
+    there are many options, try only those with another lookup of cold rows, on a single GPU.
     """
     instance = assignment.instance
     options = {
@@ -133,9 +133,9 @@ def reshard_exactly(assignment: Assignment, clock: Clock) -> bool:
 
 
 def _largest(assignment: Assignment, slow: int) -> list[tuple[int, ShardingOption]]:
-    """Return tables of a GPU with their options, those that take most of its time first."""
+    """Return a GPU's tables with their options, the slowest table first."""
     instance = assignment.instance
-    # Replicas are on every GPU, so on the slowest one too.
+    # Every GPU has replicas, and so does the slowest.
     alone = [p for p in assignment.shards[slow] if not instance.in_group(p.table)]
     ranked = []
     for shards in (alone, assignment.replicas):
@@ -147,9 +147,9 @@ def _largest(assignment: Assignment, slow: int) -> list[tuple[int, ShardingOptio
 def _make_best_of(
     assignment: Assignment, candidates: list[tuple[float, int, ShardingOption]], key_s: float
 ) -> bool:
-    """Make the best of some new sharding options that helps when filled exactly.
+    """Make the best new sharding option that helps when HBM is filled exactly.
 
-    Then those of other tables that help beside it, as long as few do not.
+    Then make those of other tables that help as well, until a few do not.
     """
     changed: set[int] = set()
     failures = 0
@@ -168,7 +168,7 @@ def _make_best_of(
 
 
 def resharded(assignment: Assignment, table: int, option: ShardingOption) -> Assignment | None:
-    """An assignment with a table sharded again, for better or worse; None if it does not fit."""
+    """Return an assignment with a table resharded, even if it is worse; None if it does not fit."""
     spread = Without(assignment, table).spread(option)
     if spread is None:
         return None
@@ -179,7 +179,7 @@ def resharded(assignment: Assignment, table: int, option: ShardingOption) -> Ass
 def _make(
     assignment: Assignment, change: Change, replicas: tuple[TableShard, ...], below_s: float
 ) -> bool:
-    """Make a change if, filled exactly, the objective is then less than `below_s`."""
+    """Make a change if it brings the objective, with HBM filled exactly, below `below_s`."""
     instance = assignment.instance
     touched = range(instance.gpus) if replicas != assignment.replicas else change
     knapsacks: dict[int, Knapsack] = {}

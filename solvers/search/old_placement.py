@@ -1,4 +1,4 @@
-"""An old plan's sharding options and GPUs on a problem that has changed since."""
+"""Keep an old plan's sharding options and GPUs on a problem that has changed since."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,19 +18,19 @@ from solvers.search.moves import resharded
 
 @dataclass(frozen=True, slots=True)
 class OldTable:
-    """How the old plan shards a table, and the id of the device of each shard."""
+    """The old plan's sharding option of a table, and the device id of each shard."""
 
     option: ShardingOption
     shards: tuple[tuple[TableShard, str], ...]
 
     def has_option(self, option: ShardingOption) -> bool:
-        """Return whether a sharding option is the table's, however cold rows are read."""
+        """Return whether an option is the old one, apart from how cold rows are looked up."""
         now = self.option
         return option._replace(cold=now.cold, home=now.home) == now
 
 
 def old_tables(instance: Instance, old: Plan) -> dict[int, OldTable]:
-    """Return tables, by number, that the old plan places in a way that is searched."""
+    """Return the tables, by number, whose old placement the search can express."""
     tables = {}
     for number in range(instance.tables):
         table = _old_table(instance, old, number)
@@ -40,7 +40,7 @@ def old_tables(instance: Instance, old: Plan) -> dict[int, OldTable]:
 
 
 def _old_table(instance: Instance, old: Plan, number: int) -> OldTable | None:
-    """Return the old sharding of a table, as an option for the table's present rows."""
+    """Return a table's old sharding as an option for its present rows."""
     table = instance.problem.profile.tables[number].table
     before = old.tables_by_name.get(table.name)
     if before is None or before.dim != table.dim:
@@ -69,10 +69,10 @@ def old_assignment(
     tables: Mapping[int, OldTable],
     option_of_new: Callable[[int], ShardingOption],
 ) -> Assignment | None:
-    """Return the old sharding options on the old GPUs, HBM filled again; None if that does not fit.
+    """Return the old options on the old GPUs with HBM filled again; None if that does not fit.
 
-    Shards that have lost their GPU go to the one that finishes first; new tables get the
-    sharding option that `option_of_new` returns for their number.
+    Shards that lost their GPU go to the one that finishes first. New tables take the option that
+    `option_of_new` returns for their number.
     """
     gpu_of = instance.problem.topology.serving_numbers
     homes: dict[TableShard, int | None] = {}
@@ -100,9 +100,9 @@ def old_assignment(
 def _housed(
     instance: Instance, homes: Mapping[TableShard, int | None]
 ) -> tuple[list[tuple[TableShard, int]], list[tuple[TableShard, ...]]]:
-    """Return shards with the GPUs that they keep, and the blocks of shards that have none.
+    """Return shards with the GPUs that they keep, and blocks of shards without a GPU.
 
-    Shards that have to be on one GPU are a block; they keep the GPU that most of them had.
+    Shards that must share a GPU form a block, which keeps the GPU that most of its shards had.
     """
     pairs: list[tuple[TableShard, int]] = []
     homeless: list[tuple[TableShard, ...]] = []
@@ -117,7 +117,7 @@ def _housed(
 
 
 def _is_usable(instance: Instance, number: int, option: ShardingOption) -> bool:
-    """Return whether options of this kind are searched, and the cost model knows this one."""
+    """Return whether options of this kind are searched and the cost model supports this one."""
     options = instance.options_of(number)
     if is_one_of(option, options):
         return True
@@ -135,7 +135,7 @@ def _is_usable(instance: Instance, number: int, option: ShardingOption) -> bool:
 
 
 def _kind(option: ShardingOption, rows: int) -> tuple[object, ...]:
-    """Return the properties by which constraints and cost models distinguish sharding options."""
+    """Return what constraints and cost models distinguish sharding options by."""
     replicated = "all" if option.replicated_rows >= rows > 0 else bool(option.replicated_rows)
     sliced = (option.row_slices > 1, bool(option.column_widths))
     return (*sliced, replicated, option.cold, option.home, option.blocked)

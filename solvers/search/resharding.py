@@ -1,7 +1,7 @@
-"""A table taken off all GPUs, and about what a step takes with its shards elsewhere.
+"""Take a table off all GPUs, and rate its sharding options and where their shards go.
 
-All that depends on the GPUs alone is computed once, and each distinct shard is tried on all of
-them once, however many sharding options have it.
+What depends on the GPUs alone is computed once. Each distinct shard is tried on all GPUs once,
+however many sharding options have it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,10 +14,10 @@ from solvers.model.knapsack import BYTES, GPU_S, OF_GPU, Float, phases_at, phase
 from solvers.model.replicas import total
 
 MOST_SHARDS = 8
-"""Where a table has more of them, they are tried on all GPUs."""
+"""If an option has more shards than this, try them on all GPUs."""
 
 _CANDIDATE_GPUS = MOST_SHARDS + 8
-"""Otherwise on so many, the least loaded ones."""
+"""Otherwise try them on this many GPUs, the least loaded ones."""
 
 
 def work_of_option_s(instance: Instance, table: int, option: ShardingOption) -> float:
@@ -43,7 +43,7 @@ class Without:
 
     @property
     def work_s(self) -> float:
-        """GPU seconds that the table takes with its present option."""
+        """GPU seconds of the table in its present option."""
         held = [p for gpu in self.holders for p in self.assignment.shards[gpu]]
         shards = {shard.option for shard in (*held, *self.assignment.replicas)
                   if shard.table == self.table}  # fmt: skip
@@ -52,7 +52,7 @@ class Without:
         )
 
     def rated(self, options: Sequence[ShardingOption]) -> list[float]:
-        """About the objective with the table sharded in each of some ways."""
+        """Rate the objective with the table in each of some sharding options."""
         keys_s = [np.inf] * len(options)
         for numbers, room in self._rooms(options):
             found_s = room.spread([options[at] for at in numbers])[0]
@@ -61,9 +61,9 @@ class Without:
         return keys_s
 
     def spread(self, option: ShardingOption) -> tuple[Change, tuple[TableShard, ...]] | None:
-        """Return the table's shards on the GPUs that they delay least, and its replicas.
+        """Return the table's shards with the GPUs that they delay least, and its replicas.
 
-        None where they do not fit.
+        None if they do not fit.
         """
         ((_, room),) = self._rooms([option])
         (key_s,), (gpus,) = room.spread([option])
@@ -79,9 +79,9 @@ class Without:
         return {gpu: sorted(mine) for gpu, mine in change.items()}, replicas
 
     def _rooms(self, options: Sequence[ShardingOption]) -> Iterator[tuple[list[int], "_Room"]]:
-        """Yield numbers of options of as many shards and the same replicas, and their room.
+        """Yield options with equally many shards and the same replicas, by number, with their room.
 
-        Options that replicate the same rows share what does not depend on the shards.
+        They share all that depends on replicas alone.
         """
         instance = self.assignment.instance
         replicas: dict[tuple[object, ...] | None, TableShard | None] = {}
@@ -102,7 +102,7 @@ class Without:
 
 
 class _Room:
-    """GPUs without a table but for its replicated rows, and what its shards would take there."""
+    """The GPUs with a table's replicas but not its shards, and what its shards would cost there."""
 
     def __init__(self, without: Without, replica: TableShard | None, gpus: list[int]) -> None:
         assignment, table = without.assignment, without.table
@@ -149,9 +149,9 @@ class _Room:
         self.free_bytes = self._free_bytes(without) if is_full else None
 
     def _free_bytes(self, without: Without) -> Float:
-        """HBM of each GPU and DRAM of its host that the table may take; of a server, no limit.
+        """Return the bytes of HBM of each GPU and of DRAM of its host that the table may take.
 
-        Where servers take what the other memories have no room for, these are mostly full.
+        Servers have no limit here.
         """
         assignment, instance = without.assignment, self.instance
         used = np.array([knapsack.hbm_bytes for knapsack in assignment.knapsacks])
@@ -164,10 +164,10 @@ class _Room:
         return np.asarray(free[self.gpus])
 
     def spread(self, options: Sequence[ShardingOption]) -> tuple[Float, list[list[int]]]:
-        """Return shards of options, which have equally many, where they delay the step least.
+        """Put the shards of options, equally many each, where they delay the step least.
 
-        Returns about the objective, shape (options,), infinite where they fit nowhere, and the
-        GPU of each shard.
+        Return the rated objective, shape (options,), infinite if they do not fit; and the GPU of
+        each shard.
         """
         objective = self.instance.objective
         every = np.arange(len(options))
@@ -179,7 +179,7 @@ class _Room:
         lost = np.zeros(len(options), dtype=bool)
         for each in zip(*shards, strict=True):
             after = np.array([self._with(shard) for shard in each])
-            with np.errstate(invalid="ignore"):  # Of GPUs that replicas have no room on.
+            with np.errstate(invalid="ignore"):  # GPUs without room for the replicas.
                 then = sums[:, None] - powers + after
             keys_s = objective.norm_s(self.scale_s, then)
             keys_s[taken | ~np.isfinite(keys_s)] = np.inf
@@ -187,7 +187,7 @@ class _Room:
             lost |= ~np.isfinite(keys_s[every, at])
             sums = then[every, at]
             powers[every, at] = after[every, at]
-            taken[every, at] = True  # One shard of a table on a GPU.
+            taken[every, at] = True  # A GPU serves at most one shard of a table.
             for mine, index in zip(homes, at.tolist(), strict=True):
                 mine.append(self.gpus[index])
         keys_s = objective.norm_s(self.scale_s, sums)
@@ -195,9 +195,9 @@ class _Room:
         return keys_s, homes
 
     def _with(self, shard: TableShard) -> Float:
-        """Powers of phases of each GPU if it served a shard too, shape (GPUs, phases).
+        """Return each GPU's phases to the power if it also served a shard, shape (GPUs, phases).
 
-        Not a number where it may not.
+        NaN if the GPU may not serve the shard.
         """
         instance = self.instance
         key = shard if shard.home_gpu is not None else shard.cost_key

@@ -1,12 +1,12 @@
-"""A first assignment where room is hard to find: bytes that devices lack are made fewer.
+"""Find any assignment that fits, by reducing the bytes that devices lack.
 
-Tables are placed one by one, the largest first, each with the sharding option and on the GPUs that
-leave the fewest bytes without room, and of those in the fastest option. As long as any are left,
-tables of an overfull device and some others are taken off and placed again, in another order (ruin
-and recreate; Schrimpf et al. 2000, doi:10.1006/jcph.1999.6413).
+Place tables one by one, the largest first. Each takes the option and the GPUs that leave the fewest
+bytes without room, and among equals the fastest option. While a device is overfull, take off some
+of its tables and some others and place them again in another order (ruin and recreate; Schrimpf et
+al. 2000, doi:10.1006/jcph.1999.6413).
 
-A GPU needs the buffers of its shards; cold rows of a host's GPUs need its memory, or what HBM is
-left on these GPUs.
+A GPU needs HBM for the buffers of its shards. Cold rows need memory of the GPU's host, or HBM that
+is left on its GPUs.
 """
 
 import random
@@ -22,29 +22,29 @@ from solvers.model.instance import Block, Instance, ShardingOption, TableShard
 from solvers.model.knapsack import BYTES, DRAM_BYTES, GPU_S, Float
 
 _RUINS = 200
-"""Times that tables are placed again."""
+"""Place tables again this many times."""
 
 _MOST_TABLES = 3
-"""Tables of an overfull device that are taken off at a time, and as many others."""
+"""Take off this many tables of an overfull device at a time, and as many others."""
 
 _MOST_SHARDS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """A way to shard a table, or tables that stay together: what one GPU serves is a block.
+    """A way to shard a table, or tables that stay together. One GPU serves each block.
 
     Attributes
     ----------
     blocks : list of tuples of TableShard
     least_bytes, cold_bytes : float64, shape (blocks,)
-        The fewest bytes of HBM, and the bytes of DRAM with these.
+        Least bytes of HBM of a block, and its bytes of DRAM with these.
     replicas : tuple of TableShard
         Rows that every GPU holds besides.
     replica_bytes : float64, shape (gpus,)
-        HBM that these take.
+        Bytes of HBM that these take.
     work_s : float
-        GPU seconds with all rows in HBM that are worth any.
+        GPU seconds with all useful rows in HBM.
     """
 
     blocks: list[Block]
@@ -56,16 +56,16 @@ class _Way:
 
     @property
     def bytes(self) -> float:
-        """All of them, on all devices together."""
+        """Bytes on all devices together."""
         return float((self.least_bytes + self.cold_bytes).sum() + self.replica_bytes.sum())
 
 
 def make_room(
     instance: Instance, options: Sequence[Sequence[ShardingOption]], seed: int, clock: Clock
 ) -> Assignment | None:
-    """Return an assignment that fits, for a cost that may be high; None if none is found.
+    """Return an assignment that fits, however slow; None if none is found.
 
-    `options` are those of each table that may fit.
+    `options` has the options of each table that may fit.
     """
     ways = [_ways(instance, group, options) for group in _groups(instance)]
     size = [min(way.bytes for way in of) for of in ways]
@@ -106,14 +106,14 @@ def make_room(
 
 
 def _groups(instance: Instance) -> list[Block]:
-    """Return tables that stay together; mostly one each."""
+    """Return groups of tables that stay together; most have one table."""
     return instance.blocks([TableShard(table) for table in range(instance.tables)])
 
 
 def _ways(
     instance: Instance, group: Block, options: Sequence[Sequence[ShardingOption]]
 ) -> list[_Way]:
-    """Return the options of a group's tables: any for one table, whole ones for several."""
+    """Return ways to shard a group: all options of one table, or several whole tables."""
     if len(group) == 1:
         table = group[0].table
         every, rows = options[table], instance.rows(table)
@@ -132,7 +132,7 @@ def _ways(
 
 
 def _way_of(instance: Instance, table: int, option: ShardingOption) -> _Way:
-    """Return a way to shard one table, which may have replicas."""
+    """Return the way to shard one table by an option, replicas included."""
     way = _way(instance, [[shard] for shard in instance.shards(table, option)], [option])
     replica = instance.replica(table, option)
     if replica is None:
@@ -160,7 +160,7 @@ def _way(
 
 
 class _Room:
-    """Bytes of GPUs and hosts while tables are placed."""
+    """Bytes used on GPUs and hosts while tables are placed."""
 
     def __init__(self, instance: Instance, ways: Sequence[Sequence[_Way]]) -> None:
         self.instance, self.ways = instance, ways
@@ -169,7 +169,7 @@ class _Room:
         self.homes: dict[int, tuple[_Way, list[int]]] = {}
 
     def _over_bytes(self, least: Float, cold: Float) -> tuple[Float, Float]:
-        """Return bytes that each GPU and each host lacks, for bytes of GPUs of shape (gpus,)."""
+        """Return bytes that each GPU and each host lacks, given the GPUs' bytes, shape (gpus,)."""
         spare = self.instance.hbm_bytes - least
         left = cold - np.clip(spare, 0.0, cold)
         dram = self.instance.dram_bytes
@@ -178,17 +178,17 @@ class _Room:
 
     @property
     def total_over_bytes(self) -> float:
-        """Bytes that all devices lack together."""
+        """Return the bytes that all devices lack together."""
         return float(sum(over.sum() for over in self._over_bytes(self.least, self.cold)))
 
     def overfull(self) -> npt.NDArray[np.bool_]:
-        """Return GPUs that lack room, or whose host does, shape (gpus,)."""
+        """Return whether each GPU or its host lacks room, shape (gpus,)."""
         of_gpu, of_host = self._over_bytes(self.least, self.cold)
         overfull: npt.NDArray[np.bool_] = (of_gpu > 0) | (of_host > 0)[self.hosts]
         return overfull
 
     def place(self, number: int) -> None:
-        """Place a table in the best way there is."""
+        """Place a table in the best way."""
         best: tuple[tuple[float, ...], _Way, list[int]] | None = None
         for way in self.ways[number]:
             found = self._spread(way)
@@ -202,7 +202,7 @@ class _Room:
             self.put(number, best[1], best[2])
 
     def _spread(self, way: _Way) -> tuple[float, float, list[int]] | None:
-        """Return each block where the fewest bytes are then lacking, and most room is left."""
+        """Return the GPU of each block that leaves the fewest bytes lacking, then the most room."""
         instance = self.instance
         least, cold = self.least + way.replica_bytes, self.cold.copy()
         gpus: list[int] = []
@@ -229,7 +229,7 @@ class _Room:
         return sum(float(o.sum()) for o in self._over_bytes(least, cold)), fullest, gpus
 
     def put(self, number: int, way: _Way, gpus: list[int]) -> None:
-        """Place a table in a known way."""
+        """Place a table in this way."""
         self.homes[number] = way, gpus
         self.least += way.replica_bytes
         self.least[gpus] += way.least_bytes
@@ -244,7 +244,7 @@ class _Room:
 
 
 def _is_coarse(option: ShardingOption) -> bool:
-    """Return whether an option is one of those that suffice where room is what counts."""
+    """Return whether an option is worth trying if only room matters."""
     if option.replicated_rows or option.shard_count > _MOST_SHARDS:
         return False
     even = len(set(option.column_widths)) <= 1

@@ -1,4 +1,4 @@
-"""What all strategies share: clock, instance, proof of infeasibility, bound and result."""
+"""Base classes of strategies: they keep the time, make the bound and the result."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
@@ -24,22 +24,22 @@ from solvers.strategies._search import Search
 from solvers.strategies._weighing import unreplicated, weighed, weights_of_drives
 
 _FINISH_BOUNDS, _FINISH_S_PER_TABLE, _FINISH_S_PER_PLACE = 0.9, 1e-3, 1e-6
-"""Time kept for making, checking, writing and showing the plan: at most so many times what the
-first bound took, and so many seconds for each table and for each table × GPU."""
+"""Time kept for building, verifying, writing and showing the plan: this many seconds for each table
+and for each table × GPU, but at most this multiple of the first bound's time."""
 
 _IDLE_ROUNDS = 2
-"""Rounds of all stages without a gain after which a search ends: the second has another seed."""
+"""Stop after this many rounds of all stages without a gain. Each round has another seed."""
 
 
 class Strategy(ABC):
-    """A solver: subclasses say how they place tables, the rest is here."""
+    """A solver. Subclasses place the tables; this class does the rest."""
 
     name: str
     no_plan: ClassVar[str] = (
         "no placement was found: every GPU needs room for the buffers of its shards, every host "
         "for their cold rows; raise --hbm or the time limit, or lower --batch-size"
     )
-    """What a result without a plan says."""
+    """The message of a result without a plan."""
 
     def solve(self, problem: Problem, cost_model: CostModel, limits: Limits) -> SolveResult:
         """Search to the gap or a limit. See `Solver.solve`."""
@@ -63,7 +63,7 @@ class Strategy(ABC):
         return _result(self.name, search, outcome)
 
     def prepare(self, limits: Limits) -> None:  # noqa: B027
-        """Do what is done once for all searches, before the time of this one runs."""
+        """Do what all searches need once, such as compiling, before the time limit starts."""
 
     def place(self, search: Search) -> Plan | Termination:
         """Return the plan of the first of `assignments` that fits, or why none does."""

@@ -1,4 +1,4 @@
-"""Give shards GPUs one by one, as the published planners do: see `beam` and `dp`."""
+"""Assign shards to GPUs one by one, as the published planners in `beam` and `dp` do."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -11,16 +11,16 @@ from solvers.model.knapsack import Float
 
 
 class Needs(NamedTuple):
-    """What a block of shards takes of each GPU.
+    """What a block of shards needs on each GPU.
 
     Attributes
     ----------
     cost : float64, shape (GPUs,)
-        What it adds to the GPU's load.
+        Load that it adds to the GPU.
     room : float64, shape (GPUs,) or (GPUs, resources)
-        What it adds to what has a limit, such as HBM bytes.
+        Use of limited resources that it adds, such as HBM bytes.
     dram_bytes : float64, shape (GPUs,)
-        Of the GPU's host.
+        Bytes in the memory of the GPU's host.
     """
 
     cost: Float
@@ -31,10 +31,10 @@ class Needs(NamedTuple):
 def pack(
     instance: Instance, blocks: Mapping[Block, Needs], load: Float, room: Float
 ) -> dict[Block, int]:
-    """Put each block, in order, on the GPU with the least load then; −1 where none has room.
+    """Put each block, in order, on the least loaded GPU with room; −1 if no GPU has room.
 
-    `load` and `room` are those of the empty GPUs, which this function changes. Shards of one table
-    go to different GPUs.
+    Shards of one table go to different GPUs. `load` and `room` start as those of empty GPUs and are
+    changed in place.
     """
     hosts, dram = np.array(instance.host_of_gpu), instance.dram_bytes.copy()
     holders: dict[int, list[int]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""A running search: what strategies are given, and what their stages hand on."""
+"""The state of a running search, which stages hand on to each other."""
 
 from dataclasses import dataclass, field
 
@@ -16,10 +16,10 @@ from solvers.search.fit_program import fit
 from solvers.search.room import make_room
 
 _BOUND_SHARE = 0.4
-"""Of the time that is left, for a closer Lagrangian bound of large problems."""
+"""Share of the time left that a closer Lagrangian bound of a large problem may take."""
 
 _SHORTAGES_S = 2.0
-"""Seconds to find out by how much devices fall short, where it is known that nothing fits."""
+"""Seconds for finding how many bytes are missing, once it is proven that nothing fits."""
 
 
 @dataclass
@@ -31,11 +31,11 @@ class Search:
     lagrangian : LagrangianBound
         The bound that every strategy starts with.
     bound_s : float
-        The largest step time that is proven to be a lower limit of what is searched.
+        The largest proven lower bound of the step time of all plans that are searched.
     delayed : Search or None
-        The same with a chain of phases that counts delays, for bounds.
+        A search with one more chain, which counts how phases delay each other. It gives bounds.
     branched : BranchAndBound or None
-        The last branch and bound, whose beginning the next one need not make again.
+        The last branch and bound; the next one reuses its formulation and first relaxation.
     best : Assignment or None
     earlier : list of Assignment
         The best ones before it, in case it makes no plan: only plans count bytes of drives.
@@ -44,17 +44,17 @@ class Search:
     looked_for_room : bool
         Whether `first_fit` has run.
     stats : dict
-        What the strategy counts, for `SolveResult.stats`.
+        Counters of the strategy, for `SolveResult.stats`.
     stage : str
-        What the strategy is at.
+        Name of the current stage.
     bounded_in_s : float
         Seconds that the Lagrangian bound took.
     first : Assignment or None
-        That for the bound's own step time, which weighing chains began with.
+        The first placement, constructed for the bound's step time.
     others_s : float
-        A lower limit of plans that the search leaves out.
+        A lower bound of plans that the search leaves out.
     repeated : int
-        How often `another_seed` was asked for.
+        Number of calls of `another_seed`.
     """
 
     instance: Instance
@@ -78,7 +78,7 @@ class Search:
     def start(
         cls, instance: Instance, clock: Clock, known: LagrangianBound | None = None
     ) -> "Search":
-        """Return a search that has a Lagrangian bound only: see `lagrangian_bound` for `known`."""
+        """Return a search with a Lagrangian bound and no plan; `lagrangian_bound` takes `known`."""
         before_s = clock.left_s
         part = clock.part(_BOUND_SHARE)
         lagrangian = lagrangian_bound(instance, known, lambda: part.left_s < 0 and not part.repeats)
@@ -95,31 +95,31 @@ class Search:
 
     @property
     def bounding(self) -> "Search":
-        """The search whose instance gives the closest bounds."""
+        """The search with the closest bounds: the one that counts delays, if there is one."""
         return self.delayed or self
 
     @property
     def of_steps(self) -> "Search":
-        """Whose Lagrangian bound is of steps: with hosts' memory weighed, its own is of none."""
+        """The search whose Lagrangian bound holds for steps; not this one if it weighs DRAM."""
         return self.bounding if self.instance.host_share else self
 
     @property
     def proven(self) -> LagrangianBound:
-        """The Lagrangian bound of steps, which proofs may use."""
+        """The Lagrangian bound that proofs may use."""
         return self.of_steps.lagrangian
 
     @property
     def weighed_bound_s(self) -> float:
-        """The Lagrangian bound of whole steps."""
+        """The Lagrangian bound of a whole step, in seconds."""
         return self.proven.step_time_s + self.of_steps.instance.fixed_s
 
     @property
     def proven_s(self) -> float:
-        """The largest step time that is proven to be a lower limit of all plans."""
+        """The largest proven lower bound of the step time of all plans."""
         return min(self.bound_s, self.others_s)
 
     def prove(self, bound_s: float) -> None:
-        """Lift the bound to a step time that no plan of this search is below."""
+        """Raise the bound: every plan of this search takes at least `bound_s`."""
         self.bound_s = max(self.bound_s, bound_s)
 
     @property
@@ -144,18 +144,18 @@ class Search:
 
     @property
     def is_over(self) -> bool:
-        """Whether an assignment exists, and is good enough or has to be."""
+        """Whether there is an assignment, and it is good enough or the limits are reached."""
         return self.best is not None and not self.is_open
 
     def first_fit(self) -> Assignment | None:
-        """Any assignment that fits, where no construction finds one; or a proof, in `failure`.
+        """Return any assignment that fits; None with a proof in `failure`, or if none was found.
 
-        What is looked for in vain is not looked for again.
+        Only the first call searches.
         """
         if self.failure is not None or self.looked_for_room:
             return None
         self.looked_for_room = True
-        # A proof has to be about all plans, and not only those that are searched.
+        # A proof has to hold for all plans, not only for those that are searched.
         instance = self.instance
         if not instance.with_replicas or instance.lacks_dram:
             instance = instance.recounted(
@@ -168,10 +168,10 @@ class Search:
         proof = options if isinstance(options, Termination) else None
         if not isinstance(options, Termination):
             assignment = make_room(instance, options, self.seed, self.clock)
-            # Its plan may need a map of rows on GPUs where the assignment counts none.
+            # The plan may need row maps that the assignment does not count.
             if assignment is not None and fitted_plan(assignment) is not None:
                 return assignment
-        # Of small problems, CP-SAT says what is short; of others a proof will do.
+        # On small problems CP-SAT also finds which memory is short, and by how much.
         left_s = self.clock.left_s if proof is None else min(self.clock.left_s, _SHORTAGES_S)
         answer = fit(instance, self.clock.limits, left_s)
         if answer.is_impossible:
@@ -189,7 +189,7 @@ class Search:
             self.tell()
 
     def tell(self, stage: str | None = None) -> None:
-        """Say how far the search is, to who wants to know: at a stage, or the one as before."""
+        """Report the stage, the best step time and the bound to the caller's `on_state`."""
         self.stage = self.stage if stage is None else stage
         on_state = self.clock.limits.on_state
         if on_state is not None:

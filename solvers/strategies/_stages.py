@@ -1,4 +1,4 @@
-"""Stages that strategies are made of: each takes a search and may find an assignment."""
+"""Stages of strategies. Each takes a search and may return an assignment."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,55 +18,55 @@ from solvers.search.moves import improve
 from solvers.strategies._search import Search
 
 TARGETS = (1.0, 1.01, 1.03, 1.08, 1.2, 0.85, 0.7, 1.5, 2.5)
-"""Step times, as shares of the bound, for which the cost greedy chooses sharding options."""
+"""Target step times, as multiples of the bound, for which construction chooses sharding options."""
 
 LONGEST_SHARES = (1.0, 2.0, 0.75, 0.5)
-"""Most that a shard may take of a phase, as shares of the mean GPU's time in it."""
+"""Limits of a shard's time in a phase, as multiples of the mean GPU's time in that phase."""
 
 _CONSTRUCTION_SHARE = 0.5
-"""Of the time for a first plan, for ways to shard tables; the rest improves the best of them."""
+"""Share of construction's time for packing shards; the rest improves the best packings."""
 
 _CLOSE_ENOUGH = 1e-3
 
 _PROMISING = 1.2
-"""Times the best assignment's objective that a first one may have: improving gains less than that
-without sharding anything again."""
+"""Improve only packings whose objective is at most this multiple of the best one's: local search
+without resharding gains less."""
 
 _IMPROVED = 5
-"""Constructions that are improved: the best one after that was among the first 3 on 17 of 17
-problems, and later on a tiny one."""
+"""Improve this many packings. On 17 of 17 problems the best result came from the first 3, and on a
+tiny one from a later one."""
 
 MANY_PLACES = 10_000
-"""Tables × GPUs from which only the first target is tried, if anything fits then: on 856 × 128 the
-others take as long as the bound, and on 17 of 17 problems they led to no better plan."""
+"""Above this many tables × GPUs, stop at the first target that fits. On 856 × 128 the other targets
+take as long as the bound, and on 17 of 17 problems they led to no better plan."""
 
 _BRANCHED_PLACES = 2000
-"""Tables × GPUs up to which branch and bound is worth its time."""
+"""Run branch and bound up to this many tables × GPUs."""
 
 _TINY_PLACES = 30
 """Tables × GPUs up to which it is, too, where the gap is so large that something else may cause it:
 all plans are soon looked at."""
 
 _RELAXED_TABLES = 200
-"""Tables up to which its first relaxation alone is, whose size hardly depends on the GPUs."""
+"""Beyond that, solve its first relaxation up to this many tables; GPUs hardly change its size."""
 
 _DELAYED_BOUNDS = 1.2
-"""Times the first bound that one with delays takes."""
+"""Time of a bound with delays, as a multiple of the first bound's."""
 
 _LEAST_S, _LEAST_S_PER_POINT = 0.5, 1.5e-6
-"""Seconds that have to be left for a first proof, at least and for each point of all curves: the
-program and its first relaxation take about 1e-6 for each."""
+"""Begin a first proof only with this many seconds left, and this many for each point of all curves.
+Building the program and solving its first relaxation take about 1e-6 s a point."""
 
 
 def construct(search: Search, share: float = 1.0, *, resharded: bool = True) -> Assignment | None:
-    """Construct a few plans and improve those that promise most.
+    """Construct a few assignments, improve the most promising ones, and return the best.
 
     Parameters
     ----------
     share : float
-        Of the time that is left, at most; one plan is constructed in any case.
+        Share of the time left to use. One assignment is constructed even if it takes longer.
     resharded : bool
-        Whether tables of the best one are sharded again, which takes as long as all the rest.
+        Whether to try other sharding options in the best one, which doubles the time.
     """
     clock = search.clock.part(share)
     enough_s = search.bound_s * (1 + _CLOSE_ENOUGH)
@@ -91,7 +91,7 @@ def construct(search: Search, share: float = 1.0, *, resharded: bool = True) -> 
 
 
 def _constructed(search: Search, clock: Clock) -> list[Assignment]:
-    """Construct assignments, those that promise most first."""
+    """Return constructed assignments, the most promising ones first."""
     made: list[Assignment] = []
     for assignment in _packed(search):
         if assignment is not None:
@@ -102,9 +102,9 @@ def _constructed(search: Search, clock: Clock) -> list[Assignment]:
 
 
 def _all_chains_s(assignment: Assignment) -> float:
-    """Return seconds of all chains: of plans that wait for servers alone, drives may differ.
+    """Return the sum of all chains' seconds, which breaks ties; 0 without servers.
 
-    Without servers, 0: the first of equally fast ones is the best.
+    Plans that wait for servers alone take equal steps, but may load drives differently.
     """
     instance = assignment.instance
     chains_s = instance.objective.schedule.chain_times_s(assignment.phase_s.T)
@@ -112,7 +112,7 @@ def _all_chains_s(assignment: Assignment) -> float:
 
 
 def _packed(search: Search) -> Iterator[Assignment | None]:
-    """Pack several choices of sharding options, the usual one first."""
+    """Yield assignments for several choices of sharding options, the usual choice first."""
     instance, bound = search.instance, search.lagrangian
     price = bound.price_s_per_byte
     seen: set[tuple[ShardingOption, ...]] = set()
@@ -149,7 +149,7 @@ def _packed(search: Search) -> Iterator[Assignment | None]:
 
 
 def choose(search: Search) -> Assignment | None:
-    """Choose among candidates of all tables; construct a plan where none of theirs fits."""
+    """Choose one candidate for each table; construct an assignment if no candidates fit."""
     found, limit_s = assigned(search.instance, search.clock)
     if found is None:
         return construct(search)
@@ -159,21 +159,21 @@ def choose(search: Search) -> Assignment | None:
 
 def anneal(search: Search, share: float) -> Assignment | None:
     """Anneal the best assignment."""
-    # Here, as loading the compiler takes longer than a small greedy's search.
+    # Import here: loading the compiler takes longer than a small problem's greedy search.
     from solvers.search import annealing
 
     if search.best is None:
         return None
     instance = search.instance
     if instance.needs_servers and not instance.dram_price:
-        # Annealing does not count DRAM here, where GPUs' hosts are mostly full.
+        # Here the hosts' DRAM is mostly full, which annealing would not count.
         moved = search.best.copy()
         improve(moved, search.clock.part(share))
         return moved
     near: Assignment | None = None
     if instance.problem.widths and instance.servers and instance.dram_price and not search.repeated:
-        # Moves rarely lead from whole tables on servers to tables that servers and GPUs share, so
-        # runs also begin near the relaxation. Without narrow rows such runs found worse plans.
+        # Single moves rarely turn a whole table on a server into one that servers and GPUs share.
+        # So runs also start near a relaxation. Without narrow rows that found worse plans.
         prove(search, share, is_first=True)
         near = None if search.branched is None else search.branched.near
     return annealing.anneal(
@@ -186,7 +186,7 @@ def anneal(search: Search, share: float) -> Assignment | None:
 
 
 def is_branched(instance: Instance) -> bool:
-    """Return true if branch and bound is worth its time; else it ends with its first relaxation."""
+    """Return true if the problem is small enough for branch and bound."""
     return instance.gpus > 1 and instance.tables * instance.gpus <= _BRANCHED_PLACES
 
 
@@ -197,9 +197,9 @@ def _branching(instance: Instance) -> BranchingParams:
 
 
 def prove(search: Search, share: float, *, is_first: bool = False) -> Assignment | None:
-    """Lift the bound by delays and by branch and bound, which may find a better plan, too.
+    """Raise the bound by counting delays and by branch and bound, which may find a better plan.
 
-    With `is_first`, by its first relaxation alone.
+    With `is_first`, stop at its first relaxation.
     """
     instance, clock = search.instance, search.clock.part(share)
     if search.best is None or instance.gpus == 1:
@@ -231,7 +231,7 @@ def prove(search: Search, share: float, *, is_first: bool = False) -> Assignment
 
 
 def _count_delays(search: Search) -> None:
-    """Lift this bound and later ones by what phases delay one another."""
+    """Raise this bound and later ones by the time that phases delay one another."""
     instance = search.instance
     delay = Delay.of(instance.objective.schedule)
     if (
@@ -242,10 +242,10 @@ def _count_delays(search: Search) -> None:
     ):
         return
     if waits(instance, delay.lane.before, delay.lane.begin_s):
-        # Searches do better with the phases themselves.
+        # Only bounds count delays: searches find better plans without.
         weights = np.eye(1 + len(instance.objective.schedule.chains))[-1]
         other = instance.recounted(weights, delay=delay)
-        # Of the hosts' memory it is known beside what every step takes, which is not the same.
+        # The known time of hosts' memory excludes the fixed time of a step, which differs here.
         known = search.lagrangian
         dram_s = max(0.0, known.dram_s + instance.fixed_s - other.fixed_s)
         search.delayed = Search.start(other, search.clock, replace(known, dram_s=dram_s))

@@ -1,7 +1,7 @@
-"""What a search counts, found out by first placements: chains, hosts' memory, replicas.
+"""Choose what a search minimises: which chains of phases, hosts' memory, and replicas.
 
-One number of seconds leads a search: that of the main chain of phases at first. See "What a second
-counts" in docs/solvers.md.
+A search minimises one sum of seconds, at first of the main chain of phases. A first placement shows
+whether another sum leads to better plans. See "What a second counts" in docs/solvers.md.
 """
 
 from collections.abc import Sequence
@@ -15,22 +15,22 @@ from solvers.search.construction import construct
 from solvers.strategies._search import Search
 
 _CHAIN_SHARES = ((0.3, 0.6, 1.2), (0.6, 0.9, np.inf), (1.0, 1.2, np.inf))
-"""What a chain of phases counts beside the main one, where a first placement's takes at least, and
-less than, so many times as long as the main one."""
+"""Weights of the longest other chain: each weight is tried if that chain takes at least the second
+number and less than the third times as long as the main chain."""
 
 _WEIGHED_BOUNDS = 10.0
-"""Times what the first bound took that has to be left for other weights of chains."""
+"""Try other weights of chains only if this many times the first bound's time is left."""
 
 _NOTABLE = 0.98
-"""Share of a first placement's time from which another one's is worth other weights."""
+"""Take other weights if they shorten the first placement's step to less than this share of it."""
 
 _HOST_WAITS, _HOST_SHARES = 1.1, (0.1, 0.3, 0.6)
-"""Times a placement's longest chain that its hosts' memory takes for that to count, and what it
-then counts beside the main chain: little, as few rows in HBM spare a host most of its reads."""
+"""Count hosts' memory if it takes this many times as long as the longest chain, with these weights.
+They are small, as a few rows in HBM spare a host most of its reads."""
 
 
 def weights_of_drives(instance: Instance) -> Float:
-    """Return weights of chains where drives hold rows: only the chain with their copies counts."""
+    """Return chain weights for tables on drives: only the chain that copies their rows counts."""
     schedule = instance.objective.schedule
     copies = {n for n, name in enumerate(schedule.phases) if name in ("copies", "link")}
     with_copies = [n for n, chain in enumerate(schedule.chains) if copies & {*chain}]
@@ -39,10 +39,10 @@ def weights_of_drives(instance: Instance) -> Float:
 
 
 def weighed(search: Search) -> Search:
-    """Return the search with the chains weighed that a first placement waits for.
+    """Return a search whose weights of chains suit what a first placement waits for.
 
-    At first the main chain alone counts. If a first placement waits for another one, such as the
-    host link, mixtures of the two are tried; if it waits for a host's memory, mixtures with that.
+    At first only the main chain counts. If the first placement waits for another chain, such as the
+    host link, try mixtures of both chains. If it waits for a host's memory, try mixtures with that.
     """
     instance, bound = search.instance, search.lagrangian
     first = search.first = construct(instance, bound, bound.step_time_s)
@@ -61,7 +61,7 @@ def weighed(search: Search) -> Search:
         return search
     best, best_s, bound_s = search, first.step_time_s, search.bound_s
     tried: Sequence[float] = _HOST_SHARES
-    if not waits_for_host:  # Shares near that of what the chain takes.
+    if not waits_for_host:  # Weights near the chain's share of the time.
         ratio = float(times_s[longest] / times_s[0]) if times_s[0] else np.inf
         tried = [s for s, low, high in _CHAIN_SHARES if low <= ratio < high]
         if instance.lacks_dram and not tried:
@@ -73,8 +73,8 @@ def weighed(search: Search) -> Search:
         host_share = share if waits_for_host else 0.0
         other = Search.start(instance.recounted(weights, host_share=host_share), search.clock)
         if waits_for_host:
-            # A single shard may take its host's memory for all of its time, but not once for each
-            # GPU: bounds are still those of the chains.
+            # One shard may keep its host's memory busy all the time, but not once for each GPU. So
+            # this sum gives no bound, and bounds are still those of the chains.
             other = replace(other, delayed=search)
         else:
             bound_s = max(bound_s, other.bound_s)
@@ -87,10 +87,10 @@ def weighed(search: Search) -> Search:
 
 
 def unreplicated(search: Search) -> Search:
-    """Return a search without replicas if a first placement is faster so; else the same.
+    """Return a search without replicas if a first placement is faster without them.
 
-    Replicas of a first table may take a step's worth of collectives, which those of others then
-    share, and which neither bounds nor changes of a placement are rated by.
+    The first replicated table pays for collectives, which further replicated tables share. Neither
+    bounds nor single changes of a placement count that fixed cost.
     """
     instance, first = search.instance, search.first
     if not instance.replicas_s or first is None or not first.replicas:
@@ -100,6 +100,6 @@ def unreplicated(search: Search) -> Search:
     other = weighed(Search.start(instance.recounted(with_replicas=False), search.clock))
     if other.first is None or other.first.step_time_s >= first.step_time_s:
         return search
-    # A plan has replicas, and takes what all of them take once, or it has none.
+    # Every plan has no replicas, or takes the time of their collectives once.
     replicas_s = search.of_steps.instance.replicas_s
     return replace(other, others_s=search.weighed_bound_s + replicas_s)

@@ -16,17 +16,17 @@ from solvers.strategies._stages import anneal, choose, construct, is_branched, p
 
 @dataclass(frozen=True, slots=True)
 class AutoParams:
-    """Knobs of `Auto`. Shares are of the time that is left when a stage begins.
+    """Knobs of `Auto`: shares of the time that is left when a stage begins.
 
     Attributes
     ----------
     greedy_share : float
-        Of the first plan.
+        Time for constructing the first plan.
     annealing_share : float
-        Of annealing on problems with too many tables and GPUs for branch and bound.
+        Time for annealing if the problem is too large for branch and bound.
     branched_annealing_share, proof_share : float
-        Of annealing on all others, and of branch and bound. Where drives hold rows, annealing has
-        the mean of both.
+        Time for annealing otherwise, and for branch and bound. If drives hold rows, annealing gets
+        the mean of both annealing shares.
     """
 
     greedy_share: float = 0.25
@@ -48,12 +48,12 @@ class Auto(StagedStrategy):
         prepare(limits)
 
     def stages(self, instance: Instance) -> list[Stage]:
-        """Construct once; anneal and prove by turns, so that neither takes the other's time."""
-        if instance.cost_model.uniform_splits:  # Else each GPU fills its HBM by itself.
+        """List the stages: construct once, then anneal and prove in turns."""
+        if instance.cost_model.uniform_splits:  # Otherwise each GPU chooses its hot rows by itself.
             return [Stage("candidates", choose)]
         p = self.params
         share = p.branched_annealing_share if is_branched(instance) else p.annealing_share
-        if instance.lacks_dram:  # There is much to prove, and annealing takes long.
+        if instance.lacks_dram:  # The proof and annealing both take long.
             share = (share + p.annealing_share) / 2
         return [
             Stage("greedy", lambda search: construct(search, p.greedy_share)),

@@ -149,6 +149,20 @@ def test_a_weight_that_is_frozen_stays() -> None:
     assert not ours.original.weight.requires_grad
 
 
+def test_a_placed_table_is_frozen_and_trains_again() -> None:
+    ours, theirs = placed_pair(nn.Embedding(10, 4))
+    ids = torch.tensor([1, 2, 2, 3])
+    for trains in (True, False, True, False):
+        ours.requires_grad_(trains)
+        theirs.requires_grad_(trains)
+        assert ours(ids).requires_grad is trains
+        if trains:
+            assert_same_step(ours, theirs, ids)
+    assert torch.equal(ours.weight, theirs.weight)
+    assert not copy.deepcopy(ours)(ids).requires_grad
+    assert not ours.original.weight.requires_grad
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_comes_out_as_it_went_in(dtype: torch.dtype) -> None:
     module = nn.Embedding(10, 4, dtype=dtype)

@@ -2,6 +2,7 @@
 
 import copy
 import io
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from apply_plan_cases import (
     EPS,
     LR,
     TABLES,
+    Batch,
     assert_equal_models,
     batch,
     clicks,
@@ -18,6 +20,7 @@ from apply_plan_cases import (
     train,
 )
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from placer import apply_plan, remove_plan
 from placer.adapters.pytorch import applied_plan
@@ -138,6 +141,24 @@ def test_copies_are_independent_and_train_on() -> None:
     remove_plan(twin)
     assert_equal_models(twin, model, atol=0)
     assert twin.query.weight is twin.answer.weight
+
+
+@pytest.mark.slow
+def test_a_process_that_is_spawned_takes_a_model() -> None:
+    """As workers of a DataLoader and processes of `torch.multiprocessing.spawn` do."""
+    model, seeds = trained(placed()), [batch(seed) for seed in range(2)]
+    with torch.no_grad():
+        expected = [model(each) for each in seeds]
+    rows = DataLoader(seeds, None, num_workers=1, multiprocessing_context="spawn",
+                      collate_fn=partial(_outputs, model))  # fmt: skip
+    for out, own in zip(rows, expected, strict=True):
+        assert torch.equal(out, own)
+
+
+def _outputs(model: nn.Module, inputs: Batch) -> Tensor:
+    with torch.no_grad():
+        out: Tensor = model(inputs)
+        return out
 
 
 @pytest.mark.parametrize("backend", ["numba", "tiered"])

@@ -109,6 +109,27 @@ class BackendContract:
         batches = [random_batch([table], seed=seed) for seed in range(4)]
         self.trains_alike(placements(table)["grid"], batches)
 
+    @pytest.mark.parametrize("placement", mostly_slow(["grid", "cold rows host", "narrow"], "grid"))
+    def test_the_default_dtype_of_torch_changes_nothing(self, placement: str) -> None:
+        table = two_features()
+        plan = placements(table)[placement.replace("narrow", "cold rows staged")]
+        if placement == "narrow":
+            narrow = [replace(each, dtype="int8") for each in plan.shards if each.memory == "dram"]
+            plan = replace(plan, shards=(plan.shards[0], *narrow))
+        batches = [random_batch([table], seed=seed, weighted=True) for seed in range(3)]
+        found = []
+        for dtype in (torch.float32, torch.bfloat16):
+            torch.set_default_dtype(dtype)
+            try:
+                model = self.placed(plan)
+                for batch in batches:
+                    outputs = model(batch)
+                    backward(outputs, {name: output.detach() for name, output in outputs.items()})
+            finally:
+                torch.set_default_dtype(torch.float32)
+            found.append({**outputs, **model.state_dict(), **model.optimizer_state_dict()})
+        assert all(torch.equal(values, found[1][name]) for name, values in found[0].items())
+
     def test_tables_of_several_widths_share_the_step(self) -> None:
         tables = [
             Table(f"t{i}", 10 + i, dim, features=(Feature(f"f{i}"),))

@@ -1,6 +1,7 @@
 """Key maps that a device has too, in Triton's interpreter: beside the host's, to the bit."""
 
 import itertools
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import cast
@@ -15,7 +16,7 @@ from placer.executor import device_key_map, device_keys
 from placer.executor.backends import make_backend
 from placer.executor.backends.triton.triton_backend import TritonBackend
 from placer.executor.device_keys import DeviceKeys
-from placer.executor.growing_keys import GrowingKeys
+from placer.executor.growing_keys import GrowingKeys, KeyStep
 from placer.executor.id_order import IdOrder
 from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.lookups.batch_reads import feature_reads
@@ -32,6 +33,7 @@ class _HostKeys(GrowingKeys):
     """Notes which rows begin again."""
 
     begun: Begun
+    steps: deque[KeyStep | None]
 
     def _begin_again(self, again: Mapping[str, tuple[Tensor, np.ndarray]], order: object) -> None:
         for name, (rows, keys) in again.items():
@@ -60,6 +62,8 @@ class _Maps:
         assert isinstance(backend, TritonBackend)
         arguments = dict(zip(self.tables, growing, strict=True)), self.tables, None
         self.both = _BothKeys(*arguments, torch.device("cpu"), backend.run), _HostKeys(*arguments)
+        for keys_of in self.both:
+            keys_of.steps = deque()
         copy = self.both[0]._copy
         held = copy.slots, copy.keys, copy.last, copy.reads
         assert sum(one.nbytes for one in held) == sum(how.copy_nbytes for how in growing)
@@ -72,7 +76,11 @@ class _Maps:
         rows: list[list[int]] = []
         for keys_of in self.both:
             keys_of.begun = []
-            found = keys_of.rows_of(batch, self.features, training, _no_order)
+            step = keys_of.open_step() if training else None
+            open_before = None if step is None else step.open_before
+            found = keys_of.rows_of(batch, self.features, open_before, _no_order)
+            keys_of.found(step)
+            keys_of.steps.append(step)
             rows.append(found.ids.tolist())
         assert rows[0] == rows[1]
         assert self.both[0].begun == self.both[1].begun
@@ -81,8 +89,8 @@ class _Maps:
 
     def assert_alike(self) -> None:
         for keys_of in self.both:
-            for _ in range(keys_of.ahead):
-                keys_of.begin()
+            for step in keys_of.steps:
+                keys_of.begin(step)
         for name, values in self.both[0].state().items():
             assert torch.equal(values, self.both[1].state()[name]), name
 
@@ -113,7 +121,7 @@ def test_rows_and_evictions_are_those_of_the_host(
         counts = random.integers(0, [120, 40, 90]).tolist()
         maps.step(_drawn(random, counts, 300 if number % 5 else 60))
         for keys in maps.both if random.random() < 0.8 else ():
-            keys.end_step()
+            keys.end_step(keys.steps.popleft())
     maps.step(_drawn(random, [50, 0, 50], 300), training=False)
     maps.assert_alike()
     counted = maps.both[0].counts()

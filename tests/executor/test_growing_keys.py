@@ -13,7 +13,7 @@ from fast_and_full import covering, mostly_slow
 from plan_cases import with_drives
 from torch import Tensor
 
-from placer.errors import CheckpointError, PlanMismatchError
+from placer.errors import CheckpointError, DataError, PlanMismatchError
 from placer.executor import BagBatch, PlacedEmbeddings, look_ahead
 from placer.growing import Growing, KeyMap
 from placer.tables import OPTIMIZERS, Feature, Table
@@ -366,6 +366,73 @@ def test_gradients_of_several_forward_passes_go_to_the_rows_that_were_read() -> 
     assert [_rows_of(growing, batch.ids) for batch in batches[:4]] != rows
 
 
+def test_a_step_keeps_its_rows_until_its_own_backward_pass() -> None:
+    """Also where a later step ends first."""
+    growing, (first, second, third) = _full_after_two_steps()
+    outputs = growing(first)
+    backward(held := growing(second), random_gradients(held))
+    growing(third)
+    assert set(first.ids.tolist()) <= set(growing.live_keys("t")[0].tolist())
+    backward(outputs, random_gradients(outputs))
+
+
+def test_batches_that_are_dropped_hold_no_rows() -> None:
+    """Such as a hundred that are evaluated without `torch.no_grad`."""
+    growing, (first, second, third) = _full_after_two_steps()
+    for _ in range(100):
+        growing(first)
+    for batch in (second, third):
+        _step(growing, batch, 0)
+    assert growing.key_counts()["t"].refused == 0
+    assert set(third.ids.tolist()) <= set(growing.live_keys("t")[0].tolist())
+
+
+def _full_after_two_steps() -> tuple[PlacedEmbeddings, list[BagBatch]]:
+    """A table with four rows for keys, and steps of two keys each."""
+    growing = placed(plan_of([_table(rows=5)]), growing={"t": Growing(4)})
+    names = growing.feature_names
+    ids = [torch.tensor([2 * step, 2 * step + 1]) for step in range(3)]
+    return growing, [BagBatch.from_features(dict.fromkeys(names, (own, None, None)), names)
+        for own in ids]  # fmt: skip
+
+
+def test_evaluation_that_looks_ahead_gives_no_rows() -> None:
+    growing = placed(plan_of([_table()]), growing={"t": Growing(CAPACITY)})
+    batches = _key_batches(3, CAPACITY)
+    _step(growing, batches[0], 0)
+    counts = growing.key_counts()
+    with torch.no_grad():
+        for prepared in look_ahead(batches, growing):
+            growing(prepared)
+    assert growing.key_counts() == counts
+
+
+@pytest.mark.parametrize("fault", ["another table's id", "a batch that nobody looks up"])
+def test_a_checkpoint_after_a_batch_that_never_came_goes_on_to_the_same_bits(fault: str) -> None:
+    tables = [_table(), Table("u", 5, 8, "float32", "adagrad", (Feature("fixed"),))]
+    growing, again = (placed(plan_of(tables), growing={"t": Growing(CAPACITY)}) for _ in "ab")
+    names = growing.feature_names
+
+    def batch(first: int, fixed: int = 0) -> BagBatch:
+        keys = torch.tensor([first, first + 1]), None, None
+        features = {**dict.fromkeys(names, keys), "fixed": (torch.full((2,), fixed), None, None)}
+        return BagBatch.from_features(features, names)
+
+    _step(growing, batch(0), 0)
+    if fault == "another table's id":
+        with pytest.raises(DataError, match="id 9 is not a row of table 'u'"):
+            growing(batch(10, fixed=9))
+    else:
+        growing.prefetch(batch(10))
+    _step(growing, batch(20), 1)
+    again.load_state_dict(growing.state_dict())
+    again.load_optimizer_state_dict(growing.optimizer_state_dict())
+    for model in (growing, again):
+        _step(model, batch(30), 2)
+    _assert_alike(growing, again)
+    assert again.live_keys("t")[0].tolist() == growing.live_keys("t")[0].tolist()
+
+
 @pytest.mark.parametrize(
     ("growing", "named"),
     [
@@ -384,8 +451,7 @@ def test_rows_of_two_tables_begin_again_with_weights_of_their_own() -> None:
     growing = placed(plan_of(tables), growing=how)
     for keys in ([1, 2], [3], [4], [5]):
         features = dict.fromkeys("ab", (torch.tensor(keys), None, None))
-        growing(BagBatch.from_features(features, "ab"))
-        growing._runtime.keys.end_step()
+        growing(BagBatch.from_features(features, "ab"))  # A step that is dropped.
     weights = growing.state_dict()
     assert growing.key_counts()["a"].evicted > 0
     assert not torch.equal(weights["a.weight"], weights["b.weight"])

@@ -23,6 +23,7 @@ from placer.profile.count import profile_log
 from placer.profile.growing_tables import (
     capacity_for,
     hit_rate_for,
+    hit_rates_of_windows,
     with_growing,
     with_hit_rates,
 )
@@ -71,6 +72,10 @@ def test_a_capacity_has_the_hit_rate_that_was_asked_for() -> None:
         capacity = capacity_for(item, wanted)
         assert hit_rate_for(item, capacity) >= wanted - 1e-9
         assert hit_rate_for(item, capacity - 1) < wanted
+        low, high = hit_rates_of_windows(item, capacity) or (1, 0)
+        assert low < wanted < high
+    without = replace(item, hit_rates=tuple(replace(r, of_windows=None) for r in item.hit_rates))
+    assert hit_rates_of_windows(without, 100) is None
     with pytest.raises(ProblemError, match=r"a hit rate of 99.9%: with one for each id it has 9\d"):
         capacity_for(item, 0.999)
     with pytest.raises(ProblemError, match="profile the log with --window"):
@@ -175,7 +180,8 @@ def test_the_command_plans_tables_that_grow(planned: Path) -> None:
     capacity = capacity_for(profile["C3"], 0.5)
     assert plan.growing == {"C4": Growing(300), "C3": Growing(capacity)}
     said = f"C3 grows: a row for each of {capacity:,} keys, for a predicted hit rate of 50%"
-    assert said in (planned / "stderr").read_text()
+    assert f"{said} (" in (planned / "stderr").read_text()
+    assert "% in windows of the log)" in (planned / "stderr").read_text()
     for command in ("show", "verify"):
         shown = invoke(command, planned / "plan.json")
         assert shown.exit_code == 0, shown.output

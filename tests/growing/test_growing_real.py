@@ -14,7 +14,8 @@ from placer.data import open_log
 from placer.data.encoded import EncodedLog
 from placer.data.log import Chunk
 from placer.executor import BagBatch, make_embeddings
-from placer.growing import working_sets
+from placer.growing import Growing, KeyMap, working_sets
+from placer.growing.working_set import BETWEEN, SHARES
 from placer.profile.count import profile_log
 from placer.profile.growing_tables import growing_of, hit_rate_for, with_hit_rates
 from placer.training.reading import batches
@@ -73,3 +74,36 @@ def test_the_next_day_has_the_hit_rate_that_was_predicted(
     assert executed == pytest.approx(predicted, abs=0.01)
     replayed = simulate(plan, [log_stream(plan, whole, BATCH)], Roofline())
     assert replayed.keys == embeddings.key_counts()
+
+
+@pytest.mark.parametrize(
+    ("trace", "column", "often", "furthest"),
+    [
+        ("scarab-recs", "id", 0.9, 0.03),
+        ("orm-busy", "id", 0.8, 0.11),
+        ("gowalla_1m", "item", 0.8, 0.09),
+    ],
+)
+def test_the_next_window_is_most_often_in_the_range_of_those_before(
+    trace: str, column: str, often: float, furthest: float, real_data: Path
+) -> None:
+    """docs/growing.md has the figures that this prints."""
+    read = np.load(real_data / f"{trace}.npz")[column].astype(np.int64)
+    size, steps = read.size // 20, 10
+    outside = []
+    for share in sorted({*SHARES, *BETWEEN}):
+        keys = KeyMap(Growing(round(share * np.unique(read).size)))
+        rates = []
+        for window in range(20):
+            before = keys.counts
+            for ids in np.array_split(read[window * size :][:size], steps):
+                keys.read(ids)
+            hits, misses = keys.counts.hits - before.hits, keys.counts.misses - before.misses
+            rates.append(hits / (hits + misses))
+            if window >= 3:  # Two windows, at least, have been seen behind the first.
+                past = rates[1:-1]
+                outside.append(max(min(past) - rates[-1], rates[-1] - max(past), 0))
+    inside = np.mean(np.array(outside) <= 0.01)
+    print(f"{trace}: {inside:.0%} of {len(outside)} within a point, at most {max(outside):.1%} off")
+    assert inside >= often
+    assert max(outside) <= furthest

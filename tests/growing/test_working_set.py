@@ -14,6 +14,7 @@ from placer.data import open_log
 from placer.data.encoded import EncodedLog
 from placer.errors import DataError
 from placer.growing import Growing, KeyMap, working_sets
+from placer.growing.options import KeyCounts
 
 SAMPLES, WINDOW = 1000, 300
 
@@ -34,14 +35,15 @@ def test_windows_are_as_counted_by_hand() -> None:
     log, items = _log()
     found = working_sets(log, WINDOW, {}, batch_size=64)["item"]
     seen: set[int] = set()
-    windows = [list(chain(*items[start : start + 320])) for start in range(0, SAMPLES, 320)]
+    starts = range(0, SAMPLES, WINDOW)  # Which are no multiples of a step.
+    windows = [list(chain(*items[start : start + WINDOW])) for start in starts]
     assert found.distinct == len({item for window in windows for item in window})
     assert found.distinct_of_windows == tuple(len(set(window)) for window in windows)
     for window, unknown in zip(windows, found.unknown_of_windows, strict=True):
         assert unknown == pytest.approx(np.mean([item not in seen for item in window]))
         seen.update(window)
     assert found.unknown_of_windows[0] == 1.0
-    assert 0 < found.unknown_of_windows[-1] < 0.5
+    assert 0 < found.unknown_of_windows[-1] < 0.8  # A third of a window.
 
 
 def test_hit_rates_are_those_of_maps_that_serve_the_log() -> None:
@@ -55,13 +57,31 @@ def test_hit_rates_are_those_of_maps_that_serve_the_log() -> None:
     ]
     for rate in rates:
         keys = KeyMap(Growing(rate.capacity, eviction=rate.eviction))
+        ends = []  # Of the windows: the last one is a third of one.
         for start in range(0, SAMPLES, 50):
-            if start == WINDOW:
-                warm = keys.counts
+            if start % WINDOW == 0:
+                ends.append(keys.counts)
             keys.read(np.array(list(chain(*items[start : start + 50])), np.int64))
-        counts = keys.counts
-        hits, misses = counts.hits - warm.hits, counts.misses - warm.misses
-        assert rate.hit_rate == pytest.approx(hits / (hits + misses))
+        _, warm, second, third = ends
+        assert rate.hit_rate == pytest.approx(_rate(warm, keys.counts))
+        assert rate.of_windows == pytest.approx(sorted([_rate(warm, second), _rate(second, third)]))
+
+
+def _rate(before: KeyCounts, after: KeyCounts) -> float:
+    hits, misses = after.hits - before.hits, after.misses - before.misses
+    return hits / (hits + misses)
+
+
+def test_the_range_is_of_whole_windows_after_the_first() -> None:
+    log, items = _log()
+    found = working_sets(log, 500, batch_size=50)["item"].hit_rates
+    assert all(rate.of_windows == pytest.approx([rate.hit_rate] * 2) for rate in found)
+    seen = set(chain(*items[:500]))
+    second = list(chain(*items[500:]))
+    assert found[-1].hit_rate == pytest.approx(1 - len(set(second) - seen) / len(second))
+    for window in (501, 2000):  # The second one is not whole, and there is none.
+        rates = working_sets(log, window, batch_size=50)["item"].hit_rates
+        assert {rate.of_windows for rate in rates} == {None}
 
 
 def test_small_steps_have_the_hit_rate_of_a_plain_lru_cache() -> None:
@@ -96,8 +116,12 @@ def test_the_command_shows_what_the_function_finds(workbench: Workbench) -> None
         rates = [rate.hit_rate for rate in table.hit_rates[:8]]
         names = [f"{how}_hit_rate_{share}%" for how in ("lfu", "lru") for share in (1, 3, 10, 30)]
         assert [row[name] for name in names] == rates
+        ranges = [list(rate.of_windows or ()) for rate in table.hit_rates[:8]]
+        assert [row[f"{name}_of_windows"] for name in names] == ranges
+        assert all(low <= rate <= high for rate, (low, high) in zip(rates, ranges, strict=True))
     table = invoke("profile", workbench.log, "--window", "100")
     assert "Ids in use" in table.stdout
+    assert "10% range" in table.stdout
     counts = invoke(
         "profile", workbench.log, "--log-format", "counts", "--samples", "9", "--window", "9"
     )

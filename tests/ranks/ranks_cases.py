@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from unittest import mock
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 from executor_cases import (
@@ -11,6 +12,7 @@ from executor_cases import (
     LR,
     DoubleModel,
     machine,
+    placed,
     placements,
     plan_of,
     random_batch,
@@ -18,6 +20,7 @@ from executor_cases import (
 )
 from torch import Tensor
 
+from placer.errors import PlacerError
 from placer.executor import BagBatch, UnplacedEmbeddings
 from placer.executor.distributed import ShardedEmbeddings, distributed_id_order
 from placer.executor.id_order import IdRange
@@ -250,6 +253,32 @@ def weighted_bags(rank: int, world: int, plan: Plan) -> None:
     state = model.state_dict()
     for name, weight in reference.table_weights().items():
         close(state[f"{name}.weight"], weight, f"weights of {name!r}")
+    model.close()
+
+
+def passes_refused(rank: int, world: int, plan: Plan, is_alone: bool = False) -> None:
+    """A second pass through one lookup, and one whose rows others have updated; then it goes on."""
+    model = placed(plan) if is_alone else sharded(plan)
+    batch = random_batch(plan.tables, seed=rank, weighted=True)
+    assert batch.weights is not None
+
+    def loss() -> Tensor:
+        total: Tensor = sum(output.sum() for output in model(batch).values())
+        return total
+
+    once = loss()
+    once.backward(retain_graph=True)
+    with pytest.raises(PlacerError, match="a second backward pass through one forward pass"):
+        once.backward()
+    joined = loss() + loss()
+    joined.backward()  # Without gradients of weights, these are two updates.
+    batch.weights.requires_grad_()
+    both = loss(), loss()
+    both[0].backward()
+    with pytest.raises(PlacerError, match="another backward pass has updated them since"):
+        both[1].backward()
+    loss().backward()
+    assert model.id_order().update_count() == 5
     model.close()
 
 

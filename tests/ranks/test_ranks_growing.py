@@ -352,12 +352,39 @@ def evaluates(rank: int, world: int) -> None:
     strange = BagBatch.from_features({"t.sum": (keys + 1, None, None)}, ["t.sum"])
     with torch.no_grad():
         known, unknown = model(batch)["t.sum"], model(strange)["t.sum"]
+        for prepared in look_ahead([batch, strange], model) if world > 1 else ():
+            model(prepared)
     live = dict(zip(*(values.tolist() for values in model.live_keys("t")), strict=True))
     weight = before["t.weight"]
     assert torch.equal(known, weight[[live[key] for key in keys.tolist()]])
     assert torch.equal(unknown, weight[[0] * 8])
     assert_equal(before, model.state_dict())
     assert model.key_counts() == counts
+    model.close()
+
+
+def dropped(rank: int, world: int) -> None:
+    """What one rank may still train on keeps its rows; what all have dropped does not."""
+    how = Growing(6 * world)
+    model = sharded(plan_of([table_with("sgd", ("sum",), rows=how.rows)]), growing={"t": how})
+    drawn = keys_of(10 * world, world)
+    by_part = torch.from_numpy(drawn[parts_of(drawn, world).argsort()]).view(world, 5, 2)
+
+    def look_up(step: int) -> Tensor:
+        keys = by_part[:, step].reshape(-1), None, None
+        output: Tensor = model(BagBatch.from_features({"t.sum": keys}, ["t.sum"]))["t.sum"]
+        return output
+
+    def has_rows(step: int) -> bool:
+        return bool(torch.isin(by_part[:, step], model.live_keys("t")[0]).all())
+
+    kept = [look_up(0)] if rank == 0 else [look_up(0).detach()]
+    for step in (1, 2, 3):
+        look_up(step).sum().backward()
+    assert [has_rows(step) for step in range(4)] == [True, True, True, False]
+    kept.clear()
+    look_up(4).sum().backward()
+    assert has_rows(4)
     model.close()
 
 
@@ -440,6 +467,7 @@ def jobs_of(world: int) -> list[Job]:
     jobs += [(f"saved {name}", saved, (MANY[name],)) for name in SAVED]
     if world > 1:
         jobs += [(f"ahead {name}", ahead, (MANY[name],)) for name in AHEAD]
+        jobs += [("dropped", dropped, ())]
         jobs += [("parts", parts_by_themselves, (MANY["lru"],)), ("refused", refused, ())]
     return jobs
 
@@ -465,6 +493,11 @@ def test_rows_change_hands(outcomes: Outcomes, name: str) -> None:
 def test_looking_ahead_changes_nothing(outcomes: Outcomes, name: str) -> None:
     if f"ahead {name}" in outcomes:
         outcomes.of(f"ahead {name}")
+
+
+def test_rows_are_kept_for_what_some_rank_may_train_on(outcomes: Outcomes) -> None:
+    if "dropped" in outcomes:
+        outcomes.of("dropped")
 
 
 def test_parts_train_by_themselves(outcomes: Outcomes) -> None:

@@ -17,7 +17,7 @@ from ranks_launcher import Outcomes, run
 from simulator_cases import random_chunk, replay, simulated_rates
 from test_ranks_servers import on_servers
 
-from placer.data.log import Chunk
+from placer.data.log import Chunk, slice_chunk
 from placer.executor import BagBatch, look_ahead
 from placer.executor.distributed import ShardedEmbeddings, serve_tables
 from placer.executor.local.hit_rates import HitRates
@@ -27,7 +27,6 @@ from placer.simulator.counts import EXCHANGE_KINDS
 from placer.simulator.replay import ReplayOptions, Simulator
 from placer.tables import OPTIMIZERS
 from placer.topology.topology import Topology
-from placer.training.reading import slice_chunk
 
 Counted = tuple[dict[str, tuple[int, int]], HitRates | None]
 

@@ -14,6 +14,7 @@ from ranks_cases import (
     every_placement,
     held_cells,
     joined,
+    passes_refused,
     saved_cells,
     sharded,
     table_with,
@@ -329,6 +330,7 @@ def jobs(world: int) -> list[Job]:
         *((f"held cells, {name}", held_cells, (name,)) for name in WITH_STATE),
         *((f"saved cells, {name}", saved_cells, (name,)) for name in WITH_STATE),
         ("odd tables", odd_tables, ()),
+        ("passes refused", passes_refused, (summed,)),
         ("unread rows", unread_rows, ()),
         ("exchanged float16", exchanged, ("float16",)),
         ("exchanged bfloat16", exchanged, ("bfloat16",)),
@@ -403,6 +405,10 @@ def test_every_cell_is_saved_once(outcomes: Outcomes, optimizer: str) -> None:
 def test_a_part_of_the_ranks_can_share_a_plan(outcomes: Outcomes) -> None:
     if "subgroups" in outcomes:
         outcomes.of("subgroups")
+
+
+def test_backward_passes_that_cannot_be_exact_are_refused_in_one_process() -> None:
+    passes_refused(0, 1, every_placement("adagrad", ("sum",)), is_alone=True)
 
 
 def test_one_rank_is_one_process() -> None:

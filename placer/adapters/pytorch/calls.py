@@ -100,7 +100,9 @@ def of_each_lookup(batch: BagBatch | Lookups, of_bags: Tensor) -> Tensor:
 
 def _checked(values: Tensor) -> Tensor:
     if values.dtype not in (torch.int64, torch.int32):
-        raise DataError(f"ids and offsets are int64 or int32, not {values.dtype}")
+        raise DataError(
+            f"ids and offsets are int64 or int32, not {values.dtype}; .to(torch.int64) makes them so"
+        )
     return values
 
 
@@ -272,7 +274,7 @@ def joined(calls: Sequence[Call], device: torch.device) -> BagBatch:
     if any(call.batch.weights is not None for call in calls):
         weights = torch.cat(
             [
-                torch.ones(call.batch.ids.numel(), device=device)
+                torch.ones(call.batch.ids.numel(), dtype=torch.float32, device=device)
                 if call.batch.weights is None
                 else call.batch.weights
                 for call in calls

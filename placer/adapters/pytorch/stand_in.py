@@ -58,6 +58,12 @@ class StandIn(nn.Module):
         """
         return self.table.all_rows().to(self.original.weight.dtype)
 
+    def requires_grad_(self, requires_grad: bool = True) -> "StandIn":
+        """Freeze the table, or let it train again; the same call on a parent does not reach it."""
+        self.original.weight.requires_grad_(requires_grad)  # As `remove_plan` gives it back.
+        self.table.set_trainable(requires_grad)
+        return self
+
     def extra_repr(self) -> str:
         """Return what `print(model)` shows of it."""
         table = self.table

@@ -8,6 +8,7 @@ or an optimizer's step does, where gradients accumulate over several passes.
 
 import itertools
 from collections.abc import Mapping
+from multiprocessing.context import get_spawning_popen
 from typing import Any
 
 import torch
@@ -49,6 +50,8 @@ class PlacedTable:
     them out again.
     """
 
+    _anchor: Tensor
+
     def __init__(
         self,
         plan: Plan,
@@ -58,7 +61,7 @@ class PlacedTable:
         trainable: bool,
         shared: SharedTables,
     ) -> None:
-        self.plan, self.trainable, self.shared = plan, trainable, shared
+        self.plan, self.shared = plan, shared
         shared.tables[plan.tables[0].name] = self
         self.waits = False  # For an optimizer's step, rather than the end of a backward pass.
         self.in_state_dict = True  # Of the model; else whoever saves it has a place for the table.
@@ -70,16 +73,14 @@ class PlacedTable:
         self._options = options
         self.calls: list[Call] = []  # That have a gradient.
         self.open_calls = OpenCalls(self.calls)
-        # What makes autograd walk a lookup; its own gradient is never there.
-        self._anchor = torch.zeros((), requires_grad=trainable)
+        self.set_trainable(trainable)
         self.updates = 0  # So far, where ranks share it.
         self._numbers = itertools.count()
         self._frozen_rows: dict[int, Tensor] = {}
         self._trains_all_rows = False
         self.saves = SaveWatch(plan.tables[0].name)
         self._place(device, weight)
-        if trainable:
-            watch_steps(self)
+        watch_steps(self)
 
     def _place(self, device: torch.device, weight: Weight) -> None:
         (self.table,) = self.plan.tables
@@ -172,15 +173,15 @@ class PlacedTable:
         """Put rows in the place of a call's keys."""
         if not (own.keys.maps and call.has_keys and isinstance(call.batch, BagBatch)):
             return
-        own.keys.open_steps = self.open_calls.steps()
-        call.batch = own.keys.rows_of(call.batch, own.features, call.trains, own.id_order)
+        open_before = self.open_calls.steps() if call.trains else None
+        call.batch = own.keys.rows_of(call.batch, own.features, open_before, own.id_order)
         if call.trains:
             self.open_calls.add(call)
 
     def row(self, index: int) -> Tensor:
         """Return a row that no lookup trains, such as the padding: float32, shape (dim,)."""
         if self.grows:  # Zeros: all rows are other keys'.
-            return torch.zeros(self.table.dim, device=self.device)
+            return torch.zeros(self.table.dim, dtype=torch.float32, device=self.device)
         if index not in self._frozen_rows or self._trains_all_rows:
             ids = torch.full((1,), index, device=self.device)
             output = Output((self.table.dim,), torch.float32, lambda rows: rows[0])
@@ -235,6 +236,12 @@ class PlacedTable:
         """Return how many lookups HBM served, where the backend has tiers and ranks share none."""
         return None if self._own is None else self._own.hit_rates()
 
+    def set_trainable(self, trainable: bool) -> None:
+        """Let lookups from now on train their rows, or leave these as they are."""
+        self.trainable = trainable
+        # What makes autograd walk a lookup; its own gradient is never there.
+        self._anchor = torch.zeros((), requires_grad=trainable)
+
     def set_lr(self, lr: float) -> None:
         """Change the learning rate from the next update on."""
         check_constants(lr)
@@ -272,7 +279,7 @@ class PlacedTable:
 
     def __getstate__(self) -> dict[str, Any]:
         self.saves.all_saved()
-        return {
+        state = {
             "plan": self.plan,
             "options": self._options_now(),
             "device": str(self.device),
@@ -281,6 +288,10 @@ class PlacedTable:
             "trainable": self.trainable,
             "shared": self.shared,
         }
+        if (started := get_spawning_popen()) is not None:
+            # That process opens the memory of these copies, which must be there until then.
+            vars(started).setdefault("placed_tables", []).append(state)
+        return state
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         device, weight = present_device(state["device"]), state["model"]["weight"]

@@ -85,10 +85,15 @@ def guarded(read: Callable[[], T], file: str) -> T:
 
 def head(file: str, most_bytes: int) -> bytes:
     """The first bytes of a file's unpacked content; raises DataError if it cannot be read."""
-    parts: list[bytes] = []
     with open_unpacked(file) as stream:
-        while part := guarded(lambda: stream.read(most_bytes - sum(map(len, parts))), file):
-            parts.append(part)
+        return read_up_to(stream, most_bytes, file)
+
+
+def read_up_to(stream: IO[bytes], most_bytes: int, file: str) -> bytes:
+    """Return so many of a file's next bytes, fewer at its end alone."""
+    parts: list[bytes] = []
+    while part := guarded(lambda: stream.read(most_bytes - sum(map(len, parts))), file):
+        parts.append(part)
     return b"".join(parts)
 
 

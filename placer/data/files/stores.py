@@ -12,7 +12,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
@@ -194,7 +194,13 @@ def find(paths: AnyPath | Sequence[AnyPath], metadata: list[str] | None = None) 
     ...     [os.path.relpath(file, folder) for file in find(folder)]
     ['day=2/a.csv', 'day=10/a.csv']
     """
-    named: list[AnyPath] = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    every: Any = [paths] if isinstance(paths, str | os.PathLike | Mapping) else paths
+    named: list[AnyPath] = list(every) if isinstance(every, Iterable) else [every]
+    if not all(isinstance(one, str | os.PathLike) for one in named):
+        raise DataError(
+            f"a log cannot be read from {type(paths).__name__}; give paths, or a table, such as "
+            "pyarrow.table({'user': ids}) makes of arrays"
+        )
     if not named:
         raise DataError("no file to read; name at least one")
     files: list[str] = []
@@ -227,7 +233,7 @@ def partitions(file: str) -> dict[str, str | None]:
 def natural(name: str) -> list[tuple[int, str]]:
     """Return a key that orders names with numbers by these: day_2 before day_10."""
     return [
-        (int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"([0-9]+)", name)
+        (int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]+)", name)
     ]
 
 

@@ -9,7 +9,14 @@ import pyarrow as pa
 
 from placer.data.files.opening import open_file
 from placer.data.files.stores import local_path, scheme_of, shown
-from placer.data.formats.base import SAMPLE_ROWS, Batches, ColumnSource, plain_schema, reading
+from placer.data.formats.base import (
+    SAMPLE_ROWS,
+    Batches,
+    ColumnSource,
+    plain,
+    plain_schema,
+    reading,
+)
 from placer.data.formats.columns import flat, outermost
 from placer.errors import DataError
 
@@ -70,7 +77,7 @@ def _batches(file: str, names: Sequence[str] | None) -> Generator[pa.RecordBatch
         for batch in batches:
             # Arrow trusts lengths and offsets, and ends the process where they lie.
             batch.validate(full=True)
-            yield batch.cast(plain_schema(batch.schema))
+            yield plain(batch)
             end = source.tell()
         # Arrow reads on without a word where a stream was cut between two batches.
         if not is_file and source.tell() == end:

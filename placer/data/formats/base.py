@@ -20,13 +20,14 @@ from placer.data.formats.columns import (
 )
 from placer.data.formats.inference import PARTITION, infer_columns
 from placer.data.formats.values import raw_batch
+from placer.data.keys import list_offsets
 from placer.data.layout import IdType, Layout, NamedColumns
 from placer.data.source import Place, RawBatch, Source, Span
 from placer.errors import DataError
 
 BATCH_ROWS = 16384
 SAMPLE_ROWS = 10_000
-UNREADABLE = (OSError, ValueError, KeyError, pa.ArrowException)
+UNREADABLE = (OSError, ValueError, KeyError, OverflowError, pa.ArrowException)
 """What Arrow raises for a file of another format, or with names that are no UTF-8."""
 
 _WHOLE = re.compile("-?(?:0|[1-9][0-9]{0,17})")
@@ -175,6 +176,27 @@ def reading(file: str, format: str) -> AbstractContextManager[None]:
 def plain_schema(schema: pa.Schema) -> pa.Schema:
     """Return a schema of the types that the readers know."""
     return pa.schema([pa.field(field.name, _plain_type(field.type)) for field in schema])
+
+
+def plain(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a batch whose columns are of the types that the readers know."""
+    schema = plain_schema(batch.schema)
+    return pa.RecordBatch.from_arrays([_plain(one) for one in batch.columns], schema=schema)
+
+
+def _plain(array: pa.Array) -> pa.Array:
+    """Return an array of a plain type; a missing list or object becomes an empty one."""
+    kind = array.type
+    if kind == _plain_type(kind):
+        return array
+    if isinstance(array, pa.ExtensionArray):
+        return _plain(array.storage)
+    if isinstance(kind, pa.StructType):
+        names = [field.name for field in kind]
+        return pa.StructArray.from_arrays(list(map(_plain, array.flatten())), names)
+    if hasattr(array, "flatten"):  # Arrow casts lists' views wrongly where they are out of order.
+        return pa.LargeListArray.from_arrays(list_offsets(array), _plain(array.flatten()))
+    return array.cast(_plain_type(kind))
 
 
 def _plain_type(kind: pa.DataType) -> pa.DataType:

@@ -64,7 +64,19 @@ def check_schema(file: str, schema: pa.Schema, columns: Columns) -> None:
     sparse = set(columns.sparse)
     for name in columns.names:
         kind = check_column(file, schema, name)
-        whole = pa.types.is_floating(kind) and columns.layout.types.get(name) == "integer"
+        known = columns.layout.types.get(name)
+        whole = pa.types.is_floating(kind) and known == "integer"
+        if name in sparse and pa.types.is_null(kind):
+            raise DataError(
+                f"{shown(file)}: column {name!r} has no value, and so no type; write it with the "
+                "type that it has in other files"
+            )
+        if name in sparse and known == "text" and not is_text(kind) and can_be_ids(kind):
+            raise DataError(
+                f"{shown(file)}: column {name!r} is {kind}, and its ids are read as texts, as in "
+                "the first file, or as a profile or schema says; write it as text, as a number "
+                "has another key"
+            )
         if name in sparse and not can_be_ids(kind) and not whole:
             raise DataError(
                 f"{shown(file)}: column {name!r} is {kind}, which cannot hold ids; "
@@ -91,16 +103,15 @@ def check_columns(
 def written_as_text(schema: pa.Schema) -> pa.Schema:
     """Return the columns of a text file as ids could be read from them.
 
-    What Arrow took for times, or saw no value of, is text.
+    Each is text, whatever Arrow took it for; what does not fit is refused where it is read.
     """
 
     def readable(field: pa.Field) -> pa.Field:
         kind = field.type
-        if pa.types.is_temporal(kind) or pa.types.is_null(kind):
-            return field.with_type(pa.string())
-        if is_list(kind) and pa.types.is_null(kind.value_type):
-            return field.with_type(pa.list_(pa.int64()))
-        return field
+        if is_list(kind) and can_be_ids(kind):
+            return field.with_type(pa.list_(pa.string()))
+        is_value = pa.types.is_primitive(kind) or pa.types.is_null(kind)
+        return field.with_type(pa.string()) if is_value else field
 
     return pa.schema([readable(field) for field in schema])
 

@@ -19,7 +19,7 @@ from placer.data.formats.columns import ARROW_TYPES, check_column, check_columns
 from placer.data.formats.dialect import header_names, infer_dialect
 from placer.data.formats.plain import PlainText
 from placer.data.formats.text import Block, TextReader, head_lines, lone_return, record_ends
-from placer.data.formats.texts import GROUPED, are_whole, split_lists
+from placer.data.formats.texts import GROUPED, split_lists, whole_type
 from placer.data.formats.values import wrong_id
 from placer.data.keys import is_text
 from placer.data.layout import CATEGORIES, DENSE, LABEL, Columns, IdType, Layout
@@ -217,6 +217,11 @@ def _sample(file: str, start: bytes, layout: Layout) -> pa.Table:
     """Return the first samples of a file, their types inferred; texts that are none are missing."""
     ends, newlines = record_ends(start, bool(layout.quotes))
     if layout.header and ends.size == 1:
+        if start[int(ends[0]) :].strip():
+            raise DataError(
+                f"{shown(file)}, from line 2 on: a quote is opened that nothing closes; close it, "
+                "or say that quotes are plain characters (--no-quotes)"
+            )
         raise DataError(f"{shown(file)} names columns and has no sample; a log needs one")
     if not ends.size:
         raise DataError(f"{shown(file)}: its first line does not end; is a quote not closed?")
@@ -338,8 +343,8 @@ class InteractionsSource(ColumnSource):
         for name in table.column_names:
             texts = single(table.column(name)).cast(pa.large_string())
             ids = split_lists(texts, self._known.separator or " ").flatten()
-            whole = are_whole(ids.filter(pc.invert(pc.is_in(ids, nulls))))
-            types.setdefault(name, "integer" if whole else "text")
+            whole = whole_type(ids.filter(pc.invert(pc.is_in(ids, nulls))))
+            types.setdefault(name, whole or "text")
         return types
 
     def _parse(self, block: Block) -> RawBatch:

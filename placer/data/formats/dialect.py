@@ -1,5 +1,6 @@
 """How the lines of a text file are made: what separates fields, and what the first line is."""
 
+import codecs
 import csv
 import io
 import re
@@ -18,8 +19,8 @@ from placer.errors import DataError
 _SEPARATORS = ("\t", ",", "::", ";", "|", "\x01", " ")
 _LINES = 200
 _NAME = re.compile(r"^[^\W\d][\w .:/#()\[\]-]*$")
-_ANY_NAME = re.compile(r"^[^\W\d][^\n]*$")
-"""Of columns that something else says to be named, such as numbers below: ``CTR (%)``."""
+_ANY_NAME = re.compile(r"^[^\n]*[^\W\d][^\n]*$")
+"""Of columns that something else says to be named, such as numbers below: ``CTR (%)``, ``7d``."""
 _NUMBERS = re.compile(rb"[0-9]+(?:([ \t]+|,)[0-9]+)*[ \t]*")
 """Of a line of interactions."""
 _DECIMAL_COMMA = re.compile(r"[+-]?(?:[0-9]{1,3}(?:\.[0-9]{3})+|[0-9]+)(?:,[0-9]+)?")
@@ -35,6 +36,7 @@ _VOWPAL = re.compile(r"[^|]*(?:(?<!\S)\|\S[^|]*)+")
 
 def sniff(file: str, start: bytes) -> Format:
     """Return the format of a file without a telling suffix, by how it begins."""
+    start = start.removeprefix(codecs.BOM_UTF8)
     if start.startswith(b"PAR1"):
         return "parquet"
     if start.startswith(b"ARROW1") or start.startswith(b"\xff\xff\xff\xff"):
@@ -109,7 +111,7 @@ def _records(start: bytes, quotes: bool) -> list[str]:
 def _texts(start: bytes, ends: npt.NDArray[np.int64]) -> list[str]:
     parts = zip([0, *ends[:_LINES].tolist()], ends[:_LINES].tolist(), strict=False)
     texts = (start[first:last].decode("utf-8", "replace").strip("\r\n") for first, last in parts)
-    return [text.removeprefix("\ufeff") for text in texts if text]
+    return [text for text in texts if text]
 
 
 def fields(line: str, separator: str, quotes: bool) -> list[str]:
@@ -129,7 +131,7 @@ def fields(line: str, separator: str, quotes: bool) -> list[str]:
 def header_names(file: str, header: bytes, layout: Layout) -> tuple[str, ...]:
     """Return the columns that a file's first line names; raises DataError if it is no UTF-8."""
     try:
-        line = header.decode("utf-8-sig").rstrip("\r\n")
+        line = header.decode().rstrip("\r\n")
     except UnicodeDecodeError as error:
         raise DataError(f"{shown(file)}, line 1 is no UTF-8: {error.reason}") from error
     names = fields(line, layout.separator or ",", bool(layout.quotes))
@@ -193,25 +195,33 @@ def _quotes(lines: list[str], separator: str) -> bool:
 
 def _is_header(rows: list[list[str]], nulls: Sequence[str]) -> bool:
     """Return whether the first row names columns, rather than being a sample."""
-    first, others = rows[0], rows[1:]
+    # The first again is none of its samples: files may have been joined with their headers.
+    first, others = rows[0], [row for row in rows if row != rows[0]]
+    if len(rows) > 1 and not others:
+        return False
     named = [name.strip() for name in first]
     if named:
         named[0] = named[0].lstrip("# ")
     if any(_HEX.match(name) or name in nulls for name in named) or len(named) < 1:
         return False
-    # An index that pandas wrote has no name.
-    names = named[not named[0] :]
-    if not all(map(_ANY_NAME.match, names)):
-        return False
-    if {name.lower() for name in named} & _KNOWN:
-        return True
     columns = list(zip(*(row for row in others if len(row) == len(first)), strict=False))
     known = [[one for one in column if one and one not in nulls] for column in columns]
+    # An index that pandas wrote has no name, nor has what is behind a separator at the end.
+    names = [
+        name
+        for place, name in enumerate(named)
+        if name or (place and (place >= len(known) or known[place]))
+    ]
+    if any(map(_is_number, names)) or not all(map(_ANY_NAME.match, names)):
+        return False
     if any(column and all(map(_is_number, column)) for column in known):
         return True
-    if len(set(named)) != len(named) or not all(map(_NAME.match, names)):
-        return False  # If it names columns, then some twice; nothing else says that it does.
-    return not any(name in column for name, column in zip(named, columns, strict=False))
+    if any(name in column for name, column in zip(named, columns, strict=False) if name):
+        return False
+    if {name.lower() for name in named} & _KNOWN and all(one[0].isalpha() for one in names):
+        return True
+    # If it names columns, then none twice; nothing else says that it does.
+    return len(set(names)) == len(names) and all(map(_NAME.match, names))
 
 
 def _has_decimal_commas(rows: list[list[str]]) -> bool:

@@ -43,6 +43,8 @@ _CALENDAR = re.compile(
 )
 """A date such as 20230501, and a time of the day behind it."""
 _TIME_NAME = re.compile(r"timestamp|(?:^|[\W_])(?:time|date|datetime|ts)(?:$|[\W_])")
+_INDEX = re.compile(r"__index_level_[0-9]+__|Unnamed: [0-9]+|")
+"""How pandas, and R, name a column of rows' numbers in a file."""
 _LEAST_RISING = 20
 """Samples from which on it is no accident that values never fall."""
 _MOST_SHOWN = 80
@@ -221,7 +223,7 @@ def _guess(
     name: str, kind: pa.DataType, column: pa.ChunkedArray | None, samples: int, nulls: Sequence[str]
 ) -> Decision:
     """Return what a column is taken for by its type and some values, without missing ones."""
-    if pa.types.is_null(kind):
+    if pa.types.is_null(kind.value_type if is_list(kind) else kind):
         why = f"it has no value in the first {samples:,} samples"
         return Decision(name, "ignore", why, warns=True)
     if pa.types.is_temporal(kind):
@@ -248,6 +250,8 @@ def _guess(
         return _guess_text(name, column, nulls)
     if pa.types.is_boolean(kind):
         return Decision(name, "sparse", "it holds true and false")
+    if _INDEX.fullmatch(name):
+        return Decision(name, "ignore", "it is an index, as pandas writes it", warns=True)
     times = _times(name, column)
     if times is not None:
         return Decision(name, "ignore", times, warns=True)
@@ -262,6 +266,13 @@ def _guess_number(name: str, kind: pa.DataType, column: pa.ChunkedArray | None) 
         values = column.to_numpy().astype(np.float64)
         values = values[np.isfinite(values)]
         whole = bool(values.size) and bool((values == np.floor(values)).all())
+        if whole and values.min() < 0 and values.max() >= 1 << 63:
+            why = (
+                f"numbers, but whole ones from {values.min():.0f} to {values.max():.0f}, which no "
+                "integer of 64 bits holds: if they are ids, write them as texts, or say which "
+                "stands for a missing one (--null -1)"
+            )
+            return Decision(name, "dense", why, warns=True)
         named = name.lower() in ("id", "user", "item") or name.lower().endswith(("id", "_key"))
         if whole and values.min() >= 0 and (named or values.max() >= 1 << 24):
             why = (

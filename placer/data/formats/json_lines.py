@@ -192,4 +192,5 @@ def _fits(value: Any, kind: IdType | None) -> bool:
         return kind == "boolean" and isinstance(value, bool)
     if kind is None:
         return isinstance(value, int | float)
-    return isinstance(value, int) and abs(value) < 1 << 64
+    least, most = (0, 1 << 64) if kind == "unsigned" else (-1 << 63, 1 << 63)
+    return isinstance(value, int) and least <= value < most

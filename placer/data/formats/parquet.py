@@ -64,8 +64,7 @@ class ParquetSource(ColumnSource):
         if numbers_among(self.columns.layout.nulls):
             return None  # Statistics count them, though they stand for missing values.
         integers = [name for name in self.columns.sparse if not self.columns.is_text(name)]
-        names = set().union(*(schema.names for schema in self._schemas))
-        if not names.issuperset(integers):
+        if not all(set(schema.names).issuperset(integers) for schema in self._schemas):
             return None  # Folders hold some.
         for footer, schema in zip(self.footers, self._schemas, strict=True):
             # By their order: the path of a leaf does not tell a.b, a column, from b of a struct a.

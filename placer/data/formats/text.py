@@ -8,7 +8,7 @@ from typing import IO
 import numpy as np
 import numpy.typing as npt
 
-from placer.data.files.opening import guarded, head, open_unpacked
+from placer.data.files.opening import guarded, head, open_unpacked, read_up_to
 from placer.data.files.stores import shown
 from placer.data.source import Place, RawBatch, Span
 from placer.errors import DataError
@@ -56,8 +56,11 @@ class TextReader:
         """Yield the blocks of all files; one that is skipped is never parsed."""
         found_any = False
         for file in self._files:
-            header, end, line, self._size = None, 0, 1, 0
+            header, end, line = None, 0, 1
             with open_unpacked(file) as stream:
+                start = read_up_to(stream, len(codecs.BOM_UTF8), file)
+                start = start.removeprefix(codecs.BOM_UTF8)
+                self._buffer[: len(start)], self._size = start, len(start)
                 while True:
                     records = self._next_records(stream, file, line, end)
                     if not records.ends.size:
@@ -206,16 +209,18 @@ def record_ends(
 def head_lines(file: str) -> bytes:
     """Whole lines at the beginning of a file, the last one complete or not at the file's end."""
     start = head(file, HEAD_BYTES)
+    is_whole = len(start) < HEAD_BYTES
+    start = start.removeprefix(codecs.BOM_UTF8)
     if not start:
         raise DataError(f"{shown(file)} is empty; a log needs at least one sample")
     if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise DataError(
             f"{shown(file)} is text in UTF-16; write it in UTF-8 (iconv -f UTF-16 -t UTF-8)"
         )
-    if len(start) < HEAD_BYTES:
+    if is_whole:
         return start if start.endswith(b"\n") else start + b"\n"
     if b"\n" not in start:
-        start = head(file, MOST_LINE_BYTES)
+        start = head(file, MOST_LINE_BYTES).removeprefix(codecs.BOM_UTF8)
     end = start.rfind(b"\n") + 1
     if not end and len(start) < MOST_LINE_BYTES:
         return start + b"\n"

@@ -6,6 +6,8 @@ Lists are written as ``12|7|9``, ``[12, 7]``, ``{12,NULL}``, ``['a' 'b']``.
 import json
 import re
 from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -61,14 +63,14 @@ def split_lists(texts: pa.Array, separator: str) -> pa.Array:
 
     >>> split_lists(pa.array(["[1 2]", "3", "[]"], pa.large_string()), " ").to_pylist()
     [['1', '2'], ['3'], []]
+    >>> split_lists(pa.array(["1|2|", "|"], pa.large_string()), "|").to_pylist()
+    [['1', '2'], []]
     >>> split_lists(pa.array(["['a, b', 'c']"], pa.large_string()), ",").to_pylist()
     [['a, b', 'c']]
     """
     texts = _bare(texts)
-    texts = pc.if_else(pc.equal(texts, ""), pa.scalar(None, texts.type), texts)
-    if separator == " ":
-        lists = pc.ascii_split_whitespace(texts)
-    else:
+    split = pc.ascii_split_whitespace
+    if separator != " ":
         if separator == ",":
             quoted = pc.match_substring_regex(texts, r"^['\"]")
             if pc.any(quoted).as_py():
@@ -77,7 +79,8 @@ def split_lists(texts: pa.Array, separator: str) -> pa.Array:
                 texts = pc.if_else(quoted, between, pc.replace_substring(texts, ",", separator))
         between = re.escape(separator)
         texts = pc.replace_substring_regex(texts, rf"^{between}|{between}\s*$", "")
-        lists = pc.split_pattern(texts, separator)
+        split = partial(pc.split_pattern, pattern=separator)
+    lists = split(pc.if_else(pc.equal(texts, ""), pa.scalar(None, texts.type), texts))
     elements = pc.ascii_trim(lists.flatten(), " \t\r\n'\"")
     return pa.LargeListArray.from_arrays(list_offsets(lists), elements)
 
@@ -116,8 +119,8 @@ def find_lists(texts: Sequence[str], nulls: Sequence[str]) -> tuple[str, IdType 
         if not bracketed and pc.max(pc.list_value_length(lists)).as_py() < 2:
             continue
         ids = ids.filter(pc.invert(pc.is_in(ids, pa.array(["", ELIDED, *nulls], ids.type))))
-        if are_whole(ids):
-            return separator if holding else ",", "integer"
+        if (whole := whole_type(ids)) is not None:
+            return separator if holding else ",", whole
         if _share(ids, _NUMBER) == 1 and not pc.any(_matches(ids, _PADDED)).as_py():
             return separator, None
         if bracketed:
@@ -142,9 +145,25 @@ def find_lists(texts: Sequence[str], nulls: Sequence[str]) -> tuple[str, IdType 
     return None
 
 
-def are_whole(ids: pa.Array) -> bool:
-    """Return whether there are ids, and all are whole numbers without zeros before them."""
-    return _share(ids, _WHOLE) == 1 and not pc.any(_matches(ids, _PADDED)).as_py()
+def whole_type(ids: pa.Array) -> IdType | None:
+    """Return what ids are read as if there are some, and all are whole numbers; else None.
+
+    Those of more than 64 bits are texts; with zeros before them they are no numbers.
+
+    >>> whole_type(pa.array(["7", "18446744073709551615"])), whole_type(pa.array(["07"]))
+    ('unsigned', None)
+    """
+    if _share(ids, _WHOLE) < 1 or pc.any(_matches(ids, _PADDED)).as_py():
+        return None
+    kinds: tuple[tuple[IdType, pa.DataType], ...] = (
+        ("integer", pa.int64()),
+        ("unsigned", pa.uint64()),
+    )
+    for kind, held in kinds:
+        with suppress(pa.ArrowInvalid):
+            ids.cast(held)
+            return kind
+    return "text"
 
 
 def separator_in(text: str) -> str | None:

@@ -61,7 +61,9 @@ def _ids(batch: pa.RecordBatch | pa.Table, name: str, layout: Layout, place: Pla
     column = present(single(batch.column(name)), layout.nulls)
     if separator is not None and not is_list(column.type):
         return _split(column, name, separator, kind, place, layout.nulls)
-    if kind != "text" and is_text(column.type) and not is_list(column.type):
+    if kind != "text" and is_text(column.type):
+        if is_list(column.type):
+            return _listed(list_offsets(column), column.flatten(), name, kind, place)
         return _integers(column, name, kind, place)
     if pa.types.is_floating(column.type):
         return _whole(column, name, place)
@@ -86,10 +88,17 @@ def _split(
             f"{place.of(row)}: {name} holds a list that was cut short ({ELIDED}) when it was "
             f"written; write it whole, or leave it out (--ignore {name})"
         )
+    return _listed(split.offsets.to_numpy(), elements, name, kind, place)
+
+
+def _listed(
+    offsets: npt.NDArray[np.int64], elements: pa.Array, name: str, kind: IdType, place: Place
+) -> pa.Array:
+    """Return lists of texts, which are whole numbers unless their column is of texts."""
     if kind != "text":
-        samples = np.repeat(np.arange(len(split)), np.diff(split.offsets.to_numpy()))
+        samples = np.repeat(np.arange(offsets.size - 1), np.diff(offsets))
         elements = _integers(elements, name, kind, place, samples)
-    return pa.LargeListArray.from_arrays(split.offsets, elements)
+    return pa.LargeListArray.from_arrays(offsets, elements)
 
 
 def present(column: pa.Array, nulls: Sequence[str]) -> pa.Array:
@@ -172,7 +181,11 @@ def wrong_id(place: str, name: str, value: object, kind: IdType) -> DataError:
     between = separator_in(what) if isinstance(what, str) else None
     if between is not None:
         fix = f"if it is a list, say in a schema what separates its ids: separator = {between!r}"
-    elif isinstance(what, str) and len(what) < _MOST_NULL:
+    elif kind == "integer" and re.fullmatch("[0-9]{19,20}", str(what)):
+        fix = 'ids from 2^63 on are unsigned; say so in a schema: type = "unsigned"'
+    elif not isinstance(what, str):
+        fix = "write all values of a column alike"
+    elif len(what) < _MOST_NULL:
         fix += f"; if it stands for a missing value: --null {what}"
     return DataError(
         f"{place}: {name} is {what!r}, and its column was taken for {_CALLED[kind]}; {fix}"

@@ -159,7 +159,8 @@ class Backend(TorchKernels):
 
     def forward(self, arena: Arena, step: ArenaStep, weights: Tensor | None) -> Tensor:
         """Sum of each bag's rows, each times its weight: float32, shape (bags, width)."""
-        out = torch.empty((step.reads.bags, arena.spec.key.width), device=self._device)
+        shape = step.reads.bags, arena.spec.key.width
+        out = torch.empty(shape, dtype=torch.float32, device=self._device)
         step.wait_for_rows(self._device)
         if step.reads.bags:
             scales = None if weights is None else weights.detach().contiguous()
@@ -177,7 +178,8 @@ class Backend(TorchKernels):
         if whole is not None:
             return whole
         # One kernel for all segments instead of one copy each.
-        return torch.cat([torch.empty((0, arena.spec.key.width), device=self._device), *gradients])
+        none = torch.empty((0, arena.spec.key.width), dtype=torch.float32, device=self._device)
+        return torch.cat([none, *gradients])
 
     def update(
         self,
@@ -230,7 +232,7 @@ class Backend(TorchKernels):
                 scales = reads.of(reads.weights).detach()[runs.order]
             row_reads = RowReads(runs, places, sources, scales, reads.gradients)
             updates.append((reads.arena, row_reads, reads.rule))
-            own = torch.zeros(runs.lookups, device=self._device)
+            own = torch.zeros(runs.lookups, dtype=torch.float32, device=self._device)
             self.squares(row_reads, own)
             if self.in_one_memory:
                 parts.append(own[: int(runs.count)])
@@ -241,7 +243,7 @@ class Backend(TorchKernels):
 
     def weight_gradients(self, arena: Arena, step: ArenaStep, gradients: Tensor) -> Tensor:
         """Gradient of each lookup's weight, its row · its bag's gradient: shape (lookups,)."""
-        out = torch.empty(step.reads.lookups, device=self._device)
+        out = torch.empty(step.reads.lookups, dtype=torch.float32, device=self._device)
         self.dot_rows(arena.weights, step.places, self.bags_of_lookups(step.reads), gradients, out)
         if step.host is not None:
             self._host.weight_gradients(arena, step.host, gradients, out)

@@ -106,7 +106,9 @@ def _of_bags(gradients: Tensor, reads: HostReads) -> Tensor:
     """Return the gradients of the host's bags, in its memory."""
     if gradients.device.type != "cuda":
         return gradients.index_select(0, reads.bags)
-    result = torch.empty((reads.bags.numel(), gradients.shape[1]), pin_memory=True)
+    result = torch.empty(
+        (reads.bags.numel(), gradients.shape[1]), dtype=torch.float32, pin_memory=True
+    )
     for bags, rows in _parts(reads.bags, result):
         rows.copy_(gradients.index_select(0, bags), non_blocking=True)
     recorded().synchronize()

@@ -65,7 +65,7 @@ class NumbaBackend(Backend):
     def join(self, arena: Arena, gradients: Sequence[Tensor]) -> Tensor:
         rows = [gradient.shape[0] for gradient in gradients]
         starts = list(accumulate(rows, initial=0))
-        joined = torch.empty((starts[-1], arena.spec.key.width))
+        joined = torch.empty((starts[-1], arena.spec.key.width), dtype=torch.float32)
         target = joined.numpy()
         parts = [gradient.numpy() for gradient in gradients]
 

@@ -109,7 +109,7 @@ class ColdStore:
         weights = torch.empty((rows.numel(), first.width), dtype=first.weights_dtype)
         state = None
         if first.state_shape is not None:
-            state = torch.empty((rows.numel(), *first.state_shape))
+            state = torch.empty((rows.numel(), *first.state_shape), dtype=torch.float32)
         for part, here in self._blocks(rows):
             held = part.medium.read(rows[here] - part.start)
             weights[here] = part.records.weights(held)

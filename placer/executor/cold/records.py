@@ -165,7 +165,7 @@ def _quantized(weights: Tensor, updates: Tensor | None) -> tuple[Tensor, Tensor,
     part = level - lower
     threshold: float | Tensor = 0.5
     if updates is not None:
-        threshold = (random_bits(weights, updates) & 0xFFFFFF) * 2.0**-24
+        threshold = (random_bits(weights, updates) & 0xFFFFFF).float() * 2.0**-24
     levels = (lower + (part > threshold)).clamp_(0, _LEVELS)
     return levels, torch.where(finite, scale, torch.nan), base * scale
 

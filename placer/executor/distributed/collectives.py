@@ -256,7 +256,7 @@ def exchange_as(
     """
     if dtype != "float16":
         return comm.exchange(kind, values.to(getattr(torch, dtype)), sent, received).float()
-    device, one = values.device, torch.ones(1, device=values.device)
+    device, one = values.device, torch.ones(1, dtype=torch.float32, device=values.device)
     wire = torch.empty(values.numel() + comm.world, dtype=torch.float16, device=device)
     if values.numel():
         least, most = values.aminmax()
@@ -269,7 +269,7 @@ def exchange_as(
         torch.mul(part, scale, out=numbers)
         said.copy_(exponent)
     came = comm.exchange(kind, wire, [n + 1 for n in sent], [n + 1 for n in received])
-    result = torch.empty(sum(received), device=device)
+    result = torch.empty(sum(received), dtype=torch.float32, device=device)
     parts = torch.split(result, list(received))
     for part, (numbers, said) in zip(parts, _messages(came, received), strict=True):
         torch.mul(numbers, torch.ldexp(one, said.float() - _LARGEST_EXPONENT), out=part)

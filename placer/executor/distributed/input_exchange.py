@@ -16,6 +16,7 @@ from placer.executor.distributed.placement.channels import Channels, Survey, Uni
 from placer.executor.distributed.sharded_batch import ShardedBatch, UnitStep, spans
 from placer.executor.distributed.sharded_keys import ShardedKeys
 from placer.executor.distributed.table_ranks import NumberedBatch
+from placer.executor.growing_keys import KeyStep
 from placer.executor.local.lookahead import on_every_rank
 from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.lookups.batch_reads import Bags, check_ids, keep_until_used, ready_to_read
@@ -37,10 +38,10 @@ class InputExchange:
     device: torch.device
     keys: ShardedKeys
 
-    def __call__(self, batch: BagBatch, training: bool, open_steps: int) -> ShardedBatch:
+    def __call__(self, batch: BagBatch, training: bool, key_step: KeyStep | None) -> ShardedBatch:
         """Exchange a batch's lookups; every rank must be here with one of its own.
 
-        `open_steps` is what the keys' `begin_step` gave.
+        `key_step` is what the keys' `open_step` gave.
         """
         fault: PlacerError | None = None
         try:
@@ -52,14 +53,22 @@ class InputExchange:
             fault = error
         weights = batch.weights
         wanted = training and weights is not None and weights.requires_grad
+        # Ranks may let go of batches at other times: a row has to keep its key on all of them.
+        open_before = -1 if key_step is None else key_step.open_before
         header = [batch.batch_size, fault is not None, weights is not None, wanted, training]
+        header.append(open_before)
         headers = self.comm.numbers(header)
         if fault is not None:
             raise fault
         _check_headers(headers, training)
         if self.keys.in_batches:
+            most_open = max(int(header[5]) for header in headers)
             batch = self.keys.exchange(
-                batch, self.survey.features, training, open_steps, self.survey.routes, self.comm
+                batch,
+                self.survey.features,
+                None if most_open < 0 else most_open,
+                self.survey.routes,
+                self.comm,
             )
         samples = [int(header[0]) for header in headers]
         weighted, wanted = (any(header[column] for header in headers) for column in (2, 3))
@@ -68,7 +77,9 @@ class InputExchange:
             lookups[channel.feature, channel.columns, channel.position]
             for _, channel in self.channels.sent
         ]
-        return self._send(batch, bags, samples, weighted, wanted, routes, own)
+        sent = self._send(batch, bags, samples, weighted, wanted, routes, own, key_step)
+        self.keys.found(key_step)
+        return sent
 
     def _route(
         self, batch: BagBatch, spread: Sequence[tuple[int, int]]
@@ -111,6 +122,7 @@ class InputExchange:
         wanted: bool,
         routes: _Routes,
         lookups: Sequence["_ChannelLookups"],
+        key_step: KeyStep | None,
     ) -> ShardedBatch:
         comm, channels, size = self.comm, self.channels, batch.batch_size
         bags = channels.serves * np.array(samples)[:, None]
@@ -140,7 +152,7 @@ class InputExchange:
         if weighted:
             scales = batch.weights
             if scales is None:
-                scales = torch.ones(batch.ids.numel(), device=self.device)
+                scales = torch.ones(batch.ids.numel(), dtype=torch.float32, device=self.device)
             scales = _cat([own.select(scales.detach()) for own in lookups], None, self.device)
             weights = comm.exchange("weights", scales.float(), sent_lookups, served_lookups)
         positions = [own.positions(self.device) for own in lookups] if wanted else []
@@ -159,6 +171,7 @@ class InputExchange:
             tuple(served_lookups),
             _cat(positions, torch.int64, self.device),
             tuple(map(unit_step, channels.units)),
+            key_step,
         )
 
     def _unit_step(
@@ -301,8 +314,8 @@ class InputsAhead:
         if self._stream is not None:
             with torch.cuda.device(self._inputs.device):
                 made = recorded()
-        open_steps = self._inputs.keys.begin_step(training)
-        return self._thread.submit(self._exchange, batch, number, training, open_steps, made)
+        key_step = self._inputs.keys.open_step() if training else None
+        return self._thread.submit(self._exchange, batch, number, training, key_step, made)
 
     def arrived(self, sent: SentBatch) -> ShardedBatch:
         """Return what the ranks ask of each other."""
@@ -316,8 +329,8 @@ class InputsAhead:
     def now(self, batch: BagBatch, number: NumberedBatch | None, training: bool) -> ShardedBatch:
         """Exchange a batch that was not sent ahead, after those that were."""
         if self._thread is None:
-            step = self._inputs(batch, training, self._inputs.keys.begin_step(training))
-            return replace(step, number=number)
+            key_step = self._inputs.keys.open_step() if training else None
+            return replace(self._inputs(batch, training, key_step), number=number)
         return self.arrived(self.send(batch, number, training))
 
     def wait(self) -> None:
@@ -336,18 +349,18 @@ class InputsAhead:
         batch: BagBatch,
         number: NumberedBatch | None,
         training: bool,
-        open_steps: int,
+        key_step: KeyStep | None,
         made: "torch.cuda.Event | None",
     ) -> "tuple[ShardedBatch, torch.cuda.Event | None]":
         if self._lost is not None:
             raise self._lost  # Nobody would answer: do not wait for the timeout again.
         try:
             if self._stream is None:
-                return replace(self._inputs(batch, training, open_steps), number=number), None
+                return replace(self._inputs(batch, training, key_step), number=number), None
             with torch.cuda.device(self._inputs.device), torch.cuda.stream(self._stream):
                 if made is not None:
                     self._stream.wait_event(made)
-                step = self._inputs(batch, training, open_steps)
+                step = self._inputs(batch, training, key_step)
                 return replace(step, number=number), recorded()
         except Exception as error:
             if not on_every_rank(error):

@@ -106,7 +106,7 @@ class ReplicaUpdates:
             rows.update(zip(alike.targets, torch.split(own.rows, own.counts), strict=True))
         with torch.no_grad():
             read = self._module(self._update_batch(rows))
-        result = torch.zeros(unit_step.bounds[-1], device=self._module.device)
+        result = torch.zeros(unit_step.bounds[-1], dtype=torch.float32, device=self._module.device)
         for alike, own in zip(self._alike, lookups, strict=True):
             vectors = torch.cat([read[self._names[number]] for number in alike.targets])
             result[own.places] = (vectors * own.gradients[own.sources]).sum(1)
@@ -140,7 +140,7 @@ class ReplicaUpdates:
             bags.repeat_interleave(of_bags, output_size=sum(sizes)),
             places,
             # No feature may read these rows, and then there is no channel.
-            torch.cat([torch.empty(0, alike.width, device=device), *own]),
+            torch.cat([torch.empty(0, alike.width, dtype=torch.float32, device=device), *own]),
         )
 
     def _row_sums(self, unit_step: UnitStep, gradients: Sequence[Tensor], alike: _Alike) -> RowSums:

@@ -180,7 +180,12 @@ class RowTotals:
         sizes = [0] * comm.world
         for (other, _), length in zip(met, lengths, strict=True):
             sizes[other] += length
-        sent = torch.cat([torch.empty(0, device=self.device), *(own[group] for _, group in met)])
+        sent = torch.cat(
+            [
+                torch.empty(0, dtype=torch.float32, device=self.device),
+                *(own[group] for _, group in met),
+            ]
+        )
         received = torch.split(comm.exchange("rows", sent, sizes, sizes), [*lengths, 0])
         theirs = dict(zip(met, received, strict=False))
         return [

@@ -21,6 +21,7 @@ from placer.executor.distributed.row_sums import RowTotals, all_reduce_rows
 from placer.executor.distributed.sharded_batch import ShardedBatch, UnitStep
 from placer.executor.distributed.sharded_keys import ShardedKeys
 from placer.executor.distributed.table_ranks import Command, TableRanks
+from placer.executor.local.fused_lookup import check_pass
 from placer.executor.local.placed_embeddings import PlacedEmbeddings
 from placer.executor.lookups.batch_reads import FeatureRead
 from placer.executor.lookups.pooling import segment_max
@@ -53,6 +54,7 @@ class Served:
         self.channels = channels_of(rank, comm.world, targets, survey.channels)
         self._totals = RowTotals.of(targets, rank, device, comm)
         self._any_replicated = any(target.replicated for target in targets)
+        self.passes = 0  # Backward passes so far.
         self.modules: list[PlacedEmbeddings] = []  # Of `channels.units`.
         self._replicas: list[ReplicaUpdates] = []  # In an order that all ranks share.
         for position, unit in enumerate(self.channels.units):
@@ -101,7 +103,9 @@ class Served:
             for output, rows in zip(outputs, step.served_rows.T, strict=True)
         ]
         parts = [part.reshape(-1) for by_rank in zip(*pieces, strict=True) for part in by_rank]
-        return torch.cat(parts) if parts else torch.empty(0, device=self.device)
+        return (
+            torch.cat(parts) if parts else torch.empty(0, dtype=torch.float32, device=self.device)
+        )
 
     def from_sources(self, flat: Tensor, step: ShardedBatch) -> list[Tensor]:
         """Return the reverse: gradients of `channels.served`."""
@@ -118,7 +122,7 @@ class Served:
     ) -> Tensor | None:
         """Update all rows; the gradients of the weights of our own lookups."""
         wanted = sum(step.served_lookups) if step.weight_gradients else 0
-        weight_gradients = torch.zeros(wanted, device=self.device)
+        weight_gradients = torch.zeros(wanted, dtype=torch.float32, device=self.device)
         by_unit = [[gradients[at] for at in unit.channels] for unit in self.channels.units]
         entered = False
         for unit, own, unit_step in zip(self.channels.units, by_unit, step.units, strict=True):
@@ -145,13 +149,13 @@ class Served:
             totals = all_reduce_rows(self.comm, holders, sums)
             for one, own_totals in zip(self._replicas, totals, strict=True):
                 one.apply(own_totals)
-        self.keys.end_step()
+        self.keys.end_step(step.key_step)
         return result
 
     def _return_weight_gradients(self, served: Tensor, step: ShardedBatch) -> Tensor:
         sent, received = step.served_lookups, step.sent_lookups
         own = self.comm.exchange("weights", served / self.gradient_scale, sent, received)
-        result = torch.zeros(step.bags.lookups, device=self.device)
+        result = torch.zeros(step.bags.lookups, dtype=torch.float32, device=self.device)
         # Each lookup comes back once a column slice; in the order of the batch, sums are always
         # alike.
         order = torch.sort(step.lookups, stable=True).indices
@@ -178,7 +182,7 @@ class Serve(torch.autograd.Function):
         sent, received = served.served_sizes(step), served.sent_sizes(step)
         with torch.no_grad():
             flat = served.to_sources(outputs, step)
-        ctx.step, ctx.served = step, served
+        ctx.step, ctx.served, ctx.passes = step, served, served.passes
         ctx.outputs = outputs if training else None
         return served.exchange("outputs", flat, sent, received)
 
@@ -188,6 +192,9 @@ class Serve(torch.autograd.Function):
         refuse_scaled()
         step: ShardedBatch = ctx.step
         served: Served = ctx.served
+        # All ranks know alike, so that none waits for another one.
+        check_pass(ctx.outputs is None, step.weight_gradients and ctx.passes < served.passes)
+        served.passes += 1
         if served.ranks is not None and step.number is not None:
             served.ranks.tell(Command.BACKWARD, step.number.number)
         sent, received = served.sent_sizes(step), served.served_sizes(step)

@@ -8,6 +8,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from placer.executor.growing_keys import KeyStep
 from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.lookups.batch_reads import Bags
 from placer.executor.lookups.steps import PreparedBatch
@@ -53,6 +54,7 @@ class ShardedBatch:
     # weights are wanted.
     lookups: Tensor
     units: tuple[UnitStep, ...]
+    key_step: KeyStep | None  # Of tables that grow, where keys got rows.
     number: "NumberedBatch | None" = None  # By which servers know it.
 
 

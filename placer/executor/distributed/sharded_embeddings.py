@@ -207,7 +207,8 @@ class ShardedEmbeddings(Embeddings):
         """
         features, routes = self.features, self._served.survey.routes
         self._ranks.tell(Command.FIND_ROWS, training, open_steps)
-        batch = self.keys.exchange(batch, features, training, open_steps, routes, self._comm)
+        open_before = open_steps if training else None
+        batch = self.keys.exchange(batch, features, open_before, routes, self._comm)
         self.keys.begin_rows(self._order)
         return batch
 
@@ -285,8 +286,9 @@ class ShardedEmbeddings(Embeddings):
             step = self._inputs.now(batch, number, training)
         elif (step := batch).number is not None:
             self._ranks.tell(Command.FORWARD, step.number.number, training)
-        if training or not isinstance(batch, BagBatch):
-            self.keys.begin()
+        self.keys.begin(step.key_step)
+        if not training:
+            self.keys.end_step(step.key_step)
         self.keys.begin_rows(self._order)
         anchor = torch.zeros((), device=self.device, requires_grad=True)
         flat = Serve.apply(  # type: ignore[no-untyped-call]

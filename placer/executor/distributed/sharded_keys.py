@@ -12,7 +12,7 @@ from torch import Tensor
 
 from placer.executor.distributed.collectives import Communicator
 from placer.executor.distributed.placement.table_routes import TableRoutes
-from placer.executor.growing_keys import MOST_OPEN_STEPS, GrowingKeys
+from placer.executor.growing_keys import GrowingKeys, KeyStep
 from placer.executor.id_order import IdOrder
 from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.lookups.batch_reads import FeatureRead, feature_bounds
@@ -42,7 +42,7 @@ class ShardedKeys(GrowingKeys):
     ) -> None:
         # A server maps no keys, so that it does not matter which part it has.
         super().__init__(growing, tables, seed, max(comm.rank, 0), comm.world)
-        self._comm = comm
+        self._comm, self._is_server = comm, comm.rank < 0
         # Waits until all batches that were sent ahead are mapped.
         self.wait: Callable[[], None] = lambda: None
         self._new_rows: deque[tuple[str, Tensor, Int]] = deque()
@@ -51,19 +51,15 @@ class ShardedKeys(GrowingKeys):
         """Return those of some tables, with steps of their own."""
         part = copy.copy(self)
         part.maps = {name: keys for name, keys in self.maps.items() if name in names}
-        part.open_steps, part.ahead, part._new_rows = 0, 0, deque()
+        part._forget_steps()
+        part._new_rows = deque()
         return part
 
-    def begin_step(self, training: bool) -> int:
-        """Open a step; how many were open before it."""
-        before = self.open_steps
-        if training:
-            self.open_steps = min(before + 1, MOST_OPEN_STEPS)
-            self.ahead += 1
-        return before
+    def open_step(self) -> KeyStep | None:
+        return None if self._is_server else super().open_step()
 
     def drop_ahead(self) -> None:
-        if self.ahead and self.maps:
+        if self.maps:
             self.wait()
             super().drop_ahead()
 
@@ -71,14 +67,13 @@ class ShardedKeys(GrowingKeys):
         self,
         batch: BagBatch,
         features: Sequence[FeatureRead],
-        training: bool,
-        open_steps: int,
+        open_before: int | None,
         routes: Mapping[str, TableRoutes],
         comm: Communicator,
     ) -> BagBatch:
         """Return the batch with rows in the place of keys; all ranks must call it.
 
-        `open_steps` is what `begin_step` gave.
+        `open_before` is the same on all of them: see `rows_of`.
         """
         if not self.maps:
             return batch
@@ -99,10 +94,10 @@ class ShardedKeys(GrowingKeys):
         keys = comm.exchange("keys", ids[here], sizes, received).cpu().numpy()
         read = np.tile(np.arange(tables), world).repeat(came)
         rows, begun = self._mapped(
-            keys, read, max(OPEN_OVER_RANKS, open_steps) if training else None
+            keys, read, None if open_before is None else max(OPEN_OVER_RANKS, open_before)
         )
         ids[here] = comm.exchange("keys", torch.from_numpy(rows), received, sizes).cpu().long()
-        if training:
+        if open_before is not None:
             self._send_changes(begun, routes, batch.ids.device, comm)
         return replace(batch, ids=ids.to(batch.ids.device))
 

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from placer.errors import PlacerError
 from placer.executor.backends.backend import Backend
 from placer.executor.backends.torch_kernels import SliceReads
-from placer.executor.growing_keys import GrowingKeys
+from placer.executor.growing_keys import GrowingKeys, KeyStep
 from placer.executor.lookups.batch_reads import Segment
 from placer.executor.lookups.steps import ArenaStep
 from placer.executor.memory.arena import Arena
@@ -40,6 +41,8 @@ class Runtime:
         Of tables that grow.
     whole_rows : RowTotals or None
         For tables of whose rows only some columns are here.
+    passes : int
+        Backward passes so far.
     """
 
     arenas: tuple[Arena, ...]
@@ -51,6 +54,7 @@ class Runtime:
     updates: Tensor
     keys: GrowingKeys
     whole_rows: "RowTotals | None" = None
+    passes: int = 0
 
     def rule(self, arena: Arena) -> Rule:
         """Return the optimizer of an arena as it stands."""
@@ -73,8 +77,10 @@ class FusedLookup(torch.autograd.Function):
         weights: Tensor | None,
         steps: Sequence[ArenaStep],
         runtime: Runtime,
+        key_step: KeyStep | None,
     ) -> tuple[Tensor, ...]:
-        ctx.steps, ctx.runtime = steps, runtime
+        ctx.steps, ctx.runtime, ctx.key_step = steps, runtime, key_step
+        ctx.passes = runtime.passes
         ctx.save_for_backward(*(() if weights is None else (weights,)))
         outputs: list[Tensor] = []
         with phase("forward"):
@@ -88,6 +94,7 @@ class FusedLookup(torch.autograd.Function):
     def backward(ctx: Any, *output_gradients: Tensor) -> tuple[Tensor | None, ...]:
         refuse_scaled()
         runtime: Runtime = ctx.runtime
+        check_pass(ctx.steps is None, ctx.needs_input_grad[1] and ctx.passes < runtime.passes)
         saved: tuple[Tensor, ...] = ctx.saved_tensors
         weights = saved[0] if saved else None
         weight_gradients = None
@@ -101,12 +108,29 @@ class FusedLookup(torch.autograd.Function):
             if weights is not None and ctx.needs_input_grad[1]:
                 weight_gradients = _weight_gradients(runtime, ctx.steps, gradients, weights)
         with phase("update"):
+            runtime.passes += 1
             runtime.updates.add_(1)
             update(runtime, ctx.steps, gradients, weights)
         runtime.backend.finish(ctx.steps)
-        runtime.keys.end_step()
-        ctx.steps = ()  # A kept output keeps this node; it must not keep the step as well.
-        return None, weight_gradients, None, None
+        runtime.keys.end_step(ctx.key_step)
+        # A kept output keeps this node; it must not keep the step as well.
+        ctx.steps = None
+        return None, weight_gradients, None, None, None
+
+
+def check_pass(has_run: bool, lacks_rows: bool) -> None:
+    """Raise if a backward pass has run already, or lacks rows to compute weights' gradients of."""
+    if has_run:
+        raise PlacerError(
+            "a second backward pass through one forward pass: the first has updated its rows; "
+            "look the batch up again"
+        )
+    if lacks_rows:
+        raise PlacerError(
+            "gradients of lookups' weights are of the rows as they were looked up, and another "
+            "backward pass has updated them since: run the backward pass of a batch before the "
+            "next forward pass, or join both batches to one"
+        )
 
 
 def own_tensors(pooled: Tensor, segments: Sequence[Segment]) -> list[Tensor]:

@@ -112,7 +112,9 @@ class LocalIdOrder(IdOrder):
             arena.weights.write(slots, sent(rows, self._device))
             if arena.state is not None:
                 shape = slots.numel(), *arena.state.hbm.shape[1:]
-                arena.state.write(slots, torch.zeros(shape, device=self._device))
+                arena.state.write(
+                    slots, torch.zeros(shape, dtype=torch.float32, device=self._device)
+                )
 
     def _column_slices(
         self, table: Table, name: str

@@ -291,7 +291,6 @@ class PlacedEmbeddings(Embeddings):
             If an id is no row of its table, or the batch is of other features.
         """
         training = torch.is_grad_enabled()
-        is_step = training or not isinstance(batch, BagBatch)
         if isinstance(batch, BagBatch):
             if self._stream is not None and not torch.cuda.is_current_stream_capturing():
                 # This batch may read rows that are just being staged for another.
@@ -302,17 +301,17 @@ class PlacedEmbeddings(Embeddings):
             stream = torch.cuda.current_stream(self.device)
             stream.wait_event(batch.ready)
             keep_until_used(batch, stream)
-        if is_step:
-            self.keys.begin()
+        self.keys.begin(batch.key_step)
         steps = tuple(batch.steps)
         batch.steps.clear()
         if len(steps) != len(self._runtime.arenas):
             raise DataError("a batch is prepared for one forward pass: prefetch it once more")
         outputs = FusedLookup.apply(  # type: ignore[no-untyped-call]
-            self._anchor, batch.bags.weights, steps, self._runtime
+            self._anchor, batch.bags.weights, steps, self._runtime, batch.key_step
         )
         if not training:
             self._runtime.backend.finish(steps)
+            self.keys.end_step(batch.key_step)
         column_slices: list[list[tuple[int, Tensor]]] = [[] for _ in self.features]
         segments = (segment for step in steps for segment in step.reads.segments)
         for segment, output in zip(segments, outputs, strict=True):
@@ -378,6 +377,7 @@ class PlacedEmbeddings(Embeddings):
         """
         batch, bags = ready_to_read(batch, self.features, self.device)
         runtime = self._runtime
+        key_step = runtime.keys.open_step() if training else None
         if runtime.keys.in_batches:
 
             def order() -> LocalIdOrder:
@@ -385,14 +385,16 @@ class PlacedEmbeddings(Embeddings):
                     torch.cuda.current_stream(self.device).wait_stream(behind)
                 return self._id_order()
 
-            batch = runtime.keys.rows_of(batch, self.features, training, order)
+            open_before = None if key_step is None else key_step.open_before
+            batch = runtime.keys.rows_of(batch, self.features, open_before, order)
         steps = None
         if training:
             steps = self._captured.find(batch, bags, self._reads, behind)
         if steps is None:
             reads = self._reads(bags)
             steps = runtime.backend.prepare(runtime.arenas, batch, self.features, reads, training)
-        return PreparedBatch(bags, list(steps))
+        runtime.keys.found(key_step)
+        return PreparedBatch(bags, list(steps), key_step)
 
     def _reads(self, bags: Bags) -> tuple[ArenaReads, ...]:
         return arena_reads(bags, self.features, self._layout)

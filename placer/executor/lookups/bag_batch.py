@@ -246,7 +246,9 @@ def _joined_weights(ids: Sequence[Tensor], weights: Sequence[Tensor | None]) -> 
         return None
     return torch.cat(
         [
-            torch.ones(own.numel(), device=ids[0].device) if weight is None else weight.float()
+            torch.ones(own.numel(), dtype=torch.float32, device=ids[0].device)
+            if weight is None
+            else weight.float()
             for own, weight in zip(ids, weights, strict=True)
         ]
     )

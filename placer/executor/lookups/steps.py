@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from placer.errors import BackendError
+from placer.executor.growing_keys import KeyStep
 from placer.executor.lookups.batch_reads import ArenaReads, Bags
 from placer.executor.lookups.row_runs import Runs
 from placer.executor.memory.layout import ArenaSpec
@@ -175,10 +176,13 @@ class PreparedBatch:
         On the computing device.
     steps : list of ArenaStep
         The forward pass takes them out, so that a batch that is still referred to keeps no memory.
+    key_step : KeyStep or None
+        Of tables that grow, where keys got rows.
     ready : torch.cuda.Event or None
         When all this is there, if it was made on a stream of its own.
     """
 
     bags: Bags
     steps: list[ArenaStep]
+    key_step: KeyStep | None = None
     ready: "torch.cuda.Event | None" = None

@@ -20,7 +20,7 @@ def initial_weights(table: Table, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
     bound = _bound(table)
     for start in range(0, table.rows, CHUNK_ROWS):
         ids = torch.arange(start, min(table.rows, start + CHUNK_ROWS))
-        weights = torch.empty(ids.numel(), table.dim)
+        weights = torch.empty(ids.numel(), table.dim, dtype=torch.float32)
         yield ids, weights.uniform_(-bound, bound, generator=generator)
 
 

@@ -260,14 +260,13 @@ class PartitionCounter:
         features: dict[str, dict[str, FeatureCounts]] = {name: {} for name in self.kinds}
         for feature, own in self.feature_tables.items():
             features[own][feature] = FeatureCounts(sums.lookups[feature], sums.bags[feature])
-        profiles = [
-            replace(
-                one,
-                locality=sums.locality(one.name),
-                unknown=self._unknown(one.name, mappings[one.name], one, sums),
-            )
-            for one in TableOptions(**options).profiles(counted, features, sums.samples)
-        ]
+        profiles = []
+        for one in TableOptions(**options).profiles(counted, features, sums.samples):
+            unknown = self._unknown(one.name, mappings[one.name], one, sums)
+            # Ids were counted in windows, not the row that those share which are left out.
+            share_row = one.name in sums.keys and unknown is not None and unknown.lookups
+            locality = () if share_row else sums.locality(one.name)
+            profiles.append(replace(one, locality=locality, unknown=unknown))
         columns = self.columns
         return Profile(
             tables=tuple(profiles),

@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from solvers.report.page.answers import ask as ask
     from solvers.report.page.questions import RENAMED_FLAGS as RENAMED_FLAGS
     from solvers.report.page.questions import Questions as Questions
-    from solvers.report.page.render import page_html as page_html
     from solvers.report.page.render import write_page as write_page
 
 __getattr__, __all__ = lazy_exports(__name__)

@@ -1,12 +1,13 @@
 """The answers that a page shows: values and reports, no HTML."""
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import cost_models
-from cost_models import CostModel, CostReport
+from cost_models import CostReport
 from cost_models.report import simulate_report
 from placer.constraints.constraints import Constraints
 from placer.errors import PlacerError
@@ -112,92 +113,58 @@ def ask(
     even = assumed_even(plan, profile)
     shown = plan_report(plan, lambda _: cost, binds=lambda _: found, even=even)
     made_for = plan.provenance.problem_sha256, plan.solver.cost_model
-    searches = _Searches(plan, problem, model, cost_model, limits, on_progress)
-    simulated = None
-    if asked.data:
-        log = open_log_of(plan, path, asked.data, asked.data_format, profile_path)
-        size = plan.batch_size * len(plan.topology.gpus)
-        streams = [cost_models.log_stream(plan, log, size, asked.batches)]
-        how: Any = {"other": other, "windows": asked.windows}
-        simulated = simulate_report(cost_models.simulate(plan, streams, model, profile, **how))
-    return Answers(
-        plan,
-        ordered,
-        cost,
-        shown,
-        found,
-        (problem.sha256, cost.cost_model) == made_for,
-        searches.comparison(asked),
-        searches.front(asked),
-        searches.whatif(asked),
-        simulated,
-        None if other is None else diff_report(diff(plan, other)),
-        other,
-        searches.explanations(asked, shown),
-        {} if len(plan.tables) > _MOST_REASONS else _reasons(Instance(problem, model), plan),
+    answers = Answers(
+        plan, ordered, cost, shown, found, (problem.sha256, cost.cost_model) == made_for
     )
+    added: dict[str, Any] = {}
 
+    def shows(words: str) -> Callable[[int, int | None], None]:
+        return lambda done, total: on_progress(done, total, words)
 
-@dataclass(frozen=True, slots=True)
-class _Searches:
-    """Questions whose answers are searched for."""
-
-    plan: Plan
-    problem: Problem
-    model: CostModel
-    model_name: str
-    limits: Limits | None
-    on_progress: Progress
-
-    def shows(self, words: str) -> Callable[[int, int], None]:
-        return lambda done, total: self.on_progress(done, total, words)
-
-    def comparison(self, asked: Questions) -> Report | None:
-        names = [one.strip() for one in (asked.compared or "").split(",") if one.strip()]
-        if not names:
-            return None
-        shows, models = self.shows("solvers"), (self.model_name,)
-        rows = compare(self.problem, names, models, self.limits, on_solved=shows)
-        return compare_report(rows, "Solvers on the plan's problem")
-
-    def front(self, asked: Questions) -> tuple[FrontPoint, ...]:
-        """Return the step times over budgets of HBM."""
-        sizes = [parse_bytes(text) for text in (asked.hbm_steps or "").split(",") if text.strip()]
-        strategy, limits = solver_called(asked.solver), self.limits or Limits(20.0)
-        machine = self.problem.topology
+    if names := _parts(asked.compared):
+        rows = compare(problem, names, (cost_model,), limits, on_solved=shows("solvers"))
+        added["comparison"] = compare_report(rows, "Solvers on the plan's problem")
+    if sizes := [*map(parse_bytes, _parts(asked.hbm_steps))]:
+        strategy, how = solver_called(asked.solver), limits or Limits(20.0)
 
         def at(budget: int) -> Problem:
-            return replace(self.problem, topology=machine.with_memory(hbm=budget))
+            return replace(problem, topology=problem.topology.with_memory(hbm=budget))
 
-        def solved(problem: Problem) -> SolveResult:
-            self.on_progress(0, None, "budgets")
-            return strategy.solve(problem, self.model, limits)
+        def solved(with_budget: Problem) -> SolveResult:
+            shows("budgets")(0, None)
+            return strategy.solve(with_budget, model, how)
 
-        return front(at, sizes, solved)
+        added["front"] = front(at, sizes, solved)
+    if asked.whatif:
+        search = problem, model, limits
+        gains = whatif(*search, solver=asked.solver, on_solved=shows("what if"))
+        added["whatif"] = whatif_report(problem, gains, solver=asked.solver)
+    if asked.data:
+        log = open_log_of(plan, path, asked.data, asked.data_format, profile_path, ids_alone=True)
+        size = plan.batch_size * len(plan.topology.gpus)
+        streams = [cost_models.log_stream(plan, log, size, asked.batches)]
+        options: Any = {"other": other, "windows": asked.windows}
+        simulated = cost_models.simulate(plan, streams, model, profile, **options)
+        added["simulated"] = simulate_report(simulated)
+    if other is not None:
+        added |= {"moves": diff_report(diff(plan, other)), "other": other}
+    if len(plan.tables) <= _MOST_REASONS:
+        added["reasons"] = _reasons(Instance(problem, model), plan)
+    few = EXPLAINED if len(plan.tables) * len(plan.topology.gpus) <= MOST_EXPLAINED else 0
+    most = min(len(plan.tables), few if asked.explained is None else asked.explained)
+    slowest = sorted(shown.to_json()["tables"], key=lambda row: -(row["time_s"] or 0.0))[:most]
+    explanations = {}
+    for number, name in enumerate(row["table"] for row in slowest):
+        shows("explanations")(number, most)
+        # Others are placed in a way that no sharding option describes.
+        with contextlib.suppress(PlacerError):
+            explanations[name] = explain_report(explain(problem, plan, name, model))
+    return replace(answers, **added, explanations=explanations)
 
-    def whatif(self, asked: Questions) -> Report | None:
-        """Return what changes of the machine would gain."""
-        if not asked.whatif:
-            return None
-        search = self.problem, self.model, self.limits
-        answer = whatif(*search, solver=asked.solver, on_solved=self.shows("what if"))
-        return whatif_report(self.problem, answer, solver=asked.solver)
 
-    def explanations(self, asked: Questions, shown: Report) -> dict[str, Report]:
-        """Explain as many of the slowest tables as are asked for."""
-        tables, gpus = len(self.plan.tables), len(self.plan.topology.gpus)
-        few = EXPLAINED if tables * gpus <= MOST_EXPLAINED else 0
-        most = few if asked.explained is None else asked.explained
-        slowest = sorted(shown.to_json()["tables"], key=lambda row: -(row["time_s"] or 0.0))
-        reports = {}
-        for number, row in enumerate(slowest[:most]):
-            self.on_progress(number, min(most, tables), "explanations")
-            try:
-                told = explain(self.problem, self.plan, row["table"], self.model)
-            except PlacerError:  # Placed in a way that no sharding option describes.
-                continue
-            reports[row["table"]] = explain_report(told)
-        return reports
+def _parts(words: str | None) -> list[str]:
+    """Return what is listed with commas."""
+    return [part.strip() for part in (words or "").split(",") if part.strip()]
 
 
 def _reasons(instance: Instance, plan: Plan) -> dict[str, str]:

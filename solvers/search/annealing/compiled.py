@@ -1,4 +1,4 @@
-"""Functions that numba compiles where it is installed."""
+"""Compile functions with numba if it is installed."""
 
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -11,16 +11,16 @@ HAS_COMPILER = find_spec("numba") is not None
 
 
 def compiled(function: Callable[P, R]) -> Callable[P, R]:
-    """Compile a function that reads and writes arrays; without numba it is interpreted.
+    """Compile a function that reads and writes arrays; without numba, return it as it is.
 
-    What it returns is the same, as numbers are, bit for bit: nothing is reordered
-    (`fastmath` is off). The compiled code is kept beside the module, or in the user's cache folder.
+    Both give the same numbers to the bit, as `fastmath` is off. Numba keeps the compiled code
+    beside the module, or in the user's cache folder.
     """
     if not HAS_COMPILER:
         return function
     import numba
 
-    # No wrapper for C: it takes a third of the time, and nobody calls it. Without references to
+    # The wrapper for C would take a third of the time, and nothing calls it. Without references to
     # arrays being counted, which tuples of them make the most of a move's time, functions may
     # make no arrays; and calls are as cheap only if they are inlined.
     options: dict[str, Any] = {
@@ -35,15 +35,14 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def is_loaded(function: Callable[..., Any]) -> bool:
-    """Return whether this process has a function's code, or needs none."""
+    """Return whether this process has loaded a function's code, or needs none."""
     return bool(getattr(function, "signatures", True))
 
 
 def is_compiled(function: Callable[..., Any]) -> bool:
-    """Return whether a function is compiled already, in this process or on disk.
+    """Return whether a function's code is in this process or on disk.
 
-    Code that the cache has of another version of numba or of the module, as from before an
-    upgrade, is none.
+    Code of another version of numba or of the module does not count.
     """
     compiler: Any = function
     return is_loaded(function) or bool(compiler._cache._cache_file._load_index())

@@ -1,4 +1,4 @@
-"""Random moves: shards are moved and swapped, tables sharded again."""
+"""Make random moves: move a shard, swap two shards, or reshard a table."""
 
 import numpy as np
 
@@ -18,12 +18,12 @@ from solvers.search.annealing.resharding import reshard, unit_on
 from solvers.search.annealing.state import NOBODY, Int, Model, Rules, State
 
 _STEPS_OF_WEIGHTS = 1000
-"""Moves after which phases are weighed again."""
+"""Weigh phases again after this many moves."""
 
 
 @compiled
 def other_gpu(state: State, rules: Rules, slow: int, swaps: bool, rng: np.random.Generator) -> int:
-    """Return a GPU other than `slow`: of many, one with little to do or room to give back."""
+    """Return a random GPU but `slow`; of many GPUs, the one with least energy of a random few."""
     gpus = state.held.size
     chosen = int(rng.random() * (gpus - 1))
     chosen += chosen >= slow
@@ -47,7 +47,7 @@ def exchange(
     temperature: float,
     rng: np.random.Generator,
 ) -> bool:
-    """Try to move a shard from GPU `slow` to another one, or to swap two; whether it is done."""
+    """Try to move a shard off GPU `slow`, or to swap it; return whether that was done."""
     if not state.held[slow]:
         return False
     other = other_gpu(state, rules, slow, swaps, rng)
@@ -78,7 +78,7 @@ def exchange(
 
 @compiled
 def slow_gpu(state: State, rules: Rules, rng: np.random.Generator) -> int:
-    """Return the GPU of most energy, or of many GPUs a slow one, or any, in turns."""
+    """Return the GPU with the most energy; among many GPUs, in turns a slow one or any."""
     gpus = state.held.size
     if rng.random() >= 0.5:
         return int(rng.random() * gpus)
@@ -108,12 +108,12 @@ def run_moves(
     best_gpu: Int,
     rng: np.random.Generator,
 ) -> float:
-    """Try moves `first` to `last`; the best step time, whose state is in the arrays of the best.
+    """Try moves `first` to `last`; return the best step time and keep its state in `best_…`.
 
     Parameters
     ----------
     best_s : float
-        Seconds that a state must take less than to be the best.
+        Step time that a state must beat to become the best.
     best_option, best_gpu : int64
         As in `State`; written to.
     """

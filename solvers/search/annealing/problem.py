@@ -1,4 +1,4 @@
-"""A problem and its assignments as the arrays that annealing works on."""
+"""Turn a problem and its assignments into the arrays that annealing works on, and back."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,23 +25,23 @@ from solvers.search.annealing.state import (
 )
 
 _MOST_SHARDS = 8
-"""Finer sharding options than this are not tried, but for those that tables have."""
+"""Do not try options with more shards than this, except those that tables have already."""
 
 _MOST_ITEMS = 20_000
-"""Shards whose costs are computed, besides those that tables have: others keep their options."""
+"""Compute costs of at most this many new shards; further tables keep their options."""
 
 _WORTH_CUTTING = 0.1
-"""Share of the mean table's work from which a table is divided to make GPUs equal."""
+"""Divide a table to balance GPUs only if it has this share of the mean table's work."""
 
 _LIGHT_AT_A_TURN = 3
-"""Tables that lose least by being divided, for each of those with most work."""
+"""Consider this many tables that are cheap to divide for each table with much work."""
 
 _REPLICATED_GPUS = 16
-"""On more GPUs than these, rows are not replicated again: all of them would have to be rated."""
+"""On more GPUs, keep replicas as they are: a change would rate all GPUs."""
 
 
 class _Option(NamedTuple):
-    """Blocks of shards that GPUs serve, and what all hold besides."""
+    """A sharding option: blocks of shards, each served by a GPU, and replicas on every GPU."""
 
     items: list[Block]
     replica: TableShard | None = None
@@ -53,9 +53,9 @@ class AnnealingProblem:
     Parameters
     ----------
     starts : sequence of Assignment
-        Their options are among them.
+        Assignments whose sharding options are included.
     clock : Clock
-        Of computing their costs.
+        Limits the time for computing costs.
     """
 
     def __init__(self, starts: Sequence[Assignment], clock: Clock) -> None:
@@ -76,7 +76,7 @@ class AnnealingProblem:
         self._first_option, self._first_item = np.array(first_option), np.array(first_item)
         self._replica = np.array(replica)
         self._count = np.array([len(option.items) for unit in self.options for option in unit])
-        # Of several replicas, the one of its unit's option.
+        # The replica of the unit's own option.
         self._place = {
             item: (unit, number, shard)
             for unit, options_of_unit in enumerate(self.options)
@@ -88,7 +88,7 @@ class AnnealingProblem:
         self._fill()
 
     def _fill(self) -> None:
-        """Costs and arenas of the items, and who may serve them."""
+        """Fill in the items' costs and arenas, and which GPUs may serve them."""
         instance = self.instance
         rows = [BYTES, *range(instance.rows_of_costs)[PHASES]]
         kinds, prices = len(instance.kinds), instance.prices.size
@@ -132,7 +132,7 @@ class AnnealingProblem:
         every_s = phases_at(sums, instance.hbm_bytes)
         phase_s = every_s[:, :phases] + arena_s
         phase_s = phase_s + state.arenas[:, None] * launches
-        # What shared lanes add depends on what others are waited for, which hardly changes.
+        # Waits of other phases decide what shared lanes add. They hardly change.
         waits_s = objective.scale_s(phase_s)
         prolonged_s = objective.prolonged(phase_s)
         step_s = float(objective.longest_s(prolonged_s.max(axis=0)))
@@ -145,11 +145,11 @@ class AnnealingProblem:
             worth_s = every_s[:sharers, -1]
             chain_s += worth_s + (chain_s - done_s) ** 2 / done_s if done_s else worth_s
             step_s = max(step_s, float(chain_s.mean()) - dram_s)
-        # Chains that are shorter than the step may grow to its length.
+        # A chain that is shorter than the step may become as long.
         longer = step_s / np.maximum(schedule.chain_times_s(phase_s.T), 1e-3 * step_s)
         scale_s = waits_s * (longer @ objective.members).clip(1.0)
         lanes = [(lane.phase, lane.part, lane.beside) for lane in schedule.shared]
-        # What is part of no chain delays nobody by itself.
+        # A phase in no chain delays nothing by itself.
         counted_s = np.where(objective.members.any(axis=0), scale_s, 0.0)
         model = Model(
             costs=self._costs,
@@ -212,7 +212,7 @@ class AnnealingProblem:
                     counts[gpu, self._arena[place]] += 1
         replicated = np.flatnonzero(self._replica[option] >= 0)
         sums = np.ascontiguousarray(assignment.sums[:, rows].swapaxes(1, 2))
-        if instance.dram_price:  # Shards have shares of rows on drives that items have not.
+        if instance.dram_price:  # Shards have a fixed share of rows on drives; items do not.
             kinds = instance.kind_of_gpu
             sums = self._costs[self._replica[option[replicated]]].sum(axis=0)[kinds]
             for unit, of_unit in enumerate(gpu_of):
@@ -244,7 +244,7 @@ class AnnealingProblem:
         )
 
     def assignment(self, option: Int, gpu_of: Int) -> Assignment | None:
-        """Return the assignment of a state, filled exactly; None if it does not fit."""
+        """Return a state's assignment with HBM filled exactly; None if it does not fit."""
         pairs, replicas = [], []
         for unit, number in enumerate(option.tolist()):
             first = self._first_item[number]
@@ -257,7 +257,7 @@ class AnnealingProblem:
 
 
 def _units(start: Assignment) -> tuple[list[list[_Option]], list[int]]:
-    """Return tables that stay together, as the one option that they have, and the other tables."""
+    """Return groups of tables that stay together, with their one option; and all other tables."""
     instance = start.instance
     groups: dict[frozenset[int], list[Block]] = {}
     for shards in start.shards:
@@ -292,7 +292,7 @@ def _options(starts: Sequence[Assignment], tables: list[int], clock: Clock) -> l
         for shard in (s for option in others for s in instance.shards(table, option)):
             for gpu in instance.kinds:
                 instance.priced_costs(shard, gpu)
-        # Its own option may have a share of rows in HBM, as no other one.
+        # Only its own option may have a fixed share of rows in HBM.
         options[table] = [*others, *owned[table]]
     return [
         [
@@ -307,11 +307,11 @@ def _options(starts: Sequence[Assignment], tables: list[int], clock: Clock) -> l
 
 
 def _promising(instance: Instance, work_s: Mapping[int, float]) -> Iterator[int]:
-    """Yield tables in the order in which other options of them are worth being computed.
+    """Yield tables in the order in which their other options are worth computing.
 
-    By turns those with most work, which have to be divided, and those that lose least by being
-    divided, as they have few lookups for their work: their shards make GPUs equal. Where memories
-    are what servers are for, the largest ones first.
+    Tables with the most work have to be divided. Tables with few lookups for their work are cheap
+    to divide, and their shards balance GPUs. Both kinds come in turns. If servers are there for
+    their memory, the largest tables come first.
 
     Parameters
     ----------
@@ -334,7 +334,7 @@ def _promising(instance: Instance, work_s: Mapping[int, float]) -> Iterator[int]
 
 
 def _rough_s(instance: Instance, table: int, option: ShardingOption) -> float:
-    """Return GPU seconds of an option with all rows in HBM: enough for an order."""
+    """Return GPU seconds of an option with all rows in HBM, which is enough for sorting."""
     gpu, replica = instance.kinds[0], instance.replica(table, option)
     shards = instance.shards(table, option)
     work_s = sum(float(instance.priced_costs(shard, gpu)[GPU_S, -1]) for shard in shards)
@@ -348,6 +348,6 @@ def _tables_of(option: _Option) -> list[int]:
 
 
 def _home(item: Block) -> int:
-    """Return the GPU that alone may serve an item, or -1."""
+    """Return the only GPU that may serve an item, or -1 if several may."""
     homes = [shard.home_gpu for shard in item if shard.home_gpu is not None]
     return homes[0] if homes else NOBODY

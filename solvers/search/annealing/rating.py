@@ -1,7 +1,7 @@
-"""What a change of a GPU's items makes of its phases, and the change itself, over arrays.
+"""Rate changes of a GPU's items, and make them.
 
-Functions here and in `solvers.search.annealing.moves` read and write arrays alone: numba compiles
-them where it is installed, and they do the same a hundred times slower where it is not.
+Functions here and in `solvers.search.annealing.moves` only read and write arrays, so that numba can
+compile them. Without numba they do the same a hundred times slower.
 """
 
 import math
@@ -24,13 +24,13 @@ from solvers.search.annealing.state import (
 
 @compiled
 def item_of(model: Model, state: State, unit: int, number: int) -> int:
-    """Return the item of a unit's shard with that number."""
+    """Return the item of a unit's shard number `number`."""
     return int(model.first_item[state.option[unit]] + number)
 
 
 @compiled
 def number_on(gpu_of: Int, unit: int, gpu: int) -> int:
-    """Return the number of a unit's shard that a GPU serves; -1 if none."""
+    """Return which shard of a unit a GPU serves; -1 if none."""
     for number in range(gpu_of.shape[1]):
         if gpu_of[unit, number] == gpu:
             return number
@@ -39,7 +39,7 @@ def number_on(gpu_of: Int, unit: int, gpu: int) -> int:
 
 @compiled
 def set_change(change: Int, gpu: int, gone: int, come: int, gone_too: int, come_too: int) -> None:
-    """The items that leave a GPU and arrive, each an item or -1."""
+    """Note the items that leave a GPU and that arrive there; -1 for none."""
     change[gpu, 0], change[gpu, 1], change[gpu, 2], change[gpu, 3] = gone, come, gone_too, come_too
 
 
@@ -54,7 +54,7 @@ def changed_arenas(model: Model, state: State, gpu: int) -> int:
 
 @compiled
 def count_arenas(model: Model, state: State, gpu: int, back: bool) -> None:
-    """Count the arenas of a change's items in and out of those of a GPU, or undo that."""
+    """Update a GPU's counts of arenas by the items of its change, or undo that."""
     counts, first_arena, arena_of = state.counts, model.first_arena, model.arena
     change, arenas = state.change, state.arenas
     for place in range(4):
@@ -73,7 +73,7 @@ def count_arenas(model: Model, state: State, gpu: int, back: bool) -> None:
 def cost_at(
     sums: Float, costs: Float, change: Int, gpu: int, kind: int, price: int, row: int
 ) -> float:
-    """Return a row of a GPU's sums after its change."""
+    """Return one row of a GPU's sums after its change."""
     value = float(sums[gpu, price, row])
     for place in range(4):
         item = change[gpu, place]
@@ -85,15 +85,15 @@ def cost_at(
 
 @compiled
 def rate(model: Model, state: State, rules: Rules, gpu: int) -> bool:
-    """Phases and energy of a GPU after its change, into the new ones; whether its rows fit."""
-    # Numba counts references wherever a tuple's array is named: once each, ahead of loops.
+    """Write a GPU's phases and energy after its change; return whether its rows fit."""
+    # Numba counts a reference each time a tuple's array is named, so name it ahead of loops.
     sums, costs, change, phase_s = state.sums, model.costs, state.change, state.new_phase_s
     launches = model.launches
     kind, room = model.kind[gpu], model.room[gpu]
     prices, rows = costs.shape[2], costs.shape[3]
     low, high = -1, prices
     if cost_at(sums, costs, change, gpu, kind, prices - 1, BYTES) <= room:
-        low = prices - 1  # All rows fit, as they often do.
+        low = prices - 1  # The common case: all rows fit.
     while high - low > 1:
         middle = (low + high) // 2
         if cost_at(sums, costs, change, gpu, kind, middle, BYTES) <= room:
@@ -122,7 +122,7 @@ def rate(model: Model, state: State, rules: Rules, gpu: int) -> bool:
 
 @compiled
 def power_of(share: float, power: int) -> float:
-    """Return a share to one of two powers."""
+    """Raise a share to `LOW_POWER` or `HIGH_POWER`."""
     square = share * share
     eighth = square * square * square * square
     return eighth * eighth * eighth if power == HIGH_POWER else eighth
@@ -130,7 +130,7 @@ def power_of(share: float, power: int) -> float:
 
 @compiled
 def energy_of(model: Model, state: State, rules: Rules, phase_s: Float) -> float:
-    """Return the energy of a GPU with these phases, shape (phases,)."""
+    """Return the energy of a GPU with these seconds of phases, shape (phases,)."""
     scale_s, weight_s, energy = model.scale_s, state.weight_s, 0.0
     for phase in range(scale_s.size):
         share = phase_s[phase] / scale_s[phase]
@@ -143,10 +143,10 @@ def energy_of(model: Model, state: State, rules: Rules, phase_s: Float) -> float
 
 @compiled
 def drive_s(model: Model, phase_s: Float) -> float:
-    """What a GPU adds to the time of all drives of a host: its own, and its DRAM's worth of it.
+    """Return what a GPU adds to the time of its host's drives: its own time, and its DRAM's worth.
 
-    And more the further it is from `done_s`, when all GPUs are done: DRAM that it takes from others
-    to get there saves it less than them, and the other way round. Without drives, DRAM alone.
+    The sum grows with the distance from `done_s`, when all GPUs are done: DRAM that moves from one
+    GPU to another costs one more than it gains the other. Without drives, only DRAM counts.
     """
     worth_s, seconds = phase_s[phase_s.size - 1], phase_s[phase_s.size - 2]
     if model.done_s <= 0.0:
@@ -158,9 +158,9 @@ def drive_s(model: Model, phase_s: Float) -> float:
 
 @compiled
 def pooled_energy(model: Model, rules: Rules, pooled_s: float) -> float:
-    """Return the energy of drives, as if they were a phase that all GPUs are done with at once.
+    """Return the energy of drives, as of a phase that all GPUs finish at the same time.
 
-    Without drives, of too little DRAM: where it is full, a byte more is as much as its price.
+    Without drives, return the energy of DRAM: where it is full, another byte costs its price.
     """
     share = (pooled_s - model.dram_s) / rules.step_s
     if model.done_s <= 0.0:
@@ -170,10 +170,10 @@ def pooled_energy(model: Model, rules: Rules, pooled_s: float) -> float:
 
 @compiled
 def weigh_phases(model: Model, state: State, rules: Rules) -> None:
-    """Weigh phases by how few GPUs are as slow as the slowest, and rate all GPUs again.
+    """Weigh phases by how few GPUs are as slow as the slowest one, and rate all GPUs again.
 
-    A step waits for the slowest GPU of a phase, however many others are as slow: where many are,
-    one of them alone changes little.
+    A step waits for the slowest GPU of each phase. If many GPUs are as slow, changing one of them
+    gains little.
     """
     phase_s, counted_s, weight_s = state.phase_s, model.counted_s, state.weight_s
     gpus, before, after = phase_s.shape[0], 0.0, 0.0
@@ -187,7 +187,7 @@ def weigh_phases(model: Model, state: State, rules: Rules) -> None:
         weight_s[phase] = counted_s[phase] / max(1.0, count)
         before += counted_s[phase] * count
         after += weight_s[phase] * count
-    if after > 0.0:  # The sum of all energies stays about what it is.
+    if after > 0.0:  # Keep the sum of all energies about the same.
         for phase in range(counted_s.size):
             weight_s[phase] *= before / after
     for gpu in range(gpus):
@@ -196,7 +196,7 @@ def weigh_phases(model: Model, state: State, rules: Rules) -> None:
 
 @compiled
 def prolong(lanes: Int, begins_s: Float, waits_s: Float, phase_s: Float) -> None:
-    """Add what shared lanes add; see `cost_models.schedule.SharedLane.added_s`."""
+    """Add the seconds of shared lanes; see `cost_models.schedule.SharedLane.added_s`."""
     for lane in range(lanes.shape[0]):
         phase, part, beside = lanes[lane, 0], phase_s[lanes[lane, 1]], phase_s[lanes[lane, 2]]
         if part <= 0.0:
@@ -210,7 +210,7 @@ def prolong(lanes: Int, begins_s: Float, waits_s: Float, phase_s: Float) -> None
 
 @compiled
 def replace_items(model: Model, state: State, gpu: int) -> None:
-    """Make a GPU's change, which has been rated."""
+    """Make a GPU's change that has been rated."""
     kind = model.kind[gpu]
     for place in range(4):
         item = state.change[gpu, place]
@@ -235,7 +235,7 @@ def make_change(
     temperature: float,
     rng: np.random.Generator,
 ) -> bool:
-    """Make the changes of the `count` changed GPUs if that is a gain, or with some probability."""
+    """Make the changes of the `count` changed GPUs if they gain, or by chance if they do not."""
     change = 0.0
     for number in range(count):
         gpu = state.changed[number]
@@ -261,7 +261,7 @@ def make_change(
 
 @compiled
 def drop(state: State, unit: int, number: int) -> None:
-    """Take a unit's shard off its GPU's list."""
+    """Remove a unit's shard from its GPU's list."""
     gpu, place = state.gpu[unit, number], state.at[unit, number]
     state.held[gpu] -= 1
     last = state.on[gpu, state.held[gpu]]
@@ -272,7 +272,7 @@ def drop(state: State, unit: int, number: int) -> None:
 
 @compiled
 def add(state: State, unit: int, number: int, gpu: int) -> None:
-    """Put a unit's shard on a GPU's list."""
+    """Add a unit's shard to a GPU's list."""
     state.gpu[unit, number] = gpu
     state.at[unit, number] = state.held[gpu]
     state.on[gpu, state.held[gpu]] = unit
@@ -290,9 +290,9 @@ def slowest_s(state: State, phase: int) -> float:
 
 @compiled
 def step_time_s(model: Model, state: State) -> float:
-    """Return the longest chain of phases, or the mean time of the one with drives.
+    """Return seconds of the longest chain of phases, or of drives if their mean is longer.
 
-    Infinite where neither DRAM nor drives have room.
+    Infinite if neither DRAM nor drives have room.
     """
     longest = 0.0
     for chain in range(model.members.shape[0]):
@@ -307,14 +307,14 @@ def step_time_s(model: Model, state: State) -> float:
             mean_s += drive_s(model, state.phase_s[gpu]) / model.sharers
         state.pooled_s[0] = mean_s
         if model.done_s <= 0.0 and mean_s > model.dram_s:
-            return np.inf  # DRAM has no room.
+            return np.inf  # DRAM is full.
         longest = max(longest, mean_s - model.dram_s)
     return longest
 
 
 @compiled
 def may_go(model: Model, state: State, unit: int, item: int, gpu: int, leaving: int) -> bool:
-    """Return whether a GPU that unit `leaving` leaves, or -1, may serve an item."""
+    """Return whether a GPU may serve an item, once unit `leaving` (-1: none) has left it."""
     if not model.may_serve[unit, gpu] or model.home[item] not in (NOBODY, gpu):
         return False
     return bool(unit == leaving or number_on(state.gpu, unit, gpu) < 0)

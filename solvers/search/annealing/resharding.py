@@ -1,4 +1,4 @@
-"""A random move that shards a table again, on GPUs that are done early."""
+"""Make a random move that reshards a table, onto GPUs that finish early."""
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from solvers.search.annealing.state import NOBODY, Float, Int, Model, Rules, Sta
 
 @compiled
 def first_done(done_s: Float, candidates: Int, count: int) -> int:
-    """Return the first of `count` GPUs that is done first."""
+    """Return the GPU of the first `count` candidates that finishes first."""
     found = candidates[0]
     for place in range(1, count):
         if done_s[candidates[place]] < done_s[found]:
@@ -28,7 +28,7 @@ def first_done(done_s: Float, candidates: Int, count: int) -> int:
 
 @compiled
 def first_with_arena(state: State, arena: int, first: int, candidates: Int, count: int) -> int:
-    """Return the first of `count` GPUs with an arena that is done first, else `first`."""
+    """Return the candidate with an arena that finishes first; `first` if none has the arena."""
     found = NOBODY
     for place in range(count):
         gpu = candidates[place]
@@ -43,9 +43,10 @@ def first_with_arena(state: State, arena: int, first: int, candidates: Int, coun
 def find_candidates(
     model: Model, state: State, rules: Rules, unit: int, option: int, rng: np.random.Generator
 ) -> int:
-    """Return GPUs to choose from for an option of a unit, into `candidates`; how many they are.
+    """Write the GPUs to choose from for a unit's option into `candidates`; return their number.
 
-    All of them; of many, those that have the unit now and some others, one of them perhaps twice.
+    These are all GPUs. Among many GPUs they are those that hold the unit now and some random ones,
+    which may repeat.
     """
     candidates, gpus, count = state.candidates, state.held.size, 0
     if gpus <= rules.many_gpus:
@@ -77,15 +78,15 @@ def choose_gpus(
     option: int,
     rng: np.random.Generator,
 ) -> bool:
-    """Return a GPU for each shard of an option of a unit, into `chosen`; whether all find one.
+    """Write a GPU for each shard of a unit's option into `chosen`; return whether all have one.
 
-    The same GPUs at times, or those that are done first with a phase, by turns and by chance; and
-    where launches are much of a step, those with the shard's arena, which they launch anyway.
+    By chance these are the present GPUs or those that finish first in some phase. Where launches
+    take much of a step, prefer GPUs that launch the shard's arena anyway.
     """
     chosen, done_s, candidates = state.chosen, state.done_s, state.candidates
     count, before = model.item_count[option], model.item_count[state.option[unit]]
     if count == before and rng.random() < 0.5:
-        # Only what each GPU has of the table changes.
+        # Only the table's shards change on each GPU.
         for number in range(count):
             chosen[number] = state.gpu[unit, number]
         for number in range(count - 1, 0, -1):
@@ -132,7 +133,7 @@ def choose_gpus(
 def unit_back(
     model: Model, state: State, unit: int, there: int, here: int, rng: np.random.Generator
 ) -> int:
-    """Return a unit whose shard may go from `there` to `here` in exchange; or -1."""
+    """Return a unit whose shard may move from `there` to `here` in exchange, or -1."""
     if here < 0 or there == here or not state.held[there] or number_on(state.gpu, unit, there) >= 0:
         return NOBODY
     back = int(state.on[there, int(rng.random() * state.held[there])])
@@ -142,7 +143,7 @@ def unit_back(
 
 @compiled
 def note_replicated(state: State, unit: int, before: bool, after: bool) -> None:
-    """Add a unit to those that are replicated, or take it off, as its option changes."""
+    """Add a unit to the replicated units, or remove it, as its option changes."""
     if before == after:
         return
     units, last = state.replicated, int(state.replicated_count[0])
@@ -166,9 +167,9 @@ def reshard(
     temperature: float,
     rng: np.random.Generator,
 ) -> bool:
-    """Try another sharding option of a unit; whether it is done."""
+    """Try another sharding option of a unit; return whether that was done."""
     first, old = model.first_option[unit], state.option[unit]
-    # Cheap options are first, and tried more often.
+    # Options are sorted by cost: try cheap ones more often.
     option = first + int((model.first_option[unit + 1] - first) * rng.random() ** 2)
     if not choose_gpus(model, state, rules, unit, option, rng):
         return False
@@ -219,7 +220,7 @@ def reshard(
 
 @compiled
 def unit_on(model: Model, state: State, gpu: int, rng: np.random.Generator) -> int:
-    """Return a unit of which a GPU serves a shard, or one that is replicated; -1 if none."""
+    """Return a random unit that a GPU serves or replicates; -1 if there is none."""
     replicated = state.replicated_count[0]
     if replicated and rng.random() * state.option.size < replicated:
         return int(state.replicated[int(rng.random() * replicated)])

@@ -1,4 +1,4 @@
-"""Runs of annealing: moves that grow colder, from an assignment, in a thread of their own."""
+"""Runs of annealing: each cools down from a start assignment in its own thread."""
 
 import math
 from collections.abc import Sequence
@@ -21,29 +21,28 @@ _POLL_S = 0.02
 """Seconds between two looks at the clock while threads make moves."""
 
 _LAUNCHES_SHARE, _MOST_TOGETHER = 0.05, 0.5
-"""Share of a step that an arena's launches take from which shards of another option go to GPUs with
-their arena half of the time; with less, in proportion."""
+"""If an arena's launches take this share of a step, put resharded shards on GPUs with their arena
+half of the time; if they take less, in proportion less often."""
 
 MANY_GPUS = 64
-"""On more GPUs than these, a few are looked at where else all would be: for the slowest one, or for
-one to move a shard to."""
+"""On more GPUs, look at a few of them for the slowest one and for where a shard goes."""
 
 STEPS_BETWEEN_LOOKS = 20_000
 """Steps between two looks at the clock."""
 
 _RESHARDED_BELOW, _SWAPPED_BELOW = 0.4, 0.75
-"""Of a random number in [0, 1): below the first a table is sharded again, below the second two
-blocks are swapped, and else one is moved."""
+"""Draw a number in [0, 1): reshard a table below the first limit, swap two blocks below the second,
+else move one."""
 
 _COOLING = 1e-3
-"""Temperature at the end of a run, beside that at its start."""
+"""Temperature at the end of a run, as a share of the one at its start."""
 
 SLOWER = 1 if HAS_COMPILER else 1000
-"""Times as long as a compiled step one takes here: without a compiler they are interpreted."""
+"""Time of a step, as a multiple of a compiled one: without numba steps are interpreted."""
 
 
 class Run:
-    """One run of some length from an assignment, with what it has found so far."""
+    """One run of a given length from an assignment, with the best that it found."""
 
     def __init__(
         self,
@@ -75,11 +74,11 @@ class Run:
 
     @property
     def is_open(self) -> bool:
-        """Whether it has steps left."""
+        """Whether the run has steps left."""
         return self._done < self._steps
 
     def move(self, most: int | None = None) -> int:
-        """Make moves until it is time to look at the clock, at most so many; their number."""
+        """Make at most this many moves, until the next look at the clock; return their number."""
         left = self._steps - self._done
         count = min(self._chunk, left, left if most is None else most)
         self._move_to(self._done + count)
@@ -98,18 +97,18 @@ class Run:
             self.move()
 
     def end(self) -> None:
-        """Leave the steps that are left."""
+        """Skip the remaining steps."""
         self._steps = 0
 
     def found(self) -> Assignment | None:
-        """Return the best assignment, filled exactly; None if none was better than the first."""
+        """Return the best assignment, filled exactly; None if no better one was found."""
         if self._best_s >= self._start_s * (1 - 1e-7):
             return None
         return self._problem.assignment(self._option, self._gpu)
 
 
 def _together(model: Model, step_s: float) -> float:
-    """Return how often shards of another option go to GPUs with their arena."""
+    """Return how often resharded shards go to GPUs that have their arena."""
     launches_s = float((model.launches @ (model.counted_s > 0)).max())
     return _MOST_TOGETHER * min(1.0, launches_s / (_LAUNCHES_SHARE * step_s))
 
@@ -124,7 +123,7 @@ def make_moves(runs: Sequence[Run], clock: Clock) -> None:
     with ThreadPoolExecutor(len(runs)) as pool:
         moves = [pool.submit(run.move_all) for run in runs]
         try:
-            # Here, as the caller's wish to stop is asked for in the caller's thread.
+            # Ask in this thread whether to stop: the callback belongs to the caller's thread.
             while wait(moves, _POLL_S).not_done and not clock.spent:
                 pass
         finally:

@@ -1,4 +1,4 @@
-"""Simulated annealing over assignments: many cheap moves instead of a few well-chosen ones.
+"""Simulated annealing over assignments: make many cheap random moves.
 
 Kirkpatrick et al. 1983, doi:10.1126/science.220.4598.671. A GPU's time is rated by the sums
 of its shards' priced costs (`solvers.model.knapsack.phases_at`), which a move changes for two
@@ -41,36 +41,34 @@ from solvers.search.annealing.runs import (
 from solvers.search.moves import improve
 
 _HEATS: tuple[Heat, ...] = ((8, 0.3), (24, 0.03), (8, 0.03), (24, 0.003))
-"""Powers and temperatures at the start of a run, by turns: from those that leave the best
-assignment behind to one that looks around it. A temperature is what a move may cost, as a share of
-the step."""
+"""Powers and temperatures at the start of runs, in turns. High temperatures leave the best
+assignment behind; the lowest one searches around it. A temperature is the share of a step that a
+move may cost."""
 
 _HEATS_OF_MANY: tuple[Heat, ...] = ((24, 0.001), (24, 0.0003))
-"""The same on more than `MANY_GPUS`, none of which changes much of the step by itself."""
+"""The same for more than `MANY_GPUS`, where one GPU changes little of the step."""
 
 _STEPS_PER_PLACE, _LEAST_STEPS = 300, 400_000
-"""Steps of the first runs, for each table and GPU, and at least; later runs are longer."""
+"""Steps of the first runs for each table × GPU, and their minimum; later runs are longer."""
 
 _LEAST_TURNS = 2
-"""Times that there is to be a run of each heat: with little time, first runs are shorter."""
+"""Shorten first runs so that each heat gets this many runs in the time."""
 
 _OPTIONS_SHARE = 0.15
-"""Of the time that is left, at most, for computing costs of sharding options."""
+"""Largest share of the time left for computing costs of sharding options."""
 
 _MOST_THREADS = 16
-"""Runs at once, at most."""
+"""Largest number of runs at once."""
 
 _POLISHED, _POLISH_SHARE = 0.02, 0.05
-"""A run's end is improved by moves that are rated exactly if it is slower than the best assignment
-by no more than the first share, within the second share of the time: that pays where curves jump,
-as those of caches do."""
+"""Improve a run's end by exact local search if it is at most this share slower than the best,
+within the second share of the time. That pays where curves jump, as those of caches do."""
 
 _COMPILED_IN_S = 10.0
-"""With a shorter time limit nothing is compiled: that takes longer, though only once."""
+"""Compile only with a longer time limit: compiling takes this long, once."""
 
 _LOADED_IN_S = 0.5
-"""With less time nothing is loaded that has been compiled: that takes about as long, once for a
-process."""
+"""Load compiled code only with more time: loading takes about this long, once for a process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +78,11 @@ class AnnealingParams:
     Attributes
     ----------
     first_steps : int
-        Steps of the first runs, at most; 0 for so many that they suit the problem's size.
+        Largest number of steps of the first runs; 0 to derive it from the problem's size.
     longest : int
-        Times the first run's steps that a run may take.
+        Longest run, as a multiple of the first run's steps.
     idle_runs : int
-        Runs of the longest kind without a gain after which the search ends.
+        Stop after this many longest runs without a gain.
     """
 
     first_steps: int = 0
@@ -101,11 +99,11 @@ def anneal(
     clock: Clock,
     params: AnnealingParams = AnnealingParams(),
 ) -> Assignment:
-    """Return the best assignment of runs of growing length, each from the best one so far.
+    """Return the best assignment of runs of growing length; each run starts from the best so far.
 
-    As many runs at once as there are threads; one where steps are limited. Ends at `target_s`
-    seconds, when the clock is spent, or when long runs gain nothing. With an `other` start, which
-    may be slower, by turns from the best of what came of either.
+    There are as many runs at once as threads, or one if steps are limited. The search ends at
+    `target_s` seconds, when the clock is spent, or when long runs gain nothing. With an `other`
+    start, which may be slower, runs continue in turns from the best descendant of each start.
     """
     if start.instance.gpus == 1 or not (is_compiled(run_moves) or clock.repeats):
         return start
@@ -119,7 +117,7 @@ def anneal(
 
 
 class _Annealing:
-    """Runs of one problem, as many at once as there are threads."""
+    """Runs of annealing on one problem, one for each thread."""
 
     def __init__(
         self, problem: AnnealingProblem, seed: int, clock: Clock, params: AnnealingParams
@@ -130,14 +128,14 @@ class _Annealing:
         places = instance.tables + instance.gpus
         suitable = max(_LEAST_STEPS, _STEPS_PER_PLACE * places)
         self._most_steps = params.first_steps or suitable
-        # Limited steps lead to the same plan, however many cores there are.
+        # With limited steps, the plan must not depend on the number of cores.
         alone = clock.repeats or not HAS_COMPILER
         threads = 1 if alone else min(_MOST_THREADS, clock.limits.thread_count)
         rng = np.random.default_rng(seed)
         self._rngs = [rng, *rng.spawn(threads - 1)]
 
     def _steps_of_first_runs(self, steps_per_s: float) -> int:
-        """Steps for which there is time for some runs of each heat."""
+        """Steps of a first run, so that each heat gets some runs in the time."""
         steps = self._most_steps
         if steps_per_s:
             rounds = _LEAST_TURNS * len(self._heats) / len(self._rngs)
@@ -146,7 +144,7 @@ class _Annealing:
         return steps // SLOWER
 
     def improved(self, starts: Sequence[Assignment], target_s: float) -> Assignment:
-        """Run longer and longer; each run begins with the best that came of its start so far."""
+        """Make ever longer runs; each continues from the best descendant of its start."""
         clock, params, heats = self._clock, self._params, self._heats
         found = list(starts)
         best = min(found, key=lambda one: one.step_time_s)
@@ -156,7 +154,7 @@ class _Annealing:
         while not clock.spent and best.step_time_s > target_s and idle < params.idle_runs:
             length = min(2 ** (number // len(heats)), params.longest)
             steps = length * first
-            # A run that the deadline would end early finds nothing: it ends cold.
+            # A run that the deadline cuts short finds nothing, as it is still hot.
             if steps_per_s and not clock.repeats:
                 steps = max(1, min(steps, int(steps_per_s * clock.left_s)))
             began = time.monotonic()
@@ -182,7 +180,7 @@ class _Annealing:
         return best
 
     def _speed(self, start: Assignment) -> float:
-        """Return steps a second of each run, by those between two looks at the clock."""
+        """Return the steps a second of a run, measured between two looks at the clock."""
         steps = STEPS_BETWEEN_LOOKS // SLOWER
         runs = self._runs(start, steps, [_HEATS[-1]] * len(self._rngs))
         began = time.monotonic()
@@ -190,7 +188,7 @@ class _Annealing:
         return steps / max(1e-9, time.monotonic() - began)
 
     def _runs(self, start: Assignment, steps: int, heats: Sequence[Heat]) -> list[Run]:
-        """Return a run of each heat; those of one power share its arrays."""
+        """Return a run of each heat; runs of one power share arrays."""
         problem = self._problem
         made = {power: problem.start(start, power) for power in {power for power, _ in heats}}
         return [
@@ -200,7 +198,7 @@ class _Annealing:
 
 
 def _is_expressible(assignment: Assignment) -> bool:
-    """Return whether no GPU has two shards of a table: the moves' arrays hold one."""
+    """Return whether every GPU has at most one shard of each table, as the arrays need."""
     tables = ([shard.table for shard in shards] for shards in assignment.shards)
     return all(len(of_gpu) == len(set(of_gpu)) for of_gpu in tables)
 
@@ -208,8 +206,8 @@ def _is_expressible(assignment: Assignment) -> bool:
 def prepare(limits: Limits) -> None:
     """Compile the moves before a search begins, so that its time limit holds.
 
-    That takes some twenty seconds, once for an installation. Searches of less than ten leave
-    annealing out until then.
+    Compiling takes some twenty seconds, once for an installation. Until then, searches of less
+    than ten seconds do without annealing.
     """
     if is_compiled(run_moves) or limits.time_limit_s < _COMPILED_IN_S:
         return

@@ -1,4 +1,4 @@
-"""What annealing works on: arrays of a problem, of who serves what, and of a run's numbers.
+"""Arrays that annealing works on: the problem, which GPU serves what, and a run's rules.
 
 A *unit* is a table, or tables that stay together; an *item* is one of the shards that a sharding
 option divides it into.
@@ -24,7 +24,7 @@ LOW_POWER, HIGH_POWER = 8, 24
 
 
 class Model(NamedTuple):
-    """What no move changes.
+    """The problem, which no move changes.
 
     Attributes
     ----------
@@ -98,7 +98,7 @@ class Model(NamedTuple):
 
 
 class State(NamedTuple):
-    """Who serves what.
+    """Which GPU serves what.
 
     Attributes
     ----------
@@ -164,7 +164,7 @@ class State(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """Numbers of `AnnealingParams`, and of a run.
+    """Parameters of a run.
 
     `together` is the probability that shards of another option go where their arenas are.
     """

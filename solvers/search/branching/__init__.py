@@ -14,23 +14,27 @@ hot rows of point k of its curve, and a[e,g] ∈ {0,1} for a GPU with arena e::
 s are seconds of a shard, r of the rows that an option replicates on every GPU; both depend on the
 kind of GPU.
 
-Solved as it stands, with GPUs alike, it proves nothing: its linear relaxation spreads every shard
-over all GPUs, and every placement has as many twins as GPUs have orders. So GPUs that cost the same
-and serve the same are one group, whose rows are the sums of its GPUs' (aggregation over symmetric
-machines). One group of all GPUs of a kind is the first relaxation. A branch decides how a table is
-cut and which groups serve its shards, the heaviest table first, and that divides groups. When each
-GPU is a group of its own, the program is the one above. Every relaxation also has the row
+As it stands, it proves nothing if GPUs are alike: its linear relaxation spreads every shard over
+all GPUs, and each order of the GPUs gives another equal placement. So GPUs that cost the same and
+serve the same shards form a group, whose rows are the sums of its GPUs' rows (aggregation over
+symmetric machines). The first relaxation has one group for each kind of GPU. A branch decides how a
+table is cut and which groups serve its shards, the heaviest table first, which divides groups. When
+each GPU is a group of its own, the program is the one above. Every relaxation also has the row
 
     s(p,k,f)·x[p,k] + Σ_t,o r(t,o,f)·z[t,o] + launch[f] ≤ T[f]      for each shard p, and f
 
-as a phase is no shorter than its longest shard. Relaxations are solved by GLOP, OR-Tools' simplex;
-a placement is made of many of them, and improved by local search.
+as a phase is no shorter than its longest shard. GLOP, OR-Tools' simplex, solves the relaxations.
+Many of them are rounded to a placement, which local search improves.
 
-Where DRAM has a price, there is a row of all hosts' DRAM, and a column may have rows on the drive:
-see `solvers.search.branching.drives`. A server is one more kind of GPU.
+If DRAM has a price, one row limits the DRAM of all hosts, and columns may have rows on drives: see
+`solvers.search.branching.drives`. A server is one more kind of GPU. A relaxation then puts a share
+of a whole table on a server and the rest of it on GPUs, which no plan can do. So the first branches
+decide which tables are on GPUs, on servers, or on both. On both, each side has a shard::
 
-What is left out only makes steps longer: seconds of hosts' memory, how DRAM is divided among hosts,
-lanes that phases share, constraints on which GPUs serve a table. So bounds hold for them too.
+    Σ_k,g of a side x[p,k,g] summed over shards p of t in o ≥ z[t,o]            for each o
+
+The program leaves out seconds of hosts' memory, how DRAM is divided among hosts, lanes that phases
+share, and constraints on which GPUs serve a table. These only make steps longer, so bounds hold.
 """
 
 from solvers.search.branching.formulation import points_of

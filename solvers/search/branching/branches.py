@@ -1,4 +1,4 @@
-"""How a part of the search space is divided: by arenas, and by how tables are cut and served."""
+"""Divide a part of the search space by servers, by arenas, or by how tables are cut and served."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -21,21 +21,21 @@ from solvers.search.branching.nodes import (
 )
 
 _NEARLY_WHOLE = 0.02
-"""What a number of GPUs may differ by from a whole one that it is taken for."""
+"""Take a number of GPUs for whole if it is this near, and a table for decided."""
 
 _PLACEMENTS = 100
-"""Ways to serve a table's shards beyond which they are left open."""
+"""Leave open how a table's shards are served if there are more ways than this."""
 
 
 class Examined(NamedTuple):
-    """A node with its bound, and its relaxation if that was solved."""
+    """A node with its bound, and with its relaxation if it was solved."""
 
     node: Node
     found: Relaxed | None
 
 
 class _Cut(NamedTuple):
-    """A layout of a table, the node with this layout alone, and its relaxation if known."""
+    """A layout of a table, the node with only this layout, and its relaxation if known."""
 
     layout: Layout
     node: Node
@@ -44,20 +44,19 @@ class _Cut(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Branches:
-    """The parts that nodes are divided into.
+    """Divides nodes into parts.
 
     Attributes
     ----------
     formulation : Formulation
     order : sequence of int
-        Tables in the order in which it is decided how they are cut.
+        Tables in the order of their branches.
     are_arenas_first : bool
-        Whether it is decided before all tables on how many GPUs each arena is.
+        Whether the number of GPUs of each arena is decided before any table.
     examined : callable
-        For each of some nodes, itself with its bound and relaxation; None where no plan of it is of
-        interest.
+        Returns each node with its bound and relaxation; None if no plan of it is of interest.
     target : callable
-        A step time, in units of the formulation, that a plan of interest is below.
+        Returns the step time, in units of the formulation, that a plan of interest must beat.
     """
 
     formulation: Formulation
@@ -67,12 +66,15 @@ class Branches:
     target: Callable[[], float]
 
     def kept(self, nodes: Sequence[Node]) -> list[Node]:
-        """Nodes with their bounds and the options that are left, those that may be of use."""
+        """Return nodes that may hold plans of interest, with their bounds and remaining options."""
         return [found.node for found in self.examined(nodes) if found is not None]
 
     def of(self, node: Node) -> list[Node] | None:
-        """Return parts of a node that hold all its plans of interest; None of a last one."""
+        """Return parts of a node that hold all its plans of interest; None if all is decided."""
         f = self.formulation
+        by_side = self.by_side(node)
+        if by_side is not None:
+            return by_side
         by_arena = self._by_arena(node)
         if by_arena is not None:
             return self.kept(by_arena)
@@ -87,11 +89,21 @@ class Branches:
         each = node.options[of_table].tolist()
         return self.kept([node.within(~of_table | (node.options == one)) for one in each])
 
-    def _by_arena(self, node: Node) -> list[Node] | None:
-        """Return a node with an arena on fewer, and on more, GPUs than in its relaxation.
+    def by_side(self, node: Node) -> list[Node] | None:
+        """Divide a node by whether a table is on GPUs, on servers, or on both.
 
-        It is the arena whose number of GPUs is farthest from a whole one; None if all are whole, or
-        that says little.
+        Take the table that the relaxation is farthest from deciding. Return None if it decides all.
+        """
+        if node.depth or not node.undecided.size or node.undecided.max() < _NEARLY_WHOLE:
+            return None
+        table, every = int(node.undecided.argmax()), ((True, False), (False, True), (True, True))
+        return self.kept([replace(node, sides={**node.sides, table: each}) for each in every])
+
+    def _by_arena(self, node: Node) -> list[Node] | None:
+        """Divide a node by whether an arena is on fewer or on more GPUs than in its relaxation.
+
+        Take the arena whose number of GPUs is farthest from a whole number. Return None if all are
+        whole or launches cost little.
         """
         if node.depth or not node.needed.size or not self.are_arenas_first:
             return None
@@ -108,7 +120,7 @@ class Branches:
         return [replace(node, arenas={**node.arenas, arena: each}) for each in parts]
 
     def _layouts(self, node: Node, table: int) -> list[Node]:
-        """Return a node with each layout of a table, and each way to serve its shards."""
+        """Divide a node by the layouts of a table, and by the ways to serve its shards."""
         f, most = self.formulation, _PLACEMENTS
         ways: dict[Layout, list[Way]] = {}
         for layout in layouts_of(f, node, table):
@@ -130,14 +142,14 @@ class Branches:
                 left = [way for way, is_useful in zip(left, useful, strict=True) if is_useful]
             layouts = {**node.layouts, table: layout}
             served += [replace(below, groups=way.groups, layouts=layouts) for way in left]
-        # Where a table can only be replicated, nothing was decided.
+        # If a table can only be replicated, nothing was decided.
         return undecided + (served if [*ways] == [REPLICATED] else self.kept(served))
 
     def _possible(self, node: Node, table: int, layouts: Sequence[Layout]) -> list[_Cut]:
-        """Layouts of a table that are left, each with what is left of the node.
+        """Return the layouts of a table that may be of use, each with the node of this layout.
 
-        Most are out of the question, however they are served. So those that are much the same
-        are looked at together, and what is left of them in parts.
+        Most layouts are too slow however they are served. So examine similar layouts together, and
+        divide a set of them only if it may be of use.
         """
         f = self.formulation
         found: list[_Cut] = []

@@ -1,9 +1,8 @@
-"""Rows on drives in the integer program: any number of a shard's coldest ones.
+"""Rows on drives in the integer program: any number of a shard's coldest rows.
 
-A point of a curve says which rows are in HBM, and a point here from which row on they are on the
-drive: what that takes of the drive, and what it leaves of DRAM. A column of a linear program is one
-of each, the second from the first one's rows on. What a shard costs at least at any prices is so
-found without looking at all pairs.
+A point of a curve says which rows are in HBM. A drive point says from which row on they are on the
+drive, with the drive's time and the DRAM that it frees. A column of a linear program has a point
+and a drive point behind it. Their costs add up, so the cheapest pair is found without trying all.
 """
 
 from collections.abc import Sequence
@@ -15,20 +14,20 @@ from solvers.model.knapsack import Float, Int
 
 
 class DrivePoints:
-    """First rows on drives of all parts.
+    """Drive points of all parts.
 
     Attributes
     ----------
     costs : float64, shape (rows of points, 1 + drive points)
-        What each adds to a point of the same part, after a first one without rows on a drive.
+        What each adds to a point of its part; the first stands for no rows on a drive.
     number : int
-        How many these are. A column of point k and drive point m has number `k * number + m`.
+        Number of drive points. The column of point k and drive point m is `k * number + m`.
     """
 
     def __init__(
         self, rows: int, costs: Sequence[Float], part_of_point: Int, first: Sequence[Int]
     ) -> None:
-        """Take costs of each part's drive points, and the first one for each point of its curve."""
+        """Take the costs of each part's drive points, and the first one behind each point."""
         sizes = np.array([of_part.shape[1] for of_part in costs], dtype=np.int64)
         self._part = np.repeat(np.arange(sizes.size), sizes)
         self.costs = np.hstack([np.zeros((rows, 1)), *costs])
@@ -40,14 +39,14 @@ class DrivePoints:
         self._first = np.where(self._none, 0, begins)
 
     def least(self, prices: Float, points: Int) -> tuple[Float, Int]:
-        """Return the least that a drive adds to some points, and numbers of columns with it.
+        """Return the least that a drive adds to each of some points, and the columns' numbers.
 
         `prices` has shape (rows of points, parts).
         """
         if not self._part.size:
             return np.zeros(points.size), points
         costs = np.einsum("rd,rd->d", prices[:, self._part], self.costs[:, 1:])
-        # The least from each on, of its part: later parts are lifted above it.
+        # The least cost from each drive point on, within its part: lift later parts above it.
         lifted = costs + self._part * (1.0 + float(np.ptp(costs)))
         least = np.flatnonzero(lifted <= np.minimum.accumulate(lifted[::-1])[::-1])
         at = least[np.searchsorted(least, self._first[points])]
@@ -56,15 +55,16 @@ class DrivePoints:
 
 
 def drive_points(curve: CostCurve, members: Float, most_s: float) -> Float:
-    """Return bytes of HBM, seconds of phases, bytes that are not in DRAM, and less the point.
+    """Return what rows on the drive add to a shard, shape (phases + 3, m).
 
-    Of shape (phases + 3, m). The drive may take `most_s` of a chain of phases, or a little more.
+    These are bytes of HBM (0), seconds of phases, bytes of DRAM (negative), and minus the point's
+    number. Points at which a chain of phases takes much longer than `most_s` are left out.
     """
     seconds = curve.drive_s_of_phases
     if seconds is None:
         return np.zeros((len(members[0]) + 3, 0))
     seconds = np.pad(seconds, ((0, len(members[0]) - len(seconds)), (0, 0)))
-    # As rows between two points may be on the drive, one point more.
+    # Keep one point more, as rows between two points may be on the drive.
     first = max(0, int(((members @ seconds).max(axis=0) > most_s).sum()) - 1)
     points = np.arange(seconds.shape[1])
     every: Float = np.vstack((0.0 * points, seconds, -curve.dram_bytes, -points))

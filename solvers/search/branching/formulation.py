@@ -1,4 +1,4 @@
-"""The integer program's data as arrays: sharding options, their shards, and points of curves."""
+"""The integer program's data as arrays: sharding options, shards, and points of curves."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -15,50 +15,50 @@ from solvers.search.branching.drives import DrivePoints, drive_points
 Int = npt.NDArray[np.int64]
 
 Widths = tuple[tuple[int, int], ...]
-"""Widths of a table's shards, each with how many shards have it."""
+"""Widths of a table's shards, each with its number of shards."""
 
 UNITS = 1000.0
-"""The step time of the plan at hand, in units of the formulation."""
+"""Step time of the best known plan, in units of the formulation."""
 
 _LONG_SHARE = 0.1
-"""Shards that take at least so much of a step may be what a phase waits for by themselves."""
+"""A phase may wait for a single shard that takes at least this share of a step."""
 
 _NEARLY_SAME = 2e-3
-"""What points that are taken as one may differ by: all of a GPU's shares of its HBM and step."""
+"""Merge points that differ by less than this share of a GPU's HBM and step."""
 
 _HARDLY_DIFFERENT = 2e-4
-"""The same where there is only a tenth of the most points, so that they cost less time."""
+"""The same if there are fewer points, from a tenth of the limit on."""
 
 _CHEAP = 0.03
-"""Share of a step that an option of the first program may cost beyond its table's cheapest."""
+"""Give the first program the options that cost this share of a step more than the cheapest."""
 
 _PRICE_FACTORS = (0.0, 0.25, 0.7, 1.0, 1.5, 4.0, 1e6)
-"""Prices of HBM, times one to begin with, whose cheapest points begin the linear programs."""
+"""The first linear program has the cheapest points at these multiples of a price of HBM."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How a table is cut, whatever it replicates: row slices, and the widths of its shards."""
+    """How a table is cut, apart from replicas: its row slices and the widths of its shards."""
 
     row_slices: int
     widths: Widths
 
     @property
     def shards(self) -> int:
-        """How many there are."""
+        """The number of shards."""
         return sum(count for _, count in self.widths)
 
 
 REPLICATED = Layout(0, ())
-"""A table that is on every GPU as a whole."""
+"""Layout of a table that is replicated as a whole."""
 
 
 class Formulation:
     """Options, parts and points of a problem.
 
-    A part stands for the shards of an option that cost the same, on GPUs that cost the same.
-    Seconds are in units of `unit_s`, and bytes in units of the largest GPU's HBM, or of all DRAM,
-    so that programs are of numbers near 1.
+    A part stands for the shards of an option that cost the same, on GPUs that cost the same. So
+    that numbers are near 1, seconds are in units of `unit_s`, bytes of HBM in units of the largest
+    GPU's HBM, and bytes of DRAM in units of all DRAM.
 
     Parameters
     ----------
@@ -68,42 +68,44 @@ class Formulation:
     price_s_per_byte : float
         A price of HBM, in GPU seconds.
     most_points : int
-        Points of all curves, about, beyond which points that are nearly the same are taken as one;
-        from a tenth of it on, points that hardly differ are.
+        Merge similar points if all curves have about this many; from a tenth of it on, merge
+        points that hardly differ.
 
     Attributes
     ----------
     nearly : float
-        Share of a GPU's HBM and step that points differ by which are taken as one, all together.
+        Largest total error by merging points, as a share of a GPU's HBM and step.
     options : list of ShardingOption
-        Those of all tables that some GPU has room for.
+        Options of all tables that some GPU has room for.
     table_of : int64, shape (options,)
     layouts : list of Layout
         Of the options.
     launches : float64, shape (kinds of GPUs, phases)
     gpus_of_kind : dict of (int, float) to int
-        How many GPUs there are of a kind with so much HBM.
+        Number of GPUs by kind and HBM.
     replicas : float64, shape (kinds of GPUs, options, 1 + phases)
-        Bytes and seconds that an option takes of every GPU.
+        Bytes and seconds of an option's replicas on every GPU.
     replica_arena : int64, shape (options,)
-        Of an option's replicas; -1 without any.
+        Arena of an option's replicas; -1 without replicas.
     option_of, times, width_of, arena_of, number_of, shard_of, kind_of : arrays, shape (parts,)
-        Option, how many shards it stands for, their columns, their arena, their number among
-        the option's, and among all; and the kind of GPUs. Parts that differ in that alone stand
-        for the same shards.
+        Of each part: its option, the number of its shards, their columns, their arena, their
+        number within the option, their number among all, and the kind of GPU. Parts that differ
+        only in the kind stand for the same shards.
     points : float64, shape (1 + phases, points)
-        Bytes and seconds of a part's shard, part by part. Where DRAM has a price, one more row has
-        the bytes there.
+        Bytes and seconds of a part's shard, part by part. If DRAM has a price, a last row has the
+        bytes there.
     is_long : bool, shape (parts,)
         Whether a part's shard is long enough for a phase to wait for it.
     starts, sizes : int64, shape (parts,)
         First point and number of points of each part.
     first_points : int64
-        Columns that the first linear program begins with: the cheapest at some prices of HBM.
+        Columns of the first linear program: the cheapest at some prices of HBM.
     drives : DrivePoints
-        Rows on drives beside them.
+        Drive points, which are combined with points.
+    server_kinds : int64
+        Kinds of GPUs that are servers, if these are there for lack of DRAM.
     option_costs, table_costs : float64, shapes (options,) and (tables,)
-        What options cost at the price of HBM to begin with, and each table's cheapest.
+        Costs of options at the first price of HBM, and of each table's cheapest option.
     """
 
     def __init__(
@@ -118,7 +120,7 @@ class Formulation:
         self.nearly = 0.0 if 10 * points_of_all <= most_points else _HARDLY_DIFFERENT
         if points_of_all > most_points:
             self.nearly = _NEARLY_SAME
-        # A GPU serves so much of the tables: differences add up.
+        # A GPU serves many tables, whose differences add up.
         nearly = self.nearly * min(1.0, instance.gpus / instance.tables)
         unit_s = self.unit_s
         self.phases = len(instance.objective.schedule.phases)
@@ -188,8 +190,11 @@ class Formulation:
         self.drives = DrivePoints(rows, on_drives, self.part_of_point, first)
         self._time = instance.objective.weights @ self.points[1 : 1 + self.phases]
         self._on_server = np.zeros(self.points.shape[1], dtype=bool)
-        if self.unit_dram and instance.servers:  # Another chain of phases counts there.
-            on_server = np.isin(self.kind_of, instance.kind_of_gpu[gpus:])
+        # Servers count another chain of phases.
+        servers = instance.kind_of_gpu[gpus:] if self.unit_dram else []
+        self.server_kinds = np.unique(servers)
+        if self.server_kinds.size:
+            on_server = np.isin(self.kind_of, self.server_kinds)
             self._on_server = on_server[self.part_of_point]
             phase_s = self.points[1 : 1 + self.phases, self._on_server]
             self._time[self._on_server] = instance.objective_of_servers.weights @ phase_s
@@ -206,9 +211,9 @@ class Formulation:
         np.minimum.at(self.table_costs, self.table_of, self.option_costs)
 
     def _priced(self, price: float, factor: float) -> tuple[Float, Int]:
-        """Return costs of all points at a price of HBM, and of DRAM, and numbers of their columns.
+        """Return costs of all points at a price of HBM, and the numbers of their columns.
 
-        With the rows on a drive that are best beside each.
+        DRAM costs `factor` times its price. Each point has its best drive point.
         """
         instance, more = self.instance, np.zeros((len(self.points), self.sizes.size))
         costs = self._time + price * self.points[0]
@@ -236,7 +241,7 @@ class Formulation:
 
     @property
     def cheap_options(self) -> npt.NDArray[np.bool_]:
-        """Options that cost little more than their table's cheapest, shape (options,)."""
+        """Whether each option costs little more than its table's cheapest, shape (options,)."""
         instance = self.instance
         devices = instance.gpus + instance.servers * (instance.server_share - 1)
         extra: Float = self.option_costs - self.table_costs[self.table_of]
@@ -251,10 +256,10 @@ class Formulation:
         """Return tables by the time of all their shards, whole, in HBM or out of it."""
         if not self.is_complete:
             return []
-        if self.unit_dram:  # Memory counts, too.
+        if self.unit_dram:  # Memory counts too.
             return np.argsort(-self.table_costs, kind="stable").tolist()  # type: ignore[no-any-return]
         time = np.minimum.reduceat(self._time, self.starts)
-        # The last of parts that stand for the same shards.
+        # Of parts that stand for the same shards, the last.
         parts = np.flatnonzero(np.diff(self.shard_of, append=-1))
         of_option = np.zeros(len(self.options))
         np.add.at(of_option, self.option_of[parts], (time * self.times)[parts])
@@ -263,7 +268,7 @@ class Formulation:
         return np.argsort(-heavy, kind="stable").tolist()  # type: ignore[no-any-return]
 
     def _merged(self, points: Float, nearly: float) -> Float:
-        """Return points that each stand for nearly equal neighbours, at the least of their costs.
+        """Merge points that are nearly equal, at the least of their costs.
 
         Parameters
         ----------
@@ -305,10 +310,11 @@ class Formulation:
     def _parts(
         self, table: int, option: ShardingOption
     ) -> list[tuple[TableShard, int, dict[int, tuple[Float, Float]]]]:
-        """Of shards that cost the same: one of them, how many, and points on kinds of GPUs.
+        """Return one shard of each set of equal shards, their number, and points by kind of GPU.
 
-        Points have shape (1 + phases, m), or two rows more, of DRAM and of numbers that say where
-        points of drives begin, which are beside them. Kinds that have no room are left out.
+        Points have shape (1 + phases, m). If DRAM has a price, two more rows have bytes of DRAM and
+        the point's number, which says where its drive points begin. Kinds without room are left
+        out.
         """
         parts, instance = [], self.instance
         is_open = option.home.drive_share == ANY_SHARE
@@ -334,7 +340,7 @@ class Formulation:
 
 
 def points_of(instance: Instance) -> int:
-    """Return points of all curves, about: slices have no more than the whole table."""
+    """Return about how many points all curves have: slices have at most the table's points."""
     total = 0
     for table in range(instance.tables):
         parts = sum(

@@ -1,7 +1,7 @@
-"""Parts of the search space: which tables are cut how, and which GPUs serve their shards.
+"""Parts of the search space: how some tables are cut, and which GPUs serve their shards.
 
-GPUs that cost the same, and serve shards of the same widths of the tables that are decided, are a
-group: which of them a further shard goes to makes no difference, so that it is decided once.
+GPUs form a group if they cost the same and serve shards of the same widths of all decided tables.
+Which GPU of a group serves a further shard makes no difference.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -14,16 +14,16 @@ from solvers.model.knapsack import Float
 from solvers.search.branching.formulation import Formulation, Int, Layout
 
 _ENOUGH = 1e-4
-"""A program whose value is so near its bound needs no more options and points."""
+"""Stop adding options and points if a program's value is this near its bound."""
 
 
 _NEVER = 1e9
-"""What it costs where a shard may not be, in units of the formulation."""
+"""Cost of a shard where it may not be, in units of the formulation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """GPUs alike.
+    """GPUs that are alike.
 
     Attributes
     ----------
@@ -31,9 +31,9 @@ class Group:
     kind : int
         GPUs of one kind cost the same.
     hbm : float
-        Of each, in units of the formulation.
+        HBM of each GPU, in units of the formulation.
     widths : dict of int to int
-        The columns that each of them serves of tables that are decided; 0 for none.
+        Columns that each GPU serves of each decided table; 0 for none.
     """
 
     gpus: int
@@ -44,22 +44,27 @@ class Group:
 
 @dataclass(order=True, slots=True)
 class Node:
-    """A part of the search space, and a bound of all its placements.
+    """A part of the search space, with a bound of all its placements.
 
     Attributes
     ----------
     bound : float
         Step time in units of the formulation.
     depth : int
-        Negative, so that of equal bounds the deepest comes first.
+        Minus the number of decisions: of equal bounds, the deepest node comes first.
     extra : float64, shape (options of the node,)
-        What an option costs beyond its table's cheapest at the prices of the last program.
+        Cost of an option beyond its table's cheapest at the last program's prices.
     points : int64
-        Points of curves that the node's first program has.
+        Columns of the node's first program.
     arenas : dict of int to (int, int)
-        On how many GPUs an arena is, at least and at most, where that is decided.
+        Least and largest number of GPUs of each decided arena.
     needed : float64, shape (arenas,)
-        On how many each one is in the node's relaxation; empty where tables are decided.
+        GPUs of each arena in the node's relaxation; empty once tables are decided.
+    sides : dict of int to (bool, bool)
+        For decided tables, whether GPUs and whether servers hold their rows.
+    undecided : float64, shape (tables,)
+        How far the relaxation is from deciding `sides` of each table, from 0 to 0.25; empty once
+        tables are cut, or without servers for lack of DRAM.
     """
 
     bound: float
@@ -72,14 +77,16 @@ class Node:
     points: Int = field(compare=False)
     arenas: dict[int, tuple[int, int]] = field(compare=False, default_factory=dict)
     needed: Float = field(compare=False, default_factory=lambda: np.zeros(0))
+    sides: dict[int, tuple[bool, bool]] = field(compare=False, default_factory=dict)
+    undecided: Float = field(compare=False, default_factory=lambda: np.zeros(0))
 
     def within(self, kept: npt.NDArray[np.bool_]) -> "Node":
-        """Return the node with some of its options only, one level below."""
+        """Return the node with only some of its options, one level deeper."""
         options, extra = self.options[kept], self.extra[kept]
         return replace(self, depth=self.depth - 1, options=options, extra=extra)
 
     def with_relaxation(self, found: "Relaxed") -> "Node":
-        """Return the node with its bound, and with what is left of its options."""
+        """Return the node with its bound and its remaining options."""
         return replace(
             self,
             bound=max(self.bound, found.bound),
@@ -87,6 +94,7 @@ class Node:
             extra=found.extra,
             points=found.points,
             needed=found.needed,
+            undecided=found.undecided,
         )
 
 
@@ -97,25 +105,27 @@ class Relaxed:
     Attributes
     ----------
     bound : float
-        No placement of the node is faster; or none is as fast as the limit, where it is above that.
+        No placement of the node is faster. If above the limit, no placement beats the limit.
     value : float
-        Of the program, which has not all points: the bound or above it.
+        Value of the program. It is not below the bound, as the program lacks some points.
     options : int64
         Options that a placement as fast as the limit can use.
     extra : float64
-        What each of them costs beyond its table's cheapest, at the prices of the bound.
+        Cost of each option beyond its table's cheapest, at the bound's prices.
     points : int64
-        Points that are cheapest, or nearly, at the prices of the bound.
+        Columns that are cheapest, or nearly, at the bound's prices.
     chosen : float64, shape (options of the node,)
-        Shares of a table's options.
+        Share of its table that each option takes.
     served : float64, shape (parts, groups)
-        Shards of a part that each group serves.
+        Number of a part's shards that each group serves.
     of_groups : float64, shape (parts, groups)
-        What a shard of a part costs at least in each group, at the prices of the bound.
+        Least cost of a part's shard in each group, at the bound's prices.
     needed : float64, shape (arenas,)
-        On how many GPUs each arena has to be for what is served; empty where tables are decided.
+        GPUs that each arena needs for what is served; empty once tables are decided.
+    undecided : float64, shape (tables,)
+        As in `Node`.
     is_solved : bool
-        Otherwise the solver stopped early, and nothing is known.
+        If false, the solver stopped early and nothing is known.
     """
 
     bound: float
@@ -127,23 +137,24 @@ class Relaxed:
     served: Float
     of_groups: Float
     needed: Float
+    undecided: Float
     is_solved: bool = True
 
     @property
     def is_exact(self) -> bool:
-        """Whether more options and points would hardly change it."""
+        """Whether more options and points would hardly change the value."""
         return self.value - self.bound <= _ENOUGH * self.value
 
     @classmethod
     def unknown(cls, node: Node) -> "Relaxed":
-        """Of a node that was not looked at."""
+        """Return the relaxation of a node about which nothing is known."""
         none = np.zeros(0)
         known = node.options, node.extra, node.points
-        return cls(0.0, 0.0, *known, none, none, none, none, is_solved=False)
+        return cls(0.0, 0.0, *known, none, none, none, none, none, is_solved=False)
 
 
 def first_groups(formulation: Formulation) -> tuple[Group, ...]:
-    """Return all GPUs, by their kind and HBM."""
+    """Return the groups of all GPUs, by kind and HBM."""
     of_kind = sorted(formulation.gpus_of_kind.items())
     return tuple(Group(gpus, kind, hbm, {}) for (kind, hbm), gpus in of_kind)
 
@@ -155,9 +166,9 @@ class Way:
     Attributes
     ----------
     groups : tuple of Group
-        What it makes of the node's groups.
+        The node's groups, divided by what they serve of the table.
     counts : list of list of int, shape (widths of the layout, groups of the node)
-        Shards of each width that each group of the node serves.
+        Number of shards of each width that each group of the node serves.
     """
 
     groups: tuple[Group, ...]
@@ -165,7 +176,7 @@ class Way:
 
 
 def ways_to_serve(groups: Sequence[Group], table: int, layout: Layout) -> Iterator[Way]:
-    """Yield all ways to serve a table's shards with these groups, each shard by another GPU."""
+    """Yield all ways to serve a table's shards with these groups, at most one shard a GPU."""
     for counts in _distributions([group.gpus for group in groups], layout.widths):
         parts = []
         for number, group in enumerate(groups):
@@ -185,13 +196,13 @@ def bounds_of_ways(
 ) -> Float:
     """Return bounds of a node with each way to serve a table's shards, shape (ways,).
 
-    They are those of the node's relaxation, at its prices: a group that is divided has the same
-    prices as before, so that what other tables cost stays.
+    They use the prices of the node's relaxation. Parts of a divided group keep its prices, so that
+    the costs of other tables stay.
 
     Parameters
     ----------
     relaxation : Relaxed
-        Of the node with this layout of the table alone.
+        Relaxation of the node in which the table has only this layout.
     """
     f = formulation
     counts = np.array([way.counts for way in ways], dtype=np.float64)
@@ -209,7 +220,7 @@ def bounds_of_ways(
 
 
 def layouts_of(formulation: Formulation, node: Node, table: int) -> list[Layout]:
-    """Layouts of a table's options in a node, each once."""
+    """Return the distinct layouts of a table's options in a node."""
     options = node.options[formulation.table_of[node.options] == table]
     return list(dict.fromkeys(formulation.layouts[number] for number in options.tolist()))
 
@@ -217,7 +228,7 @@ def layouts_of(formulation: Formulation, node: Node, table: int) -> list[Layout]
 def within_layouts(
     formulation: Formulation, node: Node, table: int, layouts: Collection[Layout]
 ) -> Node:
-    """Return a node in which a table has one of some layouts."""
+    """Return the node with only some layouts of a table."""
     f = formulation
     kept = f.table_of[node.options] != table
     for at in np.flatnonzero(~kept).tolist():
@@ -226,7 +237,7 @@ def within_layouts(
 
 
 def divided_layouts(layouts: Iterable[Layout]) -> list[list[Layout]]:
-    """Return parts of some layouts: those of whole tables, then by shard count, then halves.
+    """Divide layouts: whole tables from others, then by shard count, then into halves.
 
     >>> whole, halves = Layout(1, ((128, 1),)), Layout(1, ((64, 2),))
     >>> divided_layouts([halves, whole]) == [[whole], [halves]]
@@ -248,7 +259,7 @@ def divided_layouts(layouts: Iterable[Layout]) -> list[list[Layout]]:
 def _distributions(
     room: Sequence[int], widths: Sequence[tuple[int, int]]
 ) -> Iterator[list[list[int]]]:
-    """For each width, how many of its shards each group serves."""
+    """Yield how many shards of each width each group serves, in every possible way."""
     if not widths:
         yield []
         return

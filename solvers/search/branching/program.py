@@ -1,11 +1,11 @@
 """The linear relaxation of the integer program over groups of GPUs alike; see the package.
 
-The program has some options of each table, and some points of each curve: those that were nearly
-the cheapest at the prices of the last program. Its own dual prices give the bound, over all options
-and points: for any prices of rows, no solution costs less than what the rows are worth and each
-table's cheapest option (Lagrangian duality; Neumaier and Shcherbina 2004,
-doi:10.1007/s10107-003-0433-3, make a bound safe against rounding in the same way). What is cheapest
-at these prices joins the next program (Dantzig and Wolfe 1960, doi:10.1287/opre.8.1.101).
+The program has only the options and points that were nearly the cheapest at the last program's
+prices. Its own dual prices give a bound over all options and points. At any prices, a solution
+costs at least the worth of the rows plus each table's cheapest option (Lagrangian duality; Neumaier
+and Shcherbina 2004, doi:10.1007/s10107-003-0433-3, make bounds safe against rounding in this way).
+The cheapest options and points at these prices join the next program (column generation: Dantzig
+and Wolfe 1960, doi:10.1287/opre.8.1.101).
 """
 
 from typing import Any
@@ -18,14 +18,14 @@ from solvers.search.branching.nodes import Node, Relaxed
 from solvers.search.branching.rows import Rows, linear_model
 
 _LACKING = 100 * UNITS
-"""What it costs if a GPU lacks as much HBM as it has."""
+"""Cost of lacking as many bytes as the largest GPU has."""
 
 _NEAR = 3.0
-"""Points that cost so much more than their part's cheapest stay in the next program."""
+"""Keep points for the next program that cost at most this more than their part's cheapest."""
 
 _TRIED = 0.3
-"""A program has the options that cost no more, beyond their tables' cheapest, than this share of
-what a placement may cost beyond the node's bound."""
+"""Give a program the options whose cost beyond their table's cheapest is at most this share of what
+a placement may cost beyond the node's bound."""
 
 
 class GroupProgram:
@@ -36,7 +36,7 @@ class GroupProgram:
     formulation : Formulation
     node : Node
     most : float
-        A step time that a placement is to be below, in units of the formulation.
+        Step time that a placement has to beat, in units of the formulation.
     """
 
     def __init__(self, formulation: Formulation, node: Node, most: float) -> None:
@@ -74,7 +74,7 @@ class GroupProgram:
         self._add_singles()
 
     def _pair(self) -> None:
-        """Parts with the groups that may serve them, and their points that are chosen."""
+        """Pair parts with the groups that may serve them, and choose their points."""
         f, node = self.formulation, self.node
         allowed = f.kind_of[self.parts, None] == self.kinds
         tables = f.part_table[self.parts]
@@ -82,6 +82,9 @@ class GroupProgram:
             of_table = np.flatnonzero(tables == table)
             widths = np.array([group.widths[table] for group in node.groups])
             allowed[of_table] &= f.width_of[self.parts[of_table], None] == widths
+        self.serves = np.isin(self.kinds, f.server_kinds)
+        for table, (gpus, servers) in node.sides.items():
+            allowed[tables == table] &= np.where(self.serves, servers, gpus)
         self.part_at, self.group = np.nonzero(allowed)
         self.part = self.parts[self.part_at]
         self.table = f.part_table[self.part]
@@ -99,7 +102,7 @@ class GroupProgram:
             self.points = self.points + drives.costs[:, chosen % drives.number]
 
     def _add_chains(self) -> None:
-        """Phases of a chain, one after another, are within the step."""
+        """Phases of a chain together take at most the step."""
         f, rows = self.formulation, self.rows
         first = rows.block(len(f.members), -np.inf, -f.fixed)
         chain, phase = np.nonzero(f.members)
@@ -107,7 +110,7 @@ class GroupProgram:
         rows.add(first + np.arange(len(f.members)), 0, -1.0)
 
     def _add_tables(self) -> None:
-        """A table takes one option, each shard of it is served, and by another GPU."""
+        """A table takes one option; each of its shards is served, at most one on a GPU."""
         f, rows, options = self.formulation, self.rows, self.node.options
         first = rows.block(f.instance.tables, 1.0, 1.0)
         every = self.option_at + np.arange(options.size)
@@ -124,9 +127,9 @@ class GroupProgram:
         rows.add(self.apart_row + self.apart_of[self.pair], at, 1.0)
 
     def _add_arenas(self) -> None:
-        """An arena is on as many GPUs of a group as there are shards of one table in it.
+        """A group has an arena on at least as many GPUs as it serves shards of a table in it.
 
-        Replicas are on all GPUs; and what serves nothing waits for one that launches something.
+        Replicas are on all GPUs. A GPU that serves nothing waits for one that launches something.
         """
         f, rows, groups = self.formulation, self.rows, self.sizes.size
         options = self.node.options
@@ -155,11 +158,11 @@ class GroupProgram:
         for number, limits in self.node.arenas.items():
             row = rows.block(1, *limits)
             rows.add(row, self.arena_at + np.arange(groups) * f.arenas + number, 1.0)
-            # With few options there may be no way without the arena.
+            # With few options, the program may need the arena.
             rows.add(row, self.lack_at, -1.0)
 
     def _add_decided(self) -> None:
-        """Groups serve what their node says."""
+        """Groups serve what the node decided. Sides that share a table each have a shard of it."""
         node, rows = self.node, self.rows
         self.decided_of = np.full(self.part.size, -1)
         for table in node.layouts:
@@ -169,15 +172,28 @@ class GroupProgram:
                     self.decided_of[(self.table == table) & (self.group == number)] = row
         mine = np.flatnonzero(self.decided_of[self.pair] >= 0)
         rows.add(self.decided_of[self.pair[mine]], self.point_at + mine, 1.0)
+        self.side_of = np.full(self.part.size, -1)
+        for table in (table for table, sides in node.sides.items() if all(sides)):
+            options = np.flatnonzero(self.formulation.table_of[node.options] == table)
+            row = rows.block(2 * options.size, 0.0, np.inf)
+            each = np.arange(2 * options.size)
+            rows.add(row + each, self.option_at + options[each // 2], -1.0)
+            mine = np.flatnonzero(self.table == table)
+            at = np.searchsorted(
+                options, self.at_option[self.formulation.option_of[self.part[mine]]]
+            )
+            self.side_of[mine] = row + 2 * at + self.serves[self.group[mine]]
+        mine = np.flatnonzero(self.side_of[self.pair] >= 0)
+        rows.add(self.side_of[self.pair[mine]], self.point_at + mine, 1.0)
 
     def _add_loads(self) -> None:
-        """Seconds of each phase and bytes of a group, with replicas, and launches in phases."""
+        """Limit the bytes of a group and its seconds in each phase, with replicas and launches."""
         f, rows, groups = self.formulation, self.rows, self.sizes.size
         number, options = np.arange(groups), self.node.options
         hbm = np.array([group.hbm for group in self.node.groups])
         self.load_row = rows.block(groups, -np.inf, self.sizes * hbm)
         rows.block(f.phases * groups, -np.inf, 0.0)
-        # Nothing waits for a phase that is in no chain.
+        # A phase in no chain delays nothing.
         for row in (0, *(1 + np.flatnonzero(f.members.any(axis=0))).tolist()):
             first = self.load_row + row * groups
             some = np.flatnonzero(self.points[row])
@@ -187,7 +203,7 @@ class GroupProgram:
             replicas = self.sizes * f.replicas[self.kinds, options[some, None], row]
             rows.add(first + number, self.option_at + some[:, None], replicas)
             if not row:
-                # With few points there may be no way to fit, and yet one with all.
+                # With few points, nothing may fit that fits with all points.
                 rows.add(first + number, self.lack_at + number, -1.0)
             else:
                 rows.add(first + number, self.phase_at + row - 1, -self.sizes)
@@ -196,7 +212,7 @@ class GroupProgram:
                     rows.add(first + number, self.launch_at + number, launches)
 
     def _add_dram(self) -> None:
-        """Cold rows are in all hosts' DRAM, if it has a price."""
+        """Limit the bytes of cold rows in all hosts' DRAM, if it has a price."""
         f, rows = self.formulation, self.rows
         self.dram_row = rows.block(int(f.unit_dram > 0), -np.inf, 1.0)
         if f.unit_dram:
@@ -235,7 +251,7 @@ class GroupProgram:
             rows.add(row + every, self.phase_at + phase, -1.0)
 
     def solve(self, time_limit_s: float) -> Relaxed:
-        """Return the relaxation, of placements that are as fast as the limit."""
+        """Solve the program and return the relaxation."""
         from ortools.linear_solver.python import model_builder_helper as linear
 
         f, groups = self.formulation, self.sizes.size
@@ -243,7 +259,7 @@ class GroupProgram:
         least: Any = np.zeros(self.columns)
         most: Any = np.full(self.columns, np.inf)
         most[self.arena_at : self.launch_at] = np.repeat(self.sizes, f.arenas)
-        if not f.instance.servers:  # With some, there may be no GPU that serves anything.
+        if not f.instance.servers:  # With servers, it may be that no GPU serves anything.
             # A GPU that serves nothing may wait for one that launches faster.
             fastest = f.launches.min(axis=0)
             shares = np.divide(
@@ -254,14 +270,14 @@ class GroupProgram:
         most[self.option_at : self.point_at] = 1.0
         aim: Any = np.eye(1, self.columns)[0]
         aim[self.lack_at : self.option_at] = _LACKING
-        # Options that are not tried have neither columns nor rows of their own.
+        # Leave out columns and rows of options that are not tried.
         columns = np.ones(self.columns, dtype=bool)
         columns[self.option_at : self.point_at] = self.tried
         rows = np.ones(self.rows.count, dtype=bool)
         rows[self.serve_row + self.shard_at[~self.part_tried]] = False
         model = linear_model(self.rows, aim, least, most, (rows, columns))
         solver = linear.ModelSolverHelper("GLOP")
-        # There is little to remove, and looking for it takes a sixth of the time.
+        # Presolve finds little to remove and takes a sixth of the time.
         solver.set_solver_specific_parameters("use_preprocessing: false")
         solver.set_time_limit_in_seconds(max(0.01, time_limit_s))
         solver.solve(model)
@@ -269,7 +285,7 @@ class GroupProgram:
             return Relaxed.unknown(self.node)
         values, prices = np.zeros(self.columns), np.zeros(self.rows.count)
         values[columns], prices[rows] = solver.variable_values(), solver.dual_values()
-        # Of no interest are placements that are slower, or do not fit.
+        # The bound is about placements that fit and beat the limit.
         most[: self.arena_at] = self.most
         most[self.lack_at : self.option_at] = 0.0
         due = aim - self.rows.priced(prices, self.columns)
@@ -287,10 +303,25 @@ class GroupProgram:
             served,
             of_groups,
             np.zeros(0) if self.node.depth else self._needed(values),
+            self._undecided(values) if f.server_kinds.size and not self.node.depth else np.zeros(0),
         )
 
+    def _undecided(self, values: Float) -> Float:
+        """Return how far a solution is from putting each table on one side or both, (tables,)."""
+        f, options = self.formulation, self.node.options
+        chosen = values[self.option_at : self.point_at]
+        far = np.zeros(f.instance.tables)
+        for side in (False, True):
+            mine = np.flatnonzero(self.serves[self.group[self.pair]] == side)
+            of_pairs = self.at_option[f.option_of[self.part[self.pair[mine]]]]
+            served = np.bincount(of_pairs, values[self.point_at + mine], options.size)
+            share = np.zeros(f.instance.tables)
+            np.add.at(share, f.table_of[options], np.minimum(chosen, served))
+            far = np.maximum(far, share * (1 - share))
+        return far
+
     def _needed(self, values: Float) -> Float:
-        """On how many GPUs each arena has to be for the shards of a solution, shape (arenas,)."""
+        """Return how many GPUs each arena needs for a solution's shards, shape (arenas,)."""
         f, groups = self.formulation, self.sizes.size
         rows, columns, entries = self.rows.entries
         mine = (columns < self.arena_at) | (columns >= self.launch_at)
@@ -303,26 +334,26 @@ class GroupProgram:
     def _bound(
         self, prices: Float, due: Float, low: Float, high: Float, least: Float, most: Float
     ) -> tuple[float, Float, Int, Float]:
-        """Return the bound at any row prices, options' costs beyond the cheapest, and points.
+        """Return the bound at prices of rows, extra costs of options, near columns, shard costs.
 
-        And what a shard of each part costs in each group, shape (parts of the formulation, groups).
+        Shard costs have shape (parts of the formulation, groups).
 
         Parameters
         ----------
         prices : float64, shape (rows,)
         due : float64, shape (columns,)
-            What is left of a column's cost beside its prices.
+            Reduced cost of each column.
         low, high : float64, shape (rows,)
         least, most : float64, shape (columns,)
         """
         f, options, groups = self.formulation, self.node.options, self.sizes.size
-        # A price of a limit that is not there is a rounding error: nothing is lost by leaving it.
+        # The price of an absent limit is a rounding error: set it to 0.
         wrong = (prices > 0) & np.isinf(low) | (prices < 0) & np.isinf(high)
         if wrong.any():
             due = due + self.rows.priced(np.where(wrong, prices, 0.0), self.columns)
             prices = np.where(wrong, 0.0, prices)
         paid = prices != 0
-        bound = float((prices * np.where(prices > 0, low, high))[paid].sum())
+        bound = float((prices[paid] * np.where(prices > 0, low, high)[paid]).sum())
         head = due[: self.option_at]
         ends = np.where(head < 0, most[: self.option_at], least[: self.option_at])
         bound += float((head * ends)[head != 0].sum())
@@ -339,14 +370,15 @@ class GroupProgram:
         return bound + float(of_table.sum()), costs - of_table[f.table_of[options]], points, every
 
     def _cheapest(self, prices: Float, groups: int) -> tuple[Float, Int]:
-        """Return what a shard of each part costs at least in each group at prices of rows.
+        """Return the least cost of each part's shard in each group, at prices of rows.
 
-        And the columns that cost this, and those of the program that cost little more.
+        And the columns of this cost, and the program's columns that cost little more.
         """
         f = self.formulation
         fixed = -prices[self.serve_row + self.shard_at[self.part_at]]
         fixed -= prices[self.apart_row + self.apart_of]
-        for of, first in ((self.arena_of, self.arena_row), (self.decided_of, 0)):
+        of_rows = (self.arena_of, self.arena_row), (self.decided_of, 0), (self.side_of, 0)
+        for of, first in of_rows:
             fixed -= np.where(of >= 0, prices[np.maximum(first + of, 0)], 0.0)
         weights = np.empty((len(f.points), self.part.size))
         for row in range(1 + f.phases):
@@ -381,7 +413,7 @@ class GroupProgram:
         return cheapest, np.unique(np.concatenate((*found, self.node.points[known])))
 
     def _all_points(self) -> tuple[Int, Int, Float]:
-        """Return all points of the node's parts: where parts start, numbers, and points."""
+        """Return all points of the node's parts: the start of each part, numbers, and points."""
         f = self.formulation
         sizes = f.sizes[self.parts]
         starts = np.cumsum(sizes) - sizes

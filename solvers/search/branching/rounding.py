@@ -1,4 +1,4 @@
-"""A placement near a node's relaxation."""
+"""Round a node's relaxation to a placement."""
 
 import numpy as np
 
@@ -11,10 +11,10 @@ from solvers.search.branching.nodes import Node, Relaxed
 def rounded(
     instance: Instance, formulation: Formulation, node: Node, relaxation: Relaxed
 ) -> Assignment | None:
-    """Return each table in the option that it mostly takes, shards in their main groups.
+    """Give each table the option of its largest share, and each shard its main group.
 
-    Within a group, the GPU that has the fewest shards serves the next one. None if it does not fit,
-    or not within the constraints. `instance` is what the assignment is of.
+    Within a group, the GPU with the fewest shards serves the next one. Return None if that does not
+    fit or violates constraints. The assignment is of `instance`.
     """
     f = formulation
     gpus = _gpus_of_groups(formulation, node)
@@ -51,7 +51,7 @@ def rounded(
 
 
 def _gpus_of_groups(formulation: Formulation, node: Node) -> list[list[int]]:
-    """Return which GPUs stand for a node's groups."""
+    """Return the GPUs of each of a node's groups."""
     hbm = formulation.instance.hbm_bytes / formulation.unit_bytes
     kinds = np.array(formulation.instance.kind_of_gpu)
     free = {

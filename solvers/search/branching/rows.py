@@ -21,14 +21,14 @@ class Rows:
         self._limits: list[tuple[Float, Float]] = []
 
     def block(self, count: int, low: Any, high: Any) -> int:
-        """So many further rows; the first one's number."""
+        """Add rows with these limits; return the first one's number."""
         first = self.count
         self._limits.append((np.broadcast_to(low, count), np.broadcast_to(high, count)))
         self.count += count
         return first
 
     def add(self, rows: Any, columns: Any, values: Any) -> None:
-        """Entries, of which any may be one for all."""
+        """Add entries; the arguments are broadcast."""
         self._entries.append(tuple(np.broadcast_arrays(rows, columns, values)))
 
     @property
@@ -47,7 +47,7 @@ class Rows:
         return rows, columns, values.astype(np.float64)
 
     def priced(self, prices: Float, columns: int) -> Float:
-        """Return what prices of rows make of each column, shape (columns,)."""
+        """Return the sum of each column's entries times prices of rows, shape (columns,)."""
         rows, at, values = self.entries
         return np.bincount(at, values * prices[rows], columns).astype(np.float64)
 
@@ -57,14 +57,14 @@ def linear_model(
 ) -> Any:
     """Return OR-Tools' model of some rows and columns of a program that minimises its aim.
 
-    It takes a matrix at once if it is one of scipy's. Where that is not installed, it gets one
-    entry after the other, in a few times as long.
+    With scipy it is filled by one sparse matrix; without, entry by entry, which takes a few times
+    as long.
 
     Parameters
     ----------
     aim, least, most : float64, shape (columns,)
     kept : tuple of arrays of bool, shapes (rows,) and (columns,)
-        Those that the model has.
+        Rows and columns that the model has.
     """
     from ortools.linear_solver.python import model_builder_helper as linear
 

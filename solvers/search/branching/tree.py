@@ -1,4 +1,4 @@
-"""Branch and bound over how tables are cut and served, the heaviest first; see the package."""
+"""Search by branch and bound over how tables are cut and served; see the package."""
 
 import heapq
 import math
@@ -24,31 +24,30 @@ from solvers.search.moves import improve
 _NEARLY = 1 - 1e-6
 
 _GROWTH = 1 / 3
-"""A search for plans that are half as far from the bound takes about eight times as long."""
+"""Exponent of a search's gap in its time: half the gap takes about eight times as long."""
 
 _USED = 0.8
-"""Share of what is left that the next search is to take."""
+"""Choose the next search's gap so that it takes about this share of the time left."""
 
 _LARGEST_STEP, _LEAST_STEP = 0.5, 0.95
-"""The gap of one search, as shares of the last one's."""
+"""Limits of a search's gap, as shares of the last search's gap."""
 
 
 _MOST_POINTS = 2_000_000
-"""Points of all curves, a number for each phase, beyond which they are made fewer; where that is
-not enough, nothing is tried."""
+"""Merge similar points if all curves have more; give up if more are left."""
 
 _ROOT_ROUNDS, _NODE_ROUNDS = 12, 2
-"""Programs of the whole problem, and of any other part of the search space."""
+"""Largest number of programs for the root, and for any other node."""
 
 _GAP_FACTOR = 0.7
-"""Each search is for plans so much nearer to the bound than the last one's; after one that found no
-better plan it may be nearer."""
+"""Share of the known gap that the first search looks for. It also limits the gap of a search after
+one that found a better plan."""
 
 _ARENA_SHARE = 0.2
-"""Share of a step that the launches of an arena have to take for it to be decided first."""
+"""Decide arenas first if the launches of one take this share of a step."""
 
 _ROUNDED_SHARE = 0.2
-"""Share of the time for making placements of relaxations."""
+"""Share of the time for rounding relaxations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +57,13 @@ class BranchingParams:
     Attributes
     ----------
     most_gap : float
-        A gap beyond which the plan waits for what the program leaves out, such as a host; with 0,
-        the first relaxation is all there is.
+        Stop after the first relaxation if the gap is larger: such a plan waits for something
+        outside the program, such as a host's memory. With 0, always stop there.
     arena_gpus : int
-        GPUs up to which it is decided first on how many of them each arena is, where launches are
-        much of a step.
+        Up to this many GPUs, decide first how many of them have each arena, if launches take much
+        of a step.
     programs : int
-        Programs of a search that is limited by steps.
+        Largest number of programs if steps are limited.
     """
 
     most_gap: float = 10.0
@@ -73,24 +72,25 @@ class BranchingParams:
 
 
 Map = Callable[[Callable[[Any], Any], Sequence[Any]], Iterable[Any]]
-"""The built-in `map`, or that of a pool of threads."""
+"""The built-in `map`, or `map` of a pool of threads."""
 
 
 class BranchAndBound:
-    """A search that proves, and finds, plans: see `branch_and_bound`.
+    """A branch-and-bound search: see `branch_and_bound`.
 
     Attributes
     ----------
     best : Assignment
     bound_s : float
-        No plan's step is shorter.
+        Proven lower bound of every plan's step time.
     programs : int
-        Linear programs that were solved.
+        Number of linear programs solved.
     formulation : Formulation
-    root : Node or None
-        The whole search space with its first relaxation; it has all plans below `below_s`.
+    roots : list of Node or None
+        Nodes with their first relaxations, which together hold all plans below `below_s`: the whole
+        search space, or its parts by which tables servers hold.
     near : Assignment or None
-        A placement near the first relaxation, however slow, if servers are there for lack of DRAM.
+        Rounding of the best root, however slow, if servers are there for lack of DRAM.
     """
 
     def __init__(
@@ -103,13 +103,13 @@ class BranchAndBound:
         before: "BranchAndBound | None" = None,
     ) -> None:
         self.best, self.clock, self.params = best, clock, params
-        self.root: Node | None = None
+        self.roots: list[Node] | None = None
         self.near: Assignment | None = None
         self.below_s = best.step_time_s
         if before is not None and before.formulation.instance is instance:
             formulation = before.formulation
             if self.below_s <= before.below_s:
-                self.root, self.below_s = before.root, before.below_s
+                self.roots, self.below_s = before.roots, before.below_s
         else:
             formulation = Formulation(instance, best.step_time_s, price_s_per_byte, _MOST_POINTS)
         self.formulation: Formulation = formulation
@@ -123,7 +123,7 @@ class BranchAndBound:
         self._are_arenas_first = (
             instance.gpus <= params.arena_gpus and launches >= _ARENA_SHARE * self.limit
         )
-        # Of relaxations, and of nodes that are looked at together.
+        # Maps over relaxations, and over nodes that are examined together.
         self._map: Map = map
         self._map_nodes: Map = map
         self._at_once = 1
@@ -131,12 +131,12 @@ class BranchAndBound:
 
     @property
     def proven_s(self) -> float:
-        """The bound, which may be above the best plan by rounding errors."""
+        """The bound, at most the best plan's step: rounding errors may lift it above."""
         return min(self.bound_s, self.best.step_time_s)
 
     @property
     def limit(self) -> float:
-        """The best plan's step time in units."""
+        """The best plan's step time, in units of the formulation."""
         return self.best.step_time_s / self.unit_s
 
     @property
@@ -145,31 +145,31 @@ class BranchAndBound:
         return self.clock.spent or (self.clock.repeats and self.programs >= self.params.programs)
 
     def run(self, gap: float) -> None:
-        """`search` with as many threads as there are cores; with one where steps are limited.
+        """Run `search` with a thread for each core, or with one if steps are limited.
 
-        Threads would end after another program in every run.
+        With several threads, limited steps would end each run at another program.
         """
         threads = self.clock.limits.thread_count
         if self.clock.repeats or threads == 1:
             self.search(gap)
             return
-        # Nodes wait for their relaxations, each kind in a pool of its own.
+        # Nodes wait for their relaxations, so each has a pool of its own.
         with ThreadPoolExecutor(threads) as nodes, ThreadPoolExecutor(threads) as relaxations:
             self._map_nodes, self._map, self._at_once = nodes.map, relaxations.map, threads
             self.search(gap)
 
     def search(self, gap: float) -> None:
-        """Search for plans ever nearer to the bound, until none is left that is better by `gap`.
+        """Search until no plan is left that is faster than the best by a share of `gap`.
 
-        Each search looks for plans that are faster than the best by some share. It leaves out
-        what cannot be in these, so that the first ones take little time.
+        Each round looks only for plans that are faster by a given share, and leaves out all else.
+        The share begins large, so that first rounds are short, and shrinks.
         """
-        root = self.root or self._first()
-        if root is None:
+        if self.roots is None:
+            self.roots = self._first()
+        if self.roots is None:
             return
-        self.root = root
-        self._prove(root.bound)
-        gap *= _NEARLY  # So that it is met in spite of rounding.
+        self._prove(min((root.bound for root in self.roots), default=math.inf))
+        gap *= _NEARLY  # Meet the gap in spite of rounding.
         known = self.best.step_time_s / self.bound_s - 1 if self.bound_s else math.inf
         if not gap < known <= self.params.most_gap:
             return
@@ -177,16 +177,16 @@ class BranchAndBound:
         while not self.spent and wanted > gap and may_gain:
             wanted = max(gap, (self.best.step_time_s / self.bound_s - 1) * factor)
             left = self._left
-            may_gain = self._search(root, wanted) and not self.spent
-            # A search that does not end proves nothing: it has to fit into what is left. And one
-            # that begins with a poor plan looks at more than it would with a better one.
+            may_gain = self._search(self.roots, wanted) and not self.spent
+            # A search that does not end proves nothing, so it has to fit into the time left. One
+            # that begins with a poor plan examines more nodes.
             share = (left - self._left) / max(_USED * self._left, 1e-9)
             largest = _LARGEST_STEP if self.best.step_time_s == known_s else _GAP_FACTOR
             factor = min(max(largest, share**_GROWTH), _LEAST_STEP)
             known_s = self.best.step_time_s
 
-    def _first(self) -> Node | None:
-        """Return the whole search space with its first relaxation; None if time is over."""
+    def _first(self) -> list[Node] | None:
+        """Return the roots with their relaxations; None if time is over."""
         f = self.formulation
         options = np.arange(len(f.options))
         extra = np.where(f.cheap_options, 0.0, np.inf)
@@ -194,31 +194,47 @@ class BranchAndBound:
         found = self._relaxed(root, self.limit, _ROOT_ROUNDS)
         if not found.is_solved:
             return None
-        if f.unit_dram and f.instance.servers:
-            self.near = rounded(self.best.instance, f, root, found)
-        return root.with_relaxation(found)
+        parts = [root.with_relaxation(found)]
+        if not f.server_kinds.size:
+            return parts
+        self.near = rounded(self.best.instance, f, root, found)
+        while parts and not self.spent:
+            divided = self._branches(0.0).by_side(parts[0])
+            if divided is None:
+                found = self._relaxed(parts[0], self.limit, _NODE_ROUNDS)
+                if found.is_solved:
+                    self.near = rounded(self.best.instance, f, parts[0], found) or self.near
+                break
+            parts = sorted(parts[1:] + divided)
+        return parts
 
     @property
     def _left(self) -> float:
-        """Seconds or programs that are left."""
+        """Seconds left, or programs if steps are limited."""
         return self.params.programs - self.programs if self.clock.repeats else self.clock.left_s
 
     def _prove(self, bound: float) -> None:
         self.bound_s = max(self.bound_s, min(bound, self.limit) * self.unit_s)
 
-    def _search(self, root: Node, gap: float) -> bool:
-        """Look at every plan that can be faster than the best by a share.
-
-        False where all is decided, and yet plans are left of which not more is known.
-        """
-        branches = Branches(
+    def _branches(self, gap: float) -> Branches:
+        """Return how to divide nodes that may hold plans faster than the best by a share."""
+        return Branches(
             self.formulation,
             self._order,
             self._are_arenas_first,
             lambda nodes: self._examined(nodes, gap),
             lambda: self._target(gap),
         )
-        heap, numbers, decided = branches.kept([root]), 1, math.inf
+
+    def _search(self, roots: Sequence[Node], gap: float) -> bool:
+        """Examine all plans that may be faster than the best by a share.
+
+        Return false if fully decided nodes are left whose bounds are below that: further searches
+        gain nothing.
+        """
+        branches = self._branches(gap)
+        heap, numbers, decided = branches.kept(roots), len(roots), math.inf
+        heapq.heapify(heap)
         while heap and not self.spent and heap[0].bound < self._target(gap):
             nodes = [heapq.heappop(heap) for _ in range(min(self._at_once, len(heap)))]
             found = self._map_nodes(branches.of, nodes)
@@ -238,7 +254,7 @@ class BranchAndBound:
         return self.limit / (1 + gap)
 
     def _examined(self, nodes: Sequence[Node], gap: float) -> Iterator[Examined | None]:
-        """For each node, itself with its bound and the options that are left, or None."""
+        """Yield each node with its bound and remaining options, or None if it is of no interest."""
         target, tables = self._target(gap), self.formulation.instance.tables
         rounds = _NODE_ROUNDS
         examined = self._map(lambda node: self._relaxed_and_placed(node, target, rounds), nodes)
@@ -261,7 +277,7 @@ class BranchAndBound:
         return relaxed(self.formulation, node, most, min(left_s, 3600.0), rounds)
 
     def _relaxed_and_placed(self, node: Node, target: float, rounds: int) -> Relaxed:
-        """Return a node's relaxation, of which a placement is made, unless another one just is."""
+        """Return a node's relaxation; also round it unless another thread is rounding."""
         found = self._relaxed(node, target, rounds)
         if found.is_solved and found.bound < target and self._rounding.acquire(blocking=False):
             try:
@@ -271,7 +287,7 @@ class BranchAndBound:
         return found
 
     def _round(self, node: Node, found: Relaxed) -> None:
-        """Make a placement of a relaxation, and keep it if it is the best."""
+        """Round a relaxation to a placement, improve it, and keep it if it is the best."""
         left_s = self.clock.left_s
         spent_s = self._begin_s - left_s
         if not self.clock.repeats and self._rounded_s > _ROUNDED_SHARE * spent_s:
@@ -296,20 +312,20 @@ def branch_and_bound(
     bounding: Instance | None = None,
     before: BranchAndBound | None = None,
 ) -> BranchAndBound | None:
-    """Look for plans that are better than one, and prove how much better any can be.
+    """Look for plans that are faster than `best`, and prove how much faster any can be.
 
-    None where it does not apply: to one GPU alone, and to problems that are too large. It stops
-    when no plan is left that is faster by a share of `gap`.
+    Stop when no plan is left that is faster by a share of `gap`. Return None for a single GPU and
+    for problems that are too large.
 
     Parameters
     ----------
     price_s_per_byte : float
-        A price of HBM to begin with, in GPU seconds.
+        A first price of HBM, in GPU seconds.
     bounding : Instance or None
-        The problem with more chains of phases that no step is shorter than; by default that of
-        `best`.
+        The problem with more chains of phases, each a lower bound of a step; by default the
+        problem of `best`.
     before : BranchAndBound or None
-        An earlier search of the same problem: what it began with is not made again.
+        An earlier search of the same problem, whose formulation and roots are reused.
 
     Examples
     --------
@@ -342,7 +358,7 @@ def branch_and_bound(
 def relaxed(
     formulation: Formulation, node: Node, most: float, time_limit_s: float, rounds: int
 ) -> Relaxed:
-    """Return a node's relaxation, after so many programs at most, each with more points."""
+    """Return a node's relaxation after at most this many programs, each with more points."""
     best: Relaxed | None = None
     deadline = time.monotonic() + time_limit_s
     for _ in range(rounds):
@@ -353,7 +369,7 @@ def relaxed(
             best = found
         if found.bound >= most or found.is_exact:
             break
-        # The next program has this one's options and points, and those that its prices ask for.
+        # The next program also has the options and points that are cheapest at these prices.
         extra = np.full(node.options.size, np.inf)
         extra[np.isin(node.options, found.options)] = found.extra
         points = np.union1d(node.points, found.points)

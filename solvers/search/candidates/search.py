@@ -1,4 +1,4 @@
-"""A search over candidates: tables are taken away and placed anew, at prices of memory."""
+"""Search over candidates: remove tables and place them again at prices of memory."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -14,34 +14,34 @@ from solvers.search.candidates.groups import Float, Group
 from solvers.search.candidates.placement import Place, Space, State
 
 _SHARES = (1.0, 0.98, 0.94, 0.85, 0.6, 0.3)
-"""Of the memory, at whose prices the starting plans are made."""
+"""Make starting plans at the prices of these shares of the memory."""
 
 _GOOD_START = 5
-"""No other start is made from a plan whose gap is within so many times the one asked for."""
+"""Make no further start if a plan's gap is within this multiple of the gap asked for."""
 
 _PRICES = (0.0, 0.3, 1.0, 3.0)
-"""Of memory in a round, in the bound's prices: at 0 the first tables take all that is fast."""
+"""Prices of memory in a round, as multiples of the bound's. At 0 the first tables take it all."""
 
 _SLACK = 0.1
-"""Rounds go on from plans that are up to so much slower than the best one."""
+"""Continue from plans that are at most this share slower than the best one."""
 
 _TRIED = 4
-"""Tables of a rank, those with the most time there, that are placed in another way."""
+"""Place this many tables of a rank in another way, those with the most time there."""
 
 _GAIN = 1e-9
-"""Relative gain below which a move is none."""
+"""Least relative gain of a move."""
 
 _ROUNDS_APART = 30
-"""After so many rounds the search goes on from the best plan."""
+"""Return to the best plan after this many rounds."""
 
 _PATIENCE, _PATIENCE_OF_TABLES, _LEAST_GAIN = 100, 10_000, 5e-4
-"""Rounds (and so many, divided by tables) that must gain that share of the time, or the search
-ends: few tables take little time."""
+"""Stop if this many rounds, plus the second number divided by the tables, gain less than this
+share: rounds of few tables take little time."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Found:
-    """The best state, if there is one, the limit that none is below, rounds, and why it ended."""
+    """Result of a search: best state or None, lower bound, rounds, and why it ended."""
 
     state: State | None
     limit_s: float
@@ -63,10 +63,10 @@ def search(
     tables : list of list of Group
         Candidates of each table, at least one.
     bundles : sequence of tuple of int
-        All tables, those together that must be on one host.
+        All tables; tables of a tuple must be on one host.
     memory : float64, shape (ranks, tiers)
     """
-    # Tiers that no candidate uses are not looked at.
+    # Ignore tiers that no candidate uses.
     tiers = np.any([(g.tier_bytes > 0).any(axis=(0, 1, 2)) for own in tables for g in own], axis=0)
     tables = [[replace(g, tier_bytes=g.tier_bytes[..., tiers]) for g in own] for own in tables]
     memory = memory[:, tiers]
@@ -76,7 +76,7 @@ def search(
     best: State | None = None
     for state in _started(space, pool, clock):
         _descend(state, clock)
-        state = State(space, state.places)  # Without the rounding of many changes.
+        state = State(space, state.places)  # Recompute to drop the rounding errors of many changes.
         if state.fits and (best is None or state.step_s < best.step_s):
             best = state
         good_s = limit_s * (1 + _GOOD_START * clock.limits.gap)
@@ -88,7 +88,7 @@ def search(
 
 
 def _started(space: Space, pool: Pool, clock: Clock) -> Iterator[State]:
-    """Yield states to start from, made at prices of memory."""
+    """Yield start states, constructed at prices of memory."""
     for share in _SHARES:
         for longer in (1.0, 1.1, math.inf):
             longest_s = space.limit_s * longer
@@ -101,9 +101,9 @@ def _started(space: Space, pool: Pool, clock: Clock) -> Iterator[State]:
 
 
 def _constructed(space: Space, pool: Pool, prices: Float, longest_s: float) -> State | None:
-    """Return tables placed one by one by their cheapest candidate that fits; None if one has none.
+    """Place tables one by one by their cheapest candidate that fits; None if a table has none.
 
-    Tables on all ranks come first, then those of hosts, then the rest, the longest first.
+    Tables on all ranks come first, then those of whole hosts, then the rest, the longest first.
     """
     costs_of = pool.costs_of(space.tables, prices, longest_s)
     memory = np.maximum(1.0, space.memory.mean(axis=0))
@@ -127,12 +127,12 @@ def _constructed(space: Space, pool: Pool, prices: Float, longest_s: float) -> S
 
 
 def _improve(best: State, pool: Pool, clock: Clock) -> Found:
-    """Take a few tables away, place them again and descend, as long as that gains."""
+    """Remove a few tables, place them again and descend, while that gains."""
     draw = np.random.default_rng(clock.limits.seed)
     limit_s, tables = best.space.limit_s, best.space.tables
     patience = _PATIENCE + _PATIENCE_OF_TABLES // max(10, len(tables))
     prices = [scale * prices_of(pool, 1.0, limit_s) for scale in _PRICES]
-    # Either the ranks' times decide, or the sum of all work alone.
+    # Rate by the ranks' times, or by the sum of all work.
     ways: list[dict[str, Any]] = [{"prices": own} for own in prices]
     ways += [{"costs": pool.costs_of(tables, own)} for own in prices]
     current, idle, steps, mark_s = best.copy(), 0, 0, best.step_s
@@ -157,7 +157,7 @@ def _improve(best: State, pool: Pool, clock: Clock) -> Found:
 
 
 def _kick(state: State, draw: np.random.Generator, way: dict[str, Any]) -> bool:
-    """Place a few tables of the slowest rank and of others anew, in any order; whether they fit."""
+    """Place a few tables of the slowest and other ranks again in random order; whether they fit."""
     bundles = state.space.bundles
     near = [*state.seconds_on(int(state.seconds.argmax()))]
     table = near[int(draw.integers(len(near)))]
@@ -173,7 +173,7 @@ def _kick(state: State, draw: np.random.Generator, way: dict[str, Any]) -> bool:
 
 
 def _descend(state: State, clock: Clock) -> None:
-    """Relieve the slowest rank until that gains nothing or time is over."""
+    """Relieve the slowest rank until nothing gains or time is over."""
     slowest = int(state.seconds.argmax())
     while not clock.spent and (
         _exchange(state, slowest) or _fill(state, slowest) or _place_anew(state, slowest)
@@ -182,7 +182,7 @@ def _descend(state: State, clock: Clock) -> None:
 
 
 def _fill(state: State, rank: int) -> bool:
-    """Choose the candidates of all whole tables of a rank anew, so that its memory is used best."""
+    """Choose the candidates of a rank's whole tables again, to use its memory best."""
     mine = [
         (table, place.group)
         for table, place in state.places.items()
@@ -197,7 +197,7 @@ def _fill(state: State, rank: int) -> bool:
     pool = Pool([[group] for group in groups], trial.free[rank][None])
     chosen = pool.cheapest(pool.priced(prices_of(pool)))
     table_of = np.repeat(np.arange(len(mine)), [len(group.sources) for group in groups])
-    while True:  # One table after the other takes what is left.
+    while True:  # Each table in turn takes memory that is left.
         left = pool.capacity - pool.tier_bytes[chosen].sum(axis=0)
         gains = pool.seconds[chosen][table_of] - pool.seconds
         gains[(pool.tier_bytes - pool.tier_bytes[chosen][table_of] > left).any(axis=1)] = 0.0
@@ -214,7 +214,7 @@ def _fill(state: State, rank: int) -> bool:
 
 
 def _place_anew(state: State, rank: int) -> bool:
-    """Place a table of a rank, with those that must be with it, in a better way."""
+    """Find a better place for a table of a rank and the tables bundled with it."""
     enough, share = state.norm * (1 - _GAIN), state.seconds_on(rank)
     bundle_of = state.space.bundle_of
     for table in sorted(share, key=lambda table: -share[table])[:_TRIED]:
@@ -228,7 +228,7 @@ def _place_anew(state: State, rank: int) -> bool:
 
 
 def _exchange(state: State, rank: int) -> bool:
-    """Move a shard of a rank to another rank, or let it change places with one from there."""
+    """Move a shard of a rank to another rank, or swap it with a shard there."""
     loose = [
         (table, unit, slot, group.seconds[candidate, unit, 0], group.tier_bytes[candidate, unit, 0])
         for table, (number, candidate, slots) in state.places.items()
@@ -237,7 +237,7 @@ def _exchange(state: State, rank: int) -> bool:
         for unit, slot in enumerate(slots)
     ]
     mine, others = ([own for own in loose if (own[2] == rank) == here] for here in (True, False))
-    # Nothing comes back from an empty place on another rank.
+    # A swap with an empty slot is a move.
     ranks, nothing = len(state.seconds), np.zeros(state.free.shape[1])
     others += [(-1, 0, other, 0.0, nothing) for other in range(ranks) if other != rank]
     if not mine or not others:

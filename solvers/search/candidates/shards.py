@@ -1,4 +1,4 @@
-"""The search over candidates for an instance: from sharding options and curves, and back."""
+"""Turn an instance's options and curves into candidates, and the found state into shards."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -14,21 +14,21 @@ from solvers.search.candidates.placement import ranks_of
 from solvers.search.candidates.search import search
 
 _ROUNDING_BYTES = 1.0
-"""Of each shard, as bytes of curves are no whole numbers."""
+"""Spare bytes of each shard: bytes of curves are not whole numbers."""
 
 
 class _Placed(NamedTuple):
-    """Shards, and all rows of `costs_of` for each of them, shape (shards, rows)."""
+    """Shards, and the rows of `costs_of` of each, shape (shards, rows)."""
 
     shards: Sequence[TableShard]
     costs: Float
 
 
 def assigned(instance: Instance, clock: Clock) -> tuple[Assignment | None, float]:
-    """Return the best assignment found, and a lower limit of the step time.
+    """Return the best assignment found, and a lower bound of the step time.
 
-    Shards of a table have the same share of their rows in HBM. Each GPU has an equal part of its
-    host's memory, as TorchRec takes it.
+    All shards of a table have the same share of their rows in HBM. As in TorchRec, each GPU has an
+    equal part of its host's memory.
     """
     hosts = np.array(instance.host_of_gpu)
     peers = np.bincount(hosts)
@@ -65,12 +65,12 @@ def _groups(instance: Instance, block: Sequence[TableShard]) -> Iterator[Group]:
     allowed = instance.allowed(tables[0])
     if len(tables) > 1:
         whole = [instance.whole(table) for table in tables]
-        # What is cheapest at each price, for all of them together.
+        # The cheapest option at each price, for all tables together.
         priced = np.array([instance.priced_costs(shard, 0) for shard in whole])
         yield _group(whole, priced, 1, priced.sum(axis=0)[None], allowed)
         return
     for option in instance.options_of(tables[0]):
-        if option.first_gpu:  # The same rows on the GPUs of another host.
+        if option.first_gpu:  # The same shards on the GPUs of another host.
             continue
         replica = instance.replica(tables[0], option)
         shards = [replica] * instance.gpus if replica else instance.shards(tables[0], option)
@@ -82,9 +82,9 @@ def _groups(instance: Instance, block: Sequence[TableShard]) -> Iterator[Group]:
 def _group(
     shards: Sequence[TableShard], costs: Float, span: int, summed: Float, allowed: Bool | None
 ) -> Group:
-    """Return candidates from costs of shards, and of what is placed by itself.
+    """Return candidates from costs of shards, and from costs of units that are placed as one.
 
-    Both have shape (shards, rows, candidates). Shards of a table are on different GPUs.
+    Both have shape (shards, rows, candidates). Shards of a table go to different GPUs.
     """
     units = summed.transpose(2, 0, 1).reshape(summed.shape[2], -1, span, summed.shape[1])
     return Group(

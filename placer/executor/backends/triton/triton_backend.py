@@ -224,7 +224,7 @@ class TritonBackend(TritonStaging):
         )  # fmt: skip
         if runs.lookups <= CHUNK:
             return
-        partials = torch.empty((2 * runs.blocks, width), device=self._device)
+        partials = torch.empty((2 * runs.blocks, width), dtype=torch.float32, device=self._device)
         self.run(
             update_kernels.sum_chunks, self.shared(-(-2 * runs.blocks // tile), warps),
             partials, runs.starts, runs.covering, runs.long_runs, runs.blocks,

@@ -7,7 +7,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -60,7 +60,7 @@ class Router:
     segment_starts: Tensor
     periods: Tensor
     offsets: Tensor
-    owners: Tensor  # Slice of each row of a period, int32.
+    owners: Tensor  # Slice of each row of a period, int32; −1 where there is none.
     # Of each slice: row r is row ``bases + (r − starts) / steps`` of its target.
     starts: Tensor
     steps: Tensor
@@ -72,16 +72,24 @@ class Router:
         cls, rows: int, slices: Sequence[tuple[RowSlice, int, int]], device: torch.device
     ) -> "Router":
         """Route rows by slices, each with its target and the target's row where it begins."""
-        ends = {0, rows}
-        for part, _, _ in slices:
-            ends |= {part.start, part.stop}
+        # Of rows dealt out in turn, the first and the last few are no segments of their own.
+        spans = [
+            (
+                0 if part.start < part.step else part.start,
+                rows if part.members[-1] + part.step >= rows else part.stop,
+            )
+            for part, _, _ in slices
+        ]
+        ends = {0, rows, *chain.from_iterable(spans)}
         segment_starts = [*sorted(end for end in ends if 0 <= end <= rows)]
         periods, offsets, owners = [], [0], []
         for low, high in pairwise(segment_starts):
             active = [
                 (index, part)
-                for index, (part, _, _) in enumerate(slices)
-                if part.start <= low and high <= part.stop
+                for index, ((part, _, _), (first, last)) in enumerate(
+                    zip(slices, spans, strict=True)
+                )
+                if first <= low and high <= last
             ]
             span = min(math.lcm(*(part.step for _, part in active)), high - low)
             if span > _LONGEST_PERIOD:
@@ -90,7 +98,7 @@ class Router:
                     f"shards with strides {strides} repeat every {span} rows only; "
                     "use the same stride for all shards of a table"
                 )
-            owner = np.zeros(span, dtype=np.int32)
+            owner = np.full(span, -1, dtype=np.int32)
             for index, part in active:
                 owner[part.first_from(low) - low :: part.step] = index
             owners.append(owner)
@@ -113,14 +121,20 @@ class Router:
             numbers([target for _, target, _ in slices], torch.int32),
         )
 
-    def route(self, ranks: Tensor) -> tuple[Tensor, Tensor]:
-        """Target of each row rank, and its row there; both int64, shape (n,)."""
+    def slices_of(self, ranks: Tensor) -> Tensor:
+        """Return the number of the slice of each row rank, int64; −1 where there is none."""
+        if self.periods.numel() == 1:
+            return self.owners[(ranks % self.periods).long()].long()
         segment = (
             torch.searchsorted(self.segment_starts, ranks.to(self.segment_starts.dtype), right=True)
             - 1
         )
         within = (ranks - self.segment_starts[segment]) % self.periods[segment]
-        owner = self.owners[(self.offsets[segment] + within).long()].long()
+        return self.owners[(self.offsets[segment] + within).long()].long()
+
+    def route(self, ranks: Tensor) -> tuple[Tensor, Tensor]:
+        """Target of each row rank, and its row there; both int64, shape (n,)."""
+        owner = self.slices_of(ranks)
         local = self.bases[owner] + (ranks - self.starts[owner]) // self.steps[owner]
         return self.targets[owner].long(), local.long()
 

@@ -1,0 +1,157 @@
+"""Columns of rare types, and of types that differ from file to file: ids keep their keys."""
+
+import decimal
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from data_cases import refused
+
+from placer.data import open_log
+from placer.errors import DataError
+
+UNSIGNED = 2**64 - 1
+
+
+def bags_of(log: Any, feature: str, **how: Any) -> list[list[int]]:
+    """Ids of a log of which each is a row, sample by sample."""
+    opened = open_log(log, **how)
+    bags = []
+    for chunk in opened.chunks(2):
+        held = chunk.features[feature]
+        offsets = range(chunk.samples + 1) if held.offsets is None else held.offsets.tolist()
+        bags += [held.ids[first:end].tolist() for first, end in pairwise(offsets)]
+    return bags
+
+
+def files(tmp_path: Path, *columns: Any) -> list[Path]:
+    paths = [tmp_path / f"{number}.parquet" for number in range(len(columns))]
+    for path, column in zip(paths, columns, strict=True):
+        pq.write_table(pa.table({"id": column, "other": range(len(column))}), path)
+    return paths
+
+
+def test_texts_in_one_file_and_numbers_in_the_next(tmp_path: Path) -> None:
+    """A number as text has another key: ids that are one would be counted as two."""
+    texts = ["12", "13"]
+    refused("1.parquet: column 'id' is int64, and its ids are read as texts",
+            files(tmp_path, texts, [12, 13]))  # fmt: skip
+    refused("'id' is .*int64.*, and its ids", files(tmp_path, [texts], [[12, 13]]))
+    assert bags_of(files(tmp_path, [7, 13], texts), "id") == [[7], [13], [12], [13]]
+    # A text file has texts alone, whatever they look like.
+    for name, lines in (("0.csv", "a1,1\na2,2\n"), ("1.csv", "1.5,1\n7,2\n")):
+        (tmp_path / name).write_text(f"id,other\n{lines}")
+    encoding = open_log(tmp_path / "0.csv").encoding
+    assert bags_of(tmp_path / "1.csv", "id", encoding=encoding) == [[0], [0]]
+
+
+def test_texts_and_numbers_that_read_one_table(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text("id,seen,other\n7,x7,7\n8,8,8\n")
+    log = open_log(path, feature_tables={"seen": "id"})
+    (note,) = (one for one in log.notes if one.startswith("table id"))
+    assert "seen holds texts and id integers, so that one id has two keys" in note
+
+
+def test_lists_of_texts_after_lists_in_a_text(tmp_path: Path) -> None:
+    lists = files(tmp_path, ["1|2", "3"], [["1", None], ["12"]])
+    assert bags_of(lists, "id") == [[1, 2], [3], [1, 0], [12]]
+    lists = files(tmp_path, ["1|2", "3"], [["1"], ["x"]])
+    log = open_log(lists, rows=20)
+    with pytest.raises(DataError, match=r"1.parquet, row 1: id is 'x'"):
+        list(log.chunks())
+
+
+def test_files_whose_lists_are_all_empty_or_whose_column_has_no_value(tmp_path: Path) -> None:
+    assert bags_of(files(tmp_path, [[1], [2, 3]], [[], None, [None]]), "id") == (
+        [[1], [2, 3], [], [], [0]]
+    )
+    refused("1.parquet: column 'id' has no value, and so no type",
+            files(tmp_path, [1, 2], pa.nulls(2)))  # fmt: skip
+    only = open_log(pa.table({"id": [1, 2], "tags": pa.array([[], []])}))
+    assert "tags (it has no value" in only.notes[0]
+
+
+def test_views_of_lists_are_read_in_their_order() -> None:
+    starts, lengths = (pa.array(one, pa.int32()) for one in ([2, 0, 0], [1, 2, 0]))
+    views = pa.ListViewArray.from_arrays(starts, lengths, pa.array([1, 2, 3]))
+    assert bags_of(pa.table({"id": views}), "id") == [[3], [1, 2], []]
+    assert bags_of(pa.table({"id": views}).slice(1), "id") == [[1, 2], []]
+    missing = pa.array([True, False, False])
+    inner = pa.StructArray.from_arrays([views], ["id"], mask=missing)
+    assert bags_of(pa.table({"user": inner}), "user.id") == [[], [1, 2], []]
+    item = pa.struct([("id", pa.int64())])
+    objects = pa.array([[{"id": 4}], None, [{"id": 5}, None]], pa.list_view(item))
+    assert bags_of(pa.table({"user": objects}).slice(1), "user.id") == [[], [5, 0]]
+
+
+def test_unsigned_ids(tmp_path: Path) -> None:
+    whole = pa.array([decimal.Decimal(UNSIGNED), None], pa.decimal128(20, 0))
+    how = {"id_mapping": "hash", "rows": 1009}
+    assert bags_of(pa.table({"id": whole}), "id", **how) == [[UNSIGNED % 1009], [0]]
+    path = tmp_path / "log.csv"
+    path.write_text(f'id,other\n"[{UNSIGNED}, 2]",1\n[3],2\n')
+    assert bags_of(path, "id", **how) == [[UNSIGNED % 1009, 2], [3]]
+    (tmp_path / "0.csv").write_text("id,other\n1,2\n")
+    (tmp_path / "1.csv").write_text(f"id,other\n{UNSIGNED},2\n")
+    both = [tmp_path / "0.csv", tmp_path / "1.csv"]
+    refused('1.csv, line 2: id is .*: type = "unsigned"', both)
+    for suffix, line in (("0.jsonl", '{"id": 1}'), ("1.jsonl", f'{{"id": {UNSIGNED}}}')):
+        (tmp_path / suffix).write_text(line + "\n")
+    refused('1.jsonl, line 1: .*: type = "unsigned"', [tmp_path / "0.jsonl", tmp_path / "1.jsonl"])
+    path.write_text(f"id,other\n-1,1\n{UNSIGNED},2\n")
+    assert "which no integer of 64 bits holds" in open_log(path).notes[0]
+    assert bags_of(path, "id", null=["-1"], **how) == [[0], [UNSIGNED % 1009]]
+
+
+def test_an_index_is_no_feature(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"id": [5, 6, 7, 6, 8], "clicks": [1, 2, 3, 4, 5]})
+    some = frame.loc[[0, 1, 4]]
+    for log in (some, _parquet(some, tmp_path), _csv(some, tmp_path)):
+        opened = open_log(log)
+        assert list(opened.tables) == ["id", "clicks"]
+        assert "(it is an index, as pandas writes it)" in opened.notes[0]
+    named = open_log(some, sparse=["id", "__index_level_0__"])
+    assert list(named.tables) == ["id", "__index_level_0__"]
+
+
+def _parquet(frame: pd.DataFrame, folder: Path) -> Path:
+    frame.to_parquet(folder / "frame.parquet")
+    return folder / "frame.parquet"
+
+
+def _csv(frame: pd.DataFrame, folder: Path) -> Path:
+    frame.to_csv(folder / "frame.csv")
+    return folder / "frame.csv"
+
+
+@pytest.mark.parametrize("log", [np.arange(3), {"id": [1, 2]}, [{"id": 1}], 7])
+def test_what_is_no_log_is_told_what_is(log: Any) -> None:
+    refused("a log cannot be read from .*; give paths, or a table", log)
+    refused("too large to convert", pd.DataFrame({"id": np.array([1, UNSIGNED], object)}))
+
+
+@pytest.mark.parametrize(
+    ("name", "lines", "ids"),
+    [
+        ("log.csv", "u7,1\nu8,1\nu7,1\n", [1, 2, 1]),
+        ("log.txt", "1 5 6\n2\n1 7\n", [1, 2, 1]),
+        ("log", '{"id": 7}\n{"id": 8}\n{"id": 7}\n', [7, 8, 7]),
+    ],
+)
+def test_a_byte_order_mark_is_no_part_of_the_first_id(
+    tmp_path: Path, name: str, lines: str, ids: list[int]
+) -> None:
+    path, marked, empty = (tmp_path / f"{folder}" / name for folder in "012")
+    for file, content in ((path, lines), (marked, "\ufeff" + lines), (empty, "\ufeff")):
+        file.parent.mkdir()
+        file.write_text(content)
+    feature = next(iter(open_log(path).tables))
+    assert bags_of(path, feature) == [[one] for one in ids]
+    assert bags_of([marked, empty], feature) == bags_of(path, feature)
+    refused("is empty", empty)
