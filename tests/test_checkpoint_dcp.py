@@ -41,8 +41,7 @@ from placer.executor import PlacedEmbeddings
 from placer.executor.id_order import tensors_of
 from placer.storage import tensor_rows
 from placer.storage.checkpoint import load_model, save_model, table_blocks
-from placer.storage.checkpoint.dcp_metadata import read_metadata
-from placer.storage.checkpoint.dcp_reader import read_tensors
+from placer.storage.checkpoint.dcp_reader import read_metadata, read_tensors
 from placer.storage.checkpoint.table_blocks import rounds_of
 from placer.tables import Feature, Table
 

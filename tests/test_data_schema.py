@@ -122,6 +122,12 @@ def test_folders_patterns_and_partitions(tmp_path: Path, monkeypatch: pytest.Mon
     (chunk,) = log.chunks()
     assert chunk.features["day"].ids.tolist() == [2, 2, 2, 10, 10, 10]
     assert chunk.features["country"].ids.tolist() == [1, 1, 1, 2, 2, 2]
+    part = tmp_path / "log" / "day=2" / "country=DE" / "part-0.parquet"
+    again = open_log([tmp_path / "log", part])
+    assert (again.samples, again.notes[0].startswith("read as often as they are named")) == (
+        9,
+        True,
+    )
     with pytest.raises(DataError, match="no file matches"):
         find(str(tmp_path / "*.csv"))
     refused(r"files at ftp:// cannot be read; .* s3://", "ftp://host/log.csv")

@@ -14,9 +14,9 @@ from placer import Plan, Table
 from placer.data.encoding import Encoding, Hash, Identity, Vocabulary
 from placer.errors import PlanMismatchError
 from placer.executor.memory.initial_weights import initial_weights
-from placer.storage.growing import counts, earlier_rows, grown
 from placer.storage.tensor_rows import TensorRows
 from placer.training.checkpoint import load
+from placer.training.growing import counts, earlier_rows, grown
 
 
 def plan(rows: int, optimizer: str = "adagrad", dtype: str = "float32", name: str = "t") -> Plan:

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 from placer.errors import CheckpointError
 from placer.executor import PlacedEmbeddings
 from placer.storage.checkpoint import load_model, save_model
-from placer.storage.checkpoint.dcp_metadata import read_metadata
+from placer.storage.checkpoint.dcp_reader import read_metadata
 from placer.torch_files import (
     OtherContentError,
     PickleError,

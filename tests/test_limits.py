@@ -15,8 +15,7 @@ from placer.errors import PlacerError, PlanError, TopologyError
 from placer.files import sha256_file
 from placer.measurement.machine import Dataset
 from placer.read_files import LimitError, read_json, read_limited
-from placer.storage.checkpoint.dcp_metadata import Block, read_metadata
-from placer.storage.checkpoint.dcp_reader import _Files
+from placer.storage.checkpoint.dcp_reader import Block, _Files, read_metadata
 from placer.storage.manifest import Manifest, read_manifest
 from placer.training.growing import _ids_of
 from placer.training.metrics import JsonLines

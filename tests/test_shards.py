@@ -28,8 +28,7 @@ from placer.storage.shards import (
     write_shards,
     write_tables,
 )
-from placer.storage.shards.shard_folder import ShardFolder, placement_sha256
-from placer.storage.shards.shard_rows import gather
+from placer.storage.shards.shard_folder import ShardFolder, gather, placement_sha256
 from placer.storage.tensor_rows import TensorRows
 from placer.training.checkpoint import Checkpoint
 

@@ -4,16 +4,18 @@ import gzip
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch.autograd import DeviceType
 from training_cases import QUICK, plan_for, small_log
 
 from placer.errors import PlacerError
 from placer.executor.phases import PHASE_PREFIX
 from placer.training.config import CheckpointPolicy, TraceRequest
 from placer.training.loop import train
-from placer.training.trace import Span, summarize
+from placer.training.trace import summarize
 
 LOG = small_log(640)
 
@@ -113,18 +115,36 @@ def test_checkpoints_are_written_while_tracing(tmp_path: Path) -> None:
     assert result.trace.steps == 4
 
 
+def recorded(
+    name: str, start_s: float, stop_s: float, device_s: float = 0.0, within: Any = None
+) -> SimpleNamespace:
+    """An event as the profiler has it."""
+    return SimpleNamespace(
+        name=name,
+        cpu_parent=within,
+        device_type=DeviceType.CPU,
+        time_range=SimpleNamespace(start=start_s * 1e6),
+        cpu_time_total=(stop_s - start_s) * 1e6,
+        device_time_total=device_s * 1e6,
+    )
+
+
 def test_a_phase_within_another_counts_for_itself() -> None:
-    spans = [
-        Span("step", 1, 0.0, 10.0, 6.0),
-        Span("stage", 1, 1.0, 5.0, 3.0),
-        Span("write-back", 1, 1.0, 3.0, 1.0),
-        Span("sort", 1, 3.5, 4.0),
-        Span("stage", 1, 5.0, 6.0, 1.0),
-        Span("update", 2, 2.0, 4.0, 1.0),  # Of another thread: within nothing.
-        Span("step", 1, 10.0, 20.0),
-        Span("step", 1, 20.0, 99.0),  # Begun, and not of the run.
+    step = "ProfilerStep#1"
+    stage = recorded(f"{PHASE_PREFIX}stage", 1.0, 5.0, 3.0)
+    operator = recorded("aten::add", 3.5, 4.5, within=stage)
+    events = [
+        recorded(step, 20.0, 99.0),  # Begun, and not of the run.
+        recorded(step, 0.0, 10.0, 6.0),
+        stage,
+        recorded(f"{PHASE_PREFIX}write-back", 1.0, 3.0, 1.0, within=stage),
+        operator,
+        recorded(f"{PHASE_PREFIX}sort", 3.5, 4.0, within=operator),
+        recorded(f"{PHASE_PREFIX}stage", 5.0, 6.0, 1.0),
+        recorded(f"{PHASE_PREFIX}update", 2.0, 4.0, 1.0),  # Of another thread: within nothing.
+        recorded(step, 10.0, 20.0),
     ]
-    summary = summarize(spans, Path("t"), steps=2)
+    summary = summarize(events, Path("t"), steps=2)
     assert summary.step_s == 10.0
     host_s = {phase.name: 2 * phase.host_s for phase in summary.phases}
     assert host_s == {

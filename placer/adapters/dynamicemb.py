@@ -7,7 +7,7 @@ NVIDIA/recsys-examples, corelib/dynamicemb (dynamicemb_config.py at commit 00797
 from typing import Any
 
 from placer.adapters.torchrec import document
-from placer.adapters.torchrec.parts import row_wise_shards
+from placer.adapters.torchrec.sharding import row_wise_shards
 from placer.errors import PlanMismatchError
 from placer.plan.plan import Plan
 from placer.plan.verify import verify
@@ -24,12 +24,8 @@ def table_options(plan: Plan, **options: Any) -> dict[str, Any]:
     GPUs; where that is a cache, ``caching`` is true. `options` are those of
     `placer.adapters.torchrec.document`.
 
-    Raises
-    ------
-    PlanError
-        If the plan is not sound.
-    PlanMismatchError
-        If no table grows, or dynamicemb cannot have one as the plan does; the message says why.
+    Raises PlanError if the plan is not sound. Raises PlanMismatchError if no table grows, or
+    dynamicemb cannot have one as the plan does; the message says why.
     """
     verify(plan)
     if not plan.growing:

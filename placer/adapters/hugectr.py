@@ -30,12 +30,8 @@ class ShardingArguments(TypedDict):
 def to_hugectr(plan: Plan) -> ShardingArguments:
     """Return the shard matrix and the shard strategy of a plan, for ``json.dump``.
 
-    Raises
-    ------
-    PlanError
-        If the plan is not sound.
-    PlanMismatchError
-        If HugeCTR has no such placement; the message names the table and says why.
+    Raises PlanError if the plan is not sound. Raises PlanMismatchError if HugeCTR has no such
+    placement; the message names the table and says why.
     """
     verify(plan)
     refuse_growing(plan, "HugeCTR")

@@ -91,16 +91,20 @@ def joined(chunks: Sequence[Chunk]) -> Chunk:
     )
 
 
+def weights_of(parts: Sequence[Bags]) -> npt.NDArray[np.float32] | None:
+    """Return the weights of bags, one after the other; 1 where some have none, None where all."""
+    if all(bags.weights is None for bags in parts):
+        return None
+    return np.concatenate(
+        [
+            np.ones(bags.ids.size, np.float32) if bags.weights is None else bags.weights
+            for bags in parts
+        ]
+    )
+
+
 def _joined_bags(parts: Sequence[Bags]) -> Bags:
-    ids = np.concatenate([bags.ids for bags in parts])
-    weights = None
-    if any(bags.weights is not None for bags in parts):
-        weights = np.concatenate(
-            [
-                np.ones(bags.ids.size, np.float32) if bags.weights is None else bags.weights
-                for bags in parts
-            ]
-        )
+    ids, weights = np.concatenate([bags.ids for bags in parts]), weights_of(parts)
     if all(bags.offsets is None for bags in parts):
         return Bags(ids, None, weights)
     lengths = [
@@ -112,21 +116,25 @@ def _joined_bags(parts: Sequence[Bags]) -> Bags:
 
 def slice_chunk(chunk: Chunk, start: int, stop: int) -> Chunk:
     """Return samples ``start..stop`` of a chunk, as views where that is possible."""
-    features = {name: _slice_bags(bags, start, stop) for name, bags in chunk.features.items()}
-    labels = None if chunk.labels is None else chunk.labels[start:stop]
-    return Chunk(stop - start, features, chunk.dense[start:stop], labels)
+    return samples_of(chunk, stop - start, slice(start, stop))
 
 
-def _slice_bags(bags: Bags, start: int, stop: int) -> Bags:
-    if bags.offsets is None:
-        return part_of_bags(bags, slice(start, stop), None)
-    low, high = int(bags.offsets[start]), int(bags.offsets[stop])
-    return part_of_bags(bags, slice(low, high), bags.offsets[start : stop + 1] - low)
+def samples_of(chunk: Chunk, samples: int, kept: slice | npt.NDArray[np.bool_]) -> Chunk:
+    """Return so many samples of a chunk: a slice of them, or those of a mask."""
+    features = {name: _bags_of(bags, kept) for name, bags in chunk.features.items()}
+    labels = None if chunk.labels is None else chunk.labels[kept]
+    return Chunk(samples, features, chunk.dense[kept], labels)
 
 
-def part_of_bags(
-    bags: Bags, lookups: slice | npt.NDArray[np.bool_], offsets: npt.NDArray[np.int64] | None
-) -> Bags:
-    """Return some lookups of bags, under other offsets."""
+def _bags_of(bags: Bags, kept: slice | npt.NDArray[np.bool_]) -> Bags:
+    lookups, offsets = kept, bags.offsets
+    if offsets is None:
+        pass  # One lookup a sample.
+    elif isinstance(kept, slice):
+        offsets = offsets[kept.start : kept.stop + 1]
+        lookups, offsets = slice(int(offsets[0]), int(offsets[-1])), offsets - offsets[0]
+    else:
+        lengths = np.diff(offsets)
+        lookups, offsets = np.repeat(kept, lengths), np.append(0, np.cumsum(lengths[kept]))
     weights = None if bags.weights is None else bags.weights[lookups]
     return Bags(bags.ids[lookups], offsets, weights)

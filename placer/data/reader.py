@@ -1,5 +1,6 @@
 """Opens a log: which files, which format, which columns, and how ids become rows."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -142,8 +143,13 @@ def open_source(
         from placer.data.formats.parquet import check_parts
 
         check_parts(metadata, source)
-    empty = [f"{shown(file)} is empty and was passed over" for file in files if file not in full]
-    source.before, source.notes = before, (*empty, *source.notes)
+    notes = [f"{shown(file)} is empty and was passed over" for file in files if file not in full]
+    times = Counter(full)
+    if twice := [shown(file) for file in times if times[file] > 1]:
+        notes.append(
+            f"read as often as they are named, which is more than once: {listed(twice, 3)}"
+        )
+    source.before, source.notes = before, (*notes, *source.notes)
     return source
 
 

@@ -1,6 +1,5 @@
 """Files of dense layers: YAML, TOML or JSON. docs/dense.md describes the fields."""
 
-import os
 from typing import Annotated
 
 from pydantic import Field
@@ -8,6 +7,7 @@ from pydantic import Field
 from placer.config_file import StrictModel, read_file
 from placer.dense.layers import DenseLayers, DenseMath, DenseOptimizer, Interaction
 from placer.errors import ProblemError
+from placer.files import StrPath
 
 Width = Annotated[int, Field(ge=1)]
 
@@ -35,7 +35,7 @@ class DenseEntry(StrictModel):
         )
 
 
-def read(path: str | os.PathLike[str]) -> DenseLayers:
+def read(path: StrPath) -> DenseLayers:
     """Read dense layers from a file.
 
     Raises ProblemError if the file cannot be read (see `placer.config_file.read_file`), or there

@@ -114,6 +114,9 @@ class KeyMap:
         self._sketch = np.zeros((len(blocks), SKETCH_ROWS, SKETCH_CELLS), np.uint8)
         # The keys that had no row, of the last steps: as many as may come again.
         self._without: deque[Int] = deque(maxlen=64)
+        # How many keys the last steps read, and their sum; the same of steps that come again.
+        self._last: deque[tuple[int, int] | None] = deque(maxlen=64)
+        self._coming: deque[tuple[int, int] | None] = deque()
         # The row of each lookup that comes again, and found none: its key got it behind that.
         self._late = np.empty(0, np.int64)
         self._log = np.zeros(1, np.int64)  # Has no room for what nobody asks.
@@ -131,12 +134,17 @@ class KeyMap:
         open_steps : int
             How many steps before this one are still open; their rows keep their keys.
         """
+        read = keys.size, int(keys.sum())
+        if self._coming and self._coming.popleft() not in (read, None):
+            self.forget()  # Other batches have come.
         if self.known_steps:
             self.known_steps -= 1
+            self._last.append(read)
             return StepRows(self._find_again(keys), keys[:0], keys[:0])
         open_since = self._begin_step(keys.size, open_steps, self._own.ttl)
         rows, reused, _ = self._read(np.ascontiguousarray(keys), open_since)
         self._without.append(keys[rows == 0])
+        self._last[-1] = read
         new_keys = self._rows["key"][reused]
         return StepRows(self._numbered(rows), self._numbered(reused), new_keys)
 
@@ -145,6 +153,7 @@ class KeyMap:
         open_since = int(self._state[self._kernels.STEP]) + 1 - open_steps
         while len(self._without) > open_steps:  # Only steps that are open may come again.
             self._without.popleft()
+        self._last.append(None)  # Where nobody knows all keys, they are taken for those that came.
         maps = self._slots, self._rows, self._state, self._sketch, self._log
         forget_reads = _FORGET_READS * self._own.capacity
         self._kernels.begin_step(
@@ -188,13 +197,18 @@ class KeyMap:
         return self._numbered(rows)
 
     def give_up(self, steps: int) -> None:
-        """Take so many of the last steps for such as come again: then their keys are only found."""
+        """Take so many of the last steps for such as come again: then their keys are only found.
+
+        Steps with other keys are new, and no more of the last ones come then.
+        """
         self._late = self._late_with(steps)
+        self._coming.extendleft(list(self._last)[: -steps - 1 : -1])
         self.known_steps += steps
 
     def forget(self) -> None:
         """Treat the next steps as new, not as steps of the saved run that are repeated."""
         self.known_steps, self._late = 0, self._late[:0]
+        self._coming.clear()
 
     def _late_with(self, steps: int) -> Int:
         """Return `_late` as it is if so many of the last steps will be repeated, too."""

@@ -53,6 +53,8 @@ class WorkingSet:
     unknown_of_windows : tuple of float
         Share of each window's lookups whose id no earlier window has: what a vocabulary of all
         ids so far would not know.
+    whole_windows : int
+        How many windows have all their samples: all but the last, or all.
     hit_rates : tuple of HitRate
         By default last of ``lfu`` with a row for each id of the log.
     """
@@ -60,6 +62,7 @@ class WorkingSet:
     distinct: int
     distinct_of_windows: tuple[int, ...]
     unknown_of_windows: tuple[float, ...]
+    whole_windows: int
     hit_rates: tuple[HitRate, ...]
 
 
@@ -192,6 +195,7 @@ class _TableCounter:
             distinct,
             tuple(window.distinct for window in self._windows),
             tuple(window.unknown / max(1, window.lookups) for window in self._windows),
+            len(self._windows) - (not ends_whole),
             tuple(rates),
         )
 

@@ -6,6 +6,7 @@ need staged rows and integers at once.
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy.typing as npt
 
 from placer.plan.memory import ROW_CACHE_ENTRY_BYTES, SORT_BYTES_PER_LOOKUP
 from placer.plan.shard import Shard
+from placer.profile.profile import Profile
 from placer.profile.table_profile import TableProfile
 from placer.tables import Table
 
@@ -149,3 +151,17 @@ def with_buffers(
         size += float(staging_buffer_bytes(table, unique, width))
         staging_rows = min(len(range(*cold)), math.floor(staged_rows(unique)))
     return replace(shard, staging_rows=staging_rows, buffer_bytes=math.ceil(size))
+
+
+def buffered(shards: Iterable[Shard], profile: Profile, samples: int) -> list[Shard]:
+    """Return shards with their buffers, for the samples of a step on all GPUs together.
+
+    Of a table's shards on a GPU the first one returns bags.
+    """
+    made, returned = [], set()
+    for shard in shards:
+        key = (shard.table, shard.devices, shard.cols)
+        own, bags = samples // len(shard.devices), key not in returned
+        returned.add(key)
+        made.append(with_buffers(profile[shard.table], shard, samples=own, returns_bags=bags))
+    return made

@@ -140,13 +140,15 @@ def _ids_in_use(working_sets: Mapping[str, WorkingSet]) -> Section:
     """Report how many ids windows read, and what share of lookups fewer rows would serve."""
     rows: list[Row] = []
     for name, found in working_sets.items():  # What follows the shares is for plans.
-        later = found.unknown_of_windows[1:]
+        # A part of a window reads fewer ids; it counts where there is no other.
+        read = found.distinct_of_windows[: max(1, found.whole_windows)]
+        later = found.unknown_of_windows[1 : max(2, found.whole_windows)]
         rates = zip(SHARES * 2, found.hit_rates, strict=False)
         rows.append(
             {
                 "table": name,
                 "ids": found.distinct,
-                "ids_of_window": sum(found.distinct_of_windows) / len(found.distinct_of_windows),
+                "ids_of_window": sum(read) / len(read),
                 "new_share": form.ratio(sum(later), len(later)),
                 **{
                     f"{rate.eviction}_hit_rate_{share:.0%}{of}": value

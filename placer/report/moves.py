@@ -13,8 +13,8 @@ from placer.report.section import Column, Report, Row, Section, columns, grouped
 from placer.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:  # They import torch, and every command imports this.
-    from placer.storage.growing import Grown
     from placer.storage.shards import Resharded
+    from placer.training.growing import Grown
 
 MOST_ROWS = 20
 """Tables and moves that a table shows."""

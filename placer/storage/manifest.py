@@ -18,13 +18,6 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class FileEntry(Strict):
-    """A file of a manifest."""
-
-    size_bytes: int
-    sha256: str
-
-
 class Manifest(Strict):
     """What all manifests have: their format's version, and a SHA-256 of all other keys."""
 
@@ -61,7 +54,8 @@ def read_manifest(
             f"{path} has format version {written} and this placer reads {version}; {advice}"
         )
     try:
-        manifest = kind.model_validate(content)
+        # From JSON: strict models take no dictionary for a dataclass otherwise.
+        manifest = kind.model_validate_json(json.dumps(content))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the file"

@@ -1,6 +1,5 @@
 """Tables for inference: loaded by a plan, read, and changed by increments alone."""
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -19,10 +18,9 @@ from placer.plan.plan import Plan
 from placer.plan.verify import refuse_growing
 from placer.storage.checkpoint.dcp_reader import read_tensors
 from placer.storage.checkpoint.models import TABLES
-from placer.storage.checkpoint.table_blocks import NamedTables, load_stored
+from placer.storage.checkpoint.table_blocks import NamedTables, SavedTables
 from placer.storage.run_state import WEIGHTS
-from placer.storage.shards.shard_folder import MANIFEST, open_shards
-from placer.storage.shards.shard_rows import checkpoint_of_shards
+from placer.storage.shards.shard_folder import MANIFEST, checkpoint_of_shards, open_shards
 from placer.storage.tensor_rows import AnyTensor, TensorRows, chunk_rows, open_safetensors
 
 
@@ -30,13 +28,8 @@ class ReadOnlyTables(nn.Module):
     """Tables that answer lookups; they have no parameters, no gradients and no optimizer.
 
     Made by `load_read_only`. Rows move between the host's memory and the cache in HBM, as the plan
-    says.
-
-    Parameters
-    ----------
-    embeddings : PlacedEmbeddings
-    origin : mapping of str to str
-        ``checkpoint`` and ``step`` of the tables, which the first increment has to follow.
+    says. `origin` has ``checkpoint`` and ``step`` of the tables, which the first increment has to
+    follow.
     """
 
     def __init__(
@@ -55,10 +48,7 @@ class ReadOnlyTables(nn.Module):
     def forward(self, batch: BagBatch) -> dict[str, Tensor]:
         """Return pooled rows by feature; see `PlacedEmbeddings`.
 
-        Raises
-        ------
-        DataError
-            If an id is no row of its table, or the batch is of other features.
+        Raises DataError if an id is no row of its table, or the batch is of other features.
         """
         pooled: dict[str, Tensor] = self._embeddings[0](batch)
         return pooled
@@ -73,11 +63,8 @@ class ReadOnlyTables(nn.Module):
         Afterwards answers are, to the bit, those of tables that were loaded from the whole export
         of the increment's checkpoint.
 
-        Raises
-        ------
-        CheckpointError
-            If the file is missing, damaged, of other tables or no increment, or does not begin at
-            the checkpoint that the tables have; nothing is changed then.
+        Raises CheckpointError if the file is missing, damaged, of other tables or no increment, or
+        does not begin at the checkpoint that the tables have; nothing is changed then.
         """
         tensors, says = open_safetensors(Path(path))
         self._check_begin(path, says)
@@ -154,26 +141,17 @@ def _checked_rows(
     return rows
 
 
-def load_read_only(plan: Plan, folder: str | os.PathLike[str], **options: Any) -> ReadOnlyTables:
+def load_read_only(plan: Plan, folder: StrPath, **options: Any) -> ReadOnlyTables:
     """Return tables laid out by a plan, with a folder's weights and no optimizer state.
 
-    The folder is only read, rows at a time.
+    The folder is only read, rows at a time. It is what `placer.storage.checkpoint.save_tables`
+    wrote, or `placer export --to shards`, under any plan of these tables; or the file of
+    `placer export --to safetensors`, which tables that grow need, and which
+    `ReadOnlyTables.apply_increment` can change. `placer.plan.serving.serving_plan` makes plans, but
+    any other of one process will do. Options are ``device``, ``backend`` and ``cache_policy`` of
+    `PlacedEmbeddings`.
 
-    Parameters
-    ----------
-    plan : Plan
-        As `placer.plan.serving.serving_plan` makes it, or any other of one process.
-    folder : path
-        What `placer.storage.checkpoint.save_tables` wrote, or `placer export --to shards`; under
-        any plan of these tables. Or the file of `placer export --to safetensors`, which tables
-        that grow need, and which `ReadOnlyTables.apply_increment` can change.
-    **options
-        ``device``, ``backend`` and ``cache_policy`` of `PlacedEmbeddings`.
-
-    Raises
-    ------
-    CheckpointError
-        If the folder is missing or damaged, or has not the plan's tables.
+    Raises CheckpointError if the folder is missing or damaged, or has not the plan's tables.
 
     Examples
     --------
@@ -214,5 +192,5 @@ def load_read_only(plan: Plan, folder: str | os.PathLike[str], **options: Any) -
         embeddings.keys.maps[table] = KeyMap.of(how, keys.whole().numpy(), rows.whole().numpy())
     known = {".".join(name) for name in named.tensors} & stored.keys()
     weights = {name: TensorRows.of(stored[name]) for name in known}
-    load_stored(f"{folder} does not fit the plan", [named], weights)
+    SavedTables([named]).load(f"{folder} does not fit the plan", weights)
     return ReadOnlyTables(embeddings, origin)

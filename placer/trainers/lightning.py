@@ -1,26 +1,26 @@
 """Lightning: a callback that saves and loads what the module's state dict lacks."""
 
-import os
 import secrets
 import shutil
 import warnings
 from pathlib import Path
 from typing import Any
 
-import lightning
 import torch
 import torch.distributed as dist
+from lightning import Callback, LightningModule, Trainer
 from torch.utils.hooks import RemovableHandle
 
 from placer.adapters.pytorch import AppliedPlan, applied_plan
 from placer.errors import CheckpointError
+from placer.files import StrPath
 from placer.storage.checkpoint import load_tables, save_tables
 
 KEY = "placer"
 """Of a Lightning checkpoint: what this callback adds."""
 
 
-class PlacerCallback(lightning.Callback):
+class PlacerCallback(Callback):
     """Saves the state of placed tables with each checkpoint, and loads it in `fit(ckpt_path=...)`.
 
     Without it a resumed run starts the tables' optimizer again, for Lightning knows only the
@@ -37,15 +37,11 @@ class PlacerCallback(lightning.Callback):
         is gone cannot be loaded.
     """
 
-    def __init__(
-        self, folder: str | os.PathLike[str] | None = None, keep: int | None = None
-    ) -> None:
+    def __init__(self, folder: StrPath | None = None, keep: int | None = None) -> None:
         self.folder, self.keep = None if folder is None else Path(folder), keep
         self._before_load: RemovableHandle | None = None
 
-    def setup(
-        self, trainer: "lightning.Trainer", pl_module: "lightning.LightningModule", stage: str
-    ) -> None:
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Leave the weights to the folder, if there is one.
 
         Lightning calls this before `configure_model`, where the plan may be applied, and loads
@@ -61,17 +57,13 @@ class PlacerCallback(lightning.Callback):
                 leave, with_module=True
             )
 
-    def teardown(
-        self, trainer: "lightning.Trainer", pl_module: "lightning.LightningModule", stage: str
-    ) -> None:
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """End what `setup` began."""
         if self._before_load is not None:
             self._before_load.remove()
             self._before_load = None
 
-    def on_fit_start(
-        self, trainer: "lightning.Trainer", pl_module: "lightning.LightningModule"
-    ) -> None:
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Leave the weights to the folder in a new run, too; say what clipping does not reach.
 
         Raises PlanMismatchError if no plan is applied to the module.
@@ -79,7 +71,7 @@ class PlacerCallback(lightning.Callback):
         applied = applied_plan(pl_module)
         if self.folder is not None:
             applied.leave_state_dict()
-        clips = lightning.LightningModule.configure_gradient_clipping
+        clips = LightningModule.configure_gradient_clipping
         if trainer.gradient_clip_val and type(pl_module).configure_gradient_clipping is clips:
             warnings.warn(
                 "gradient_clip_val clips the gradients of the dense layers alone, for those of "
@@ -89,10 +81,7 @@ class PlacerCallback(lightning.Callback):
             )
 
     def on_save_checkpoint(
-        self,
-        trainer: "lightning.Trainer",
-        pl_module: "lightning.LightningModule",
-        checkpoint: dict[str, Any],
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Add the tables' state to the checkpoint, or write it and add where it is."""
         applied = applied_plan(pl_module)
@@ -109,10 +98,7 @@ class PlacerCallback(lightning.Callback):
         checkpoint[KEY] = {"folder": str(self.folder.absolute() / name)}
 
     def on_load_checkpoint(
-        self,
-        trainer: "lightning.Trainer",
-        pl_module: "lightning.LightningModule",
-        checkpoint: dict[str, Any],
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Load what `on_save_checkpoint` added.
 

@@ -17,7 +17,7 @@ import logging
 import re
 import shutil
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -25,15 +25,15 @@ from typing import Any
 
 from pydantic import Field
 
+from placer.data.files.opening import FileIdentity
 from placer.errors import CheckpointError
 from placer.file_locks import is_locked
 from placer.files import FileRecord, is_name
 from placer.folders import HiddenFolder
 from placer.storage.checkpoint.dcp_reader import read_tensors
 from placer.storage.checkpoint.dcp_writer import write_folder
-from placer.storage.checkpoint.table_blocks import Name, NamedTables
+from placer.storage.checkpoint.table_blocks import Name, SavedTables
 from placer.storage.manifest import (
-    FileEntry,
     Manifest,
     Strict,
     check_sha256,
@@ -53,18 +53,10 @@ GROW = "`placer reshard OLD NEW --grow --checkpoint FOLDER -o FOLDER`"
 _logger = logging.getLogger(__name__)
 
 
-class LogFile(Strict):
-    """A file of a log; see `placer.data.files.opening.FileIdentity`."""
-
-    name: str
-    size_bytes: int
-    sha256: str
-
-
 class RunData(Strict):
     """What a log is known by. Checkpoints of earlier versions have none of it."""
 
-    log: list[LogFile] = Field(default=[])
+    log: list[FileIdentity] = Field(default=[])
     ids_sha256: dict[str, str] = Field(default={})
 
 
@@ -76,14 +68,14 @@ class _Manifest(Manifest):
     samples: int
     settings: dict[str, Any]
     data: RunData = RunData()
-    files: dict[str, FileEntry]
+    files: dict[str, FileRecord]
 
 
 def save(
     folder: Path,
     checkpoint: Checkpoint,
     keep: int = 2,
-    tables: Sequence[NamedTables] = (),
+    tables: SavedTables | None = None,
 ) -> Path:
     """Write a checkpoint into `folder` and remove all but the newest `keep`; return its own folder.
 
@@ -95,7 +87,8 @@ def save(
     then, or a complete one.
     """
     hidden = HiddenFolder(folder / f"step-{checkpoint.position.step:012d}")
-    first = not tables or tables[0].tables.rank == 0
+    tables = tables or SavedTables()
+    first = not tables.named or tables.named[0].tables.rank == 0
 
     def begin() -> None:
         tidy(folder)
@@ -120,7 +113,7 @@ def save(
         for key, tensor in held.items()
     }
     try:
-        write_folder(hidden, tables, tensors, begin, publish)
+        write_folder(hidden, tables.named, tensors | tables.kept(), begin, publish)
     finally:
         hidden.discard()
         if first and folder.is_dir():
@@ -155,26 +148,26 @@ def exist(folder: Path) -> bool:
     return bool(_by_step(folder))
 
 
-def latest(folder: Path) -> Path | None:
-    """Return the newest complete checkpoint in `folder`, or None if it has no checkpoint at all.
+def latest(path: Path) -> Path:
+    """Return a checkpoint itself, or the newest complete one of a folder of them.
 
-    Incomplete ones are passed over with a warning in the log.
-
-    Raises CheckpointError if there are checkpoints but none is complete; says what the newest one
-    lacks.
+    Incomplete ones are passed over with a warning in the log. Raises CheckpointError if the folder
+    has no checkpoint, or none is complete; says what the newest one lacks.
     """
+    if _NAME.fullmatch(path.name) or (path / MANIFEST).exists():
+        return path
     problems = []
-    for path in reversed(_by_step(folder)):
+    for found in reversed(_by_step(path)):
         try:
-            _manifest_of(path)
+            _manifest_of(found)
         except CheckpointError as error:
             _logger.warning("passing over a checkpoint: %s", error)
             problems.append(error)
         else:
-            return path
+            return found
     if problems:
-        raise CheckpointError(f"no checkpoint in {folder} is complete: {problems[0]}")
-    return None
+        raise CheckpointError(f"no checkpoint in {path} is complete: {problems[0]}")
+    raise CheckpointError(f"there is no checkpoint in {path}; start without one")
 
 
 def load(path: Path) -> Checkpoint:
@@ -183,27 +176,19 @@ def load(path: Path) -> Checkpoint:
     Raises CheckpointError: see `open_checkpoint`.
     """
     while True:
-        chosen = _chosen(path)
+        chosen = latest(path)
         try:
-            return _loaded(chosen)
+            opened = open_checkpoint(chosen)
+            tensors = {
+                group: {name: TensorRows.of(tensor).whole() for name, tensor in held.items()}
+                for group, held in opened.tensors.items()
+            }
         except CheckpointError:
             # A training has removed it meanwhile, as it has newer ones.
             if chosen == path or chosen.exists():
                 raise
-
-
-def _loaded(path: Path) -> Checkpoint:
-    opened = open_checkpoint(path)
-    try:
-        tensors = {
-            group: {name: TensorRows.of(tensor).whole() for name, tensor in held.items()}
-            for group, held in opened.tensors.items()
-        }
-    except OSError as error:
-        raise CheckpointError(
-            f"cannot read checkpoint {path}: {error.strerror or error}"
-        ) from error
-    return replace(opened, tensors=tensors)
+        else:
+            return replace(opened, tensors=tensors)
 
 
 def open_checkpoint(path: Path, ranks: Ranks = ALONE) -> Checkpoint:
@@ -216,17 +201,8 @@ def open_checkpoint(path: Path, ranks: Ranks = ALONE) -> Checkpoint:
     altered, or it was written in a newer format; the message names the file.
     """
     first = ranks.rank == 0
-    chosen = Path(ranks.broadcast(ranks.together(lambda: str(_chosen(path)) if first else "")))
+    chosen = Path(ranks.broadcast(ranks.together(lambda: str(latest(path)) if first else "")))
     return ranks.together(lambda: _open(chosen, verifies=first))
-
-
-def _chosen(path: Path) -> Path:
-    if _NAME.fullmatch(path.name) or (path / MANIFEST).exists():
-        return path
-    newest = latest(path) if path.is_dir() else None
-    if newest is None:
-        raise CheckpointError(f"there is no checkpoint in {path}; start without one")
-    return newest
 
 
 def _open(path: Path, verifies: bool) -> Checkpoint:

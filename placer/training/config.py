@@ -1,13 +1,13 @@
 """Configurations of a training run; their import needs no torch."""
 
 import math
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from placer.errors import PlacerError
 from placer.executor.names import Policy
+from placer.files import StrPath
 from placer.knobs import Knob, check_knobs
 
 MOST_THREADS = 1024
@@ -161,7 +161,7 @@ class CheckpointPolicy:
     True
     """
 
-    folder: str | os.PathLike[str]  # Holds one folder per checkpoint.
+    folder: StrPath  # Holds one folder per checkpoint.
     # Steps between checkpoints. A run is saved at its end and when it is interrupted too.
     every_steps: int | None = None
     keep: int = 2  # Newest checkpoints that are kept.

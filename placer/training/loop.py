@@ -104,6 +104,12 @@ def train(
     returns the result that one process would have with the whole batch. Ranks beyond those of
     the GPUs serve what the plan has on hosts without one; their result has no losses.
 
+    Raises PlanMismatchError if the log lacks a feature of the plan or its tables have other sizes;
+    CheckpointError if the checkpoint is damaged or of another model, or a run that does not resume
+    would write into a folder that holds checkpoints already; DataError if no sample has a label, or
+    one is not within 0 to 1; PlacerError if the loss is no longer finite; BackendError if another
+    process is lost.
+
     Parameters
     ----------
     log : Log
@@ -118,20 +124,6 @@ def train(
         Write a profiler's trace of some steps.
     metrics : sequence of MetricLog
         Where the metrics of each step go, from the first rank.
-
-    Raises
-    ------
-    PlanMismatchError
-        If the log lacks a feature of the plan or its tables have other sizes.
-    CheckpointError
-        If the checkpoint is damaged or of another model, or a run that does not resume would
-        write into a folder that holds checkpoints already.
-    DataError
-        If no sample has a label, or one is not within 0 to 1.
-    PlacerError
-        If the loss is no longer finite.
-    BackendError
-        If another process is lost.
     """
     config = config or TrainConfig()
     if eval_log is not None:
@@ -169,6 +161,9 @@ def train(
                 with using_threads(threads):
                     held_out = evaluate(run.trainer, log, config, eval_log, ranks)
             run.embeddings.close()
+        planned = plan.batch_size, len(plan.topology.gpus)
+        is_planned = (config.batch_size // ranks.world, ranks.world) == planned
+        is_elsewhere = config.device == "cpu" and not plan.topology.emulated
         figures = {"auc": held_out.auc(), "log_loss": held_out.log_loss()}
         known = {name: value for name, value in figures.items() if value is not None}
         for each in metrics if known else ():
@@ -187,10 +182,8 @@ def train(
             keys=keys,
             hit_rates=rates,
             trace=summary,
-            planned_step_s=_planned_step_s(plan, config, ranks.world),
-            planned_on=None
-            if config.device != "cpu" or plan.topology.emulated
-            else plan.topology.name,
+            planned_step_s=(plan.solver.step_time_s or None) if is_planned else None,
+            planned_on=plan.topology.name if is_elsewhere else None,
         )
 
 
@@ -206,13 +199,6 @@ def _hold(folder: Path, held: contextlib.ExitStack) -> None:
     """Hold a folder of checkpoints, and remove what a killed run left there."""
     held.enter_context(one_run(folder))
     checkpoint.tidy(folder)
-
-
-def _planned_step_s(plan: Plan, config: TrainConfig, world: int) -> float | None:
-    """Return the plan's time of a step, if these steps are of its size."""
-    if config.batch_size // world != plan.batch_size or world != len(plan.topology.gpus):
-        return None
-    return plan.solver.step_time_s or None
 
 
 def _check(

@@ -8,7 +8,7 @@ from typing import Any
 
 from placer.data.log import Log
 from placer.errors import PlacerError
-from placer.plan.buffers import with_buffers
+from placer.plan.buffers import buffered
 from placer.plan.fields import RowOrder
 from placer.plan.plan import Plan
 from placer.plan.shard import Shard
@@ -61,33 +61,16 @@ def pilot(
     """Train the bundled DLRM with each choice of types and several seeds, and evaluate each model.
 
     The first candidate is float32 everywhere; the others change one type each. All have the same
-    plan but for that: the hottest rows of each table in HBM, its other rows staged from DRAM.
+    plan but for that: the hottest rows of each table, as the log's profile has them, in HBM, its
+    other rows staged from DRAM.
 
-    Parameters
-    ----------
-    profile : Profile
-        Of the log: says which rows are hot.
-    log : Log
-        With labels, opened with the profile's mapping of ids.
-    widths : sequence of str
-        Types of cold rows to try besides float32.
-    exchange_dtype : str
-        Type of the exchange to try; for several processes, as torchrun starts them.
-    config : TrainConfig, optional
-        Its seed is the first one.
-    seeds : int
-        At least 2: without a spread nothing can be said.
-    hot_share : float
-        Share of each table's rows that stays in HBM, in float32.
-    eval_log : Log, optional
-        Evaluate on this log and not on every tenth batch.
-    on_run : callable
-        Called with the number of runs that are done, and of all.
+    `widths` are the types of cold rows to try besides float32, and `exchange_dtype` that of the
+    exchange, for several processes, as torchrun starts them. The first seed is the configuration's;
+    without a second one there is no spread, and nothing can be said. `hot_share` of each table's
+    rows stays in HBM. With an `eval_log`, models are evaluated on it and not on every tenth batch.
+    `on_run` is called with the number of runs that are done, and of all.
 
-    Raises
-    ------
-    PlacerError
-        If types, seeds or the share are out of range, or nothing can be evaluated.
+    Raises PlacerError if types, seeds or the share are out of range, or nothing can be evaluated.
     """
     config = config or TrainConfig()
     if seeds < 2 or not 0 <= hot_share <= 1:
@@ -138,23 +121,18 @@ def _plan(problem: Problem, hot_share: float, dtype: ColdDType, exchange_dtype: 
         table, gpus = profile.table, problem.topology.gpus
         hot, device = math.ceil(hot_share * table.rows), (gpus[number % len(gpus)].id,)
         columns, cold = (0, table.dim), None if dtype == "float32" else dtype
-        parts = (
+        shards += [
             Shard(table.name, (0, hot, 1), columns, device, "hbm", "device"),
             Shard(table.name, (hot, table.rows, 1), columns, device, "dram", "staged", dtype=cold),
-        )
-        for part in parts:
-            bags = part.row_count > 0 and (part is parts[0] or not hot)
-            sized = with_buffers(
-                profile, part, samples=problem.global_batch_size, returns_bags=bags
-            )
-            shards += [sized] if part.row_count else []
+        ]
         if profile.counts is not None:
             row_order[table.name] = RowOrder("profile")
             hot_ids[table.name] = profile.counts.hottest(hot)
+    held = [shard for shard in shards if shard.row_count]
     return Plan(
         tuple(profile.table for profile in problem.profile),
         problem.topology,
-        tuple(shards),
+        tuple(buffered(held, problem.profile, problem.global_batch_size)),
         row_order,
         hot_ids,
         problem.batch_size,

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from placer.data.log import Bags, Chunk, Log, joined, part_of_bags, slice_chunk
+from placer.data.log import Chunk, Log, joined, samples_of, slice_chunk
 from placer.errors import DataError
 from placer.executor import BagBatch
 from placer.training.config import TrainConfig
@@ -57,12 +57,10 @@ def readings(
     looks at all labels, so that every rank raises for a bad one.
     """
     pins = torch.device(config.device).type == "cuda"
-    number, left = skip // config.batch_size, limit
-    for chunk in batches(log, config.batch_size, skip):
+    left, size = limit, config.batch_size
+    for number, chunk in enumerate(batches(log, size, skip), skip // size):
         usable = labelled(chunk)
-        trained = usable.samples > 0 and not config.is_held_out(number)
-        number += 1
-        if not trained:
+        if not usable.samples or config.is_held_out(number):
             yield None, Reading(chunk.samples, usable.samples)
             continue
         labels_of(usable)
@@ -136,8 +134,7 @@ def labelled(chunk: Chunk) -> Chunk:
     known = ~np.isnan(chunk.labels)
     if known.all():
         return chunk
-    features = {name: _select_bags(bags, known) for name, bags in chunk.features.items()}
-    return Chunk(int(known.sum()), features, chunk.dense[known], chunk.labels[known])
+    return samples_of(chunk, int(known.sum()), known)
 
 
 def no_label_error(samples: int) -> DataError:
@@ -187,11 +184,3 @@ def in_background(make: Callable[[], Generator[T]], depth: int = 2) -> Generator
         stopped.set()
         free.release()
         thread.join()
-
-
-def _select_bags(bags: Bags, kept: npt.NDArray[np.bool_]) -> Bags:
-    if bags.offsets is None:
-        return part_of_bags(bags, kept, None)
-    lengths = np.diff(bags.offsets)
-    offsets = np.concatenate([[0], np.cumsum(lengths[kept])])
-    return part_of_bags(bags, np.repeat(kept, lengths), offsets)

@@ -17,14 +17,12 @@ from placer.errors import PlacerError
 from placer.executor import BagBatch, PlacedEmbeddings, look_ahead
 from placer.executor.distributed import ShardedEmbeddings
 from placer.executor.embeddings import Embeddings
-from placer.executor.id_order import TableTensor
 from placer.executor.local.hit_rates import HitRates
 from placer.executor.memory.directory import RowCacheStats
 from placer.executor.optimizers.rounding import rounding_of
-from placer.executor.tensor_names import UPDATES
 from placer.interrupt import Interrupt
 from placer.plan.plan import Plan
-from placer.storage.checkpoint.table_blocks import Name, NamedTables, load_stored
+from placer.storage.checkpoint.table_blocks import SavedTables
 from placer.storage.run_state import (
     KEYS,
     STATES,
@@ -139,18 +137,10 @@ class Run:
         random_state = {"cpu": torch.get_rng_state()}
         if self.trainer.device.type == "cuda":
             random_state["cuda"] = torch.cuda.get_rng_state()
-        named = _named_tables(self.embeddings)
-        updates: dict[str, AnyTensor] = {}
-        if named.tables.counts_updates:
-            updates[UPDATES] = torch.tensor(named.tables.update_count())
-        tensors: dict[str, Mapping[str, AnyTensor]] = {
-            "dense": self.trainer.dense_state(),
-            STATES: updates,
-            "random": random_state,
-            KEYS: self.embeddings.keys.state(),
-        }
+        tensors = {"dense": self.trainer.dense_state(), "random": random_state}
         saved = Checkpoint(self.position, self._settings, tensors, self._data)
-        self.saved = checkpoint.save(Path(self._policy.folder), saved, self._policy.keep, [named])
+        folder, keep = Path(self._policy.folder), self._policy.keep
+        self.saved = checkpoint.save(folder, saved, keep, self._saved_tables())
         self._saved_position = self.position
 
     def restore(self, path: Path) -> None:
@@ -169,8 +159,12 @@ class Run:
         if not self._config.other_data:
             checkpoint.check_data(saved.data, self._data)
         self.trainer.load_dense_state(_whole(saved.tensors["dense"]))
-        self._load_tables(saved.tensors)
-        self.embeddings.keys.load_state(_whole(saved.tensors.get(KEYS, {})))
+        stored = {
+            f"{group}.{name}": TensorRows.of(tensor)
+            for group in (WEIGHTS, STATES, KEYS)
+            for name, tensor in saved.tensors.get(group, {}).items()
+        }
+        self._saved_tables().load("the checkpoint's tables do not fit the plan", stored)
         random_state = _whole(saved.tensors["random"])
         torch.set_rng_state(random_state["cpu"])
         if self.trainer.device.type == "cuda" and "cuda" in random_state:
@@ -183,20 +177,10 @@ class Run:
                 self.position = Position(saved.position.step)
         self._saved_position = saved.position
 
-    def _load_tables(self, groups: Mapping[str, Mapping[str, AnyTensor]]) -> None:
-        """Overwrite weights and optimizer state; each process reads the rows that it holds.
-
-        Raises CheckpointError if a tensor is missing, of no table, of another shape or of another
-        type; nothing is changed then.
-        """
-        named = _named_tables(self.embeddings)
-        stored = {
-            f"{group}.{name}": TensorRows.of(tensor)
-            for group in (WEIGHTS, STATES)
-            for name, tensor in groups.get(group, {}).items()
-        }
-        counts = {f"{STATES}.{UPDATES}": named.tables} if named.tables.counts_updates else {}
-        load_stored("the checkpoint's tables do not fit the plan", [named], stored, counts=counts)
+    def _saved_tables(self) -> SavedTables:
+        tables = SavedTables()
+        tables.add(self.embeddings, WEIGHTS, STATES, KEYS)
+        return tables
 
     def hit_rates(self) -> HitRates | None:
         """Return lookups that HBM served on all ranks, which call it together.
@@ -249,19 +233,13 @@ class Run:
             skip = position.samples
             return readings(self._log, names, config, skip=skip, limit=limit, ranks=self._ranks)
 
-        def agreed(
-            stream: Generator[tuple[BagBatch | None, Reading]],
-        ) -> Generator[tuple[BagBatch | None, Reading]]:
-            timed = self._timed(stream)
-            return self._ranks.in_step(
-                timed, lambda item: item[1].samples, lambda: interrupt.requested
-            )
-
-        if not self._looks_ahead:
-            return agreed(read())
         # A log is read in chunks of many batches: while one trains, the thread reads the next.
         depth = max(2, READ_SAMPLES // config.batch_size)
-        return look_ahead(agreed(in_background(read, depth)), self.embeddings)
+        timed = self._timed(in_background(read, depth) if self._looks_ahead else read())
+        agreed = self._ranks.in_step(
+            timed, lambda item: item[1].samples, lambda: interrupt.requested
+        )
+        return look_ahead(agreed, self.embeddings) if self._looks_ahead else agreed
 
     def _timed(
         self, stream: Generator[tuple[BagBatch | None, Reading]]
@@ -373,13 +351,3 @@ def run_settings(plan: Plan, log: Log, config: TrainConfig) -> dict[str, Any]:
         **({"growing": growing_settings(plan.growing)} if plan.growing else {}),
         **{name: getattr(config, name) for name in _SETTINGS},
     }
-
-
-def _named_tables(embeddings: Embeddings) -> NamedTables:
-    """Return tables and their names in a checkpoint."""
-    tables = embeddings.id_order()
-    named: dict[Name, TableTensor] = {}
-    for tensor in tables.tensors():
-        group = WEIGHTS if tensor.name == "weight" else STATES
-        named[group, f"{tensor.table.name}.{tensor.name}"] = tensor
-    return NamedTables(tables, named)

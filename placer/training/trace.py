@@ -2,7 +2,8 @@
 
 import gzip
 import shutil
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -111,74 +112,44 @@ class Tracer:
         if self._failed or self.summary is not None or steps < 1:
             return
         _export(recorded, self._request.path)
-        self.summary = summarize(_spans(recorded), self._request.path, steps)
+        events: Iterable[Any] = recorded.events() or ()  # type: ignore[no-untyped-call]
+        self.summary = summarize(events, self._request.path, steps)
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A named range of the host's time, in seconds, and the time of the kernels launched in it."""
-
-    name: str
-    thread: int
-    start_s: float
-    stop_s: float
-    device_s: float = 0.0
-
-
-STEP = "step"
-"""Name of the spans from one step's end to the next one's."""
-
-
-def summarize(spans: Sequence[Span], path: Path, steps: int) -> TraceSummary:
-    """Mean times of the phases over the first `steps` steps.
+def summarize(events: Iterable[Any], path: Path, steps: int) -> TraceSummary:
+    """Mean times of the phases over the first `steps` steps, from the profiler's events.
 
     A phase within another one, as ``write-back`` within ``stage``, counts for itself alone.
     """
-    whole = sorted((span for span in spans if span.name == STEP), key=lambda span: span.start_s)
-    # The profiler may have begun one more step than the run.
-    whole = whole[:steps]
-    host_s = dict.fromkeys(NAMES, 0.0)
-    device_s = dict.fromkeys(NAMES, 0.0)
-    open_spans: dict[int, list[Span]] = {}
-    phases = [span for span in spans if span.name in host_s]
-    # Of two that begin together the longer one is around the other.
-    for span in sorted(phases, key=lambda span: (span.start_s, -span.stop_s)):
-        around = open_spans.setdefault(span.thread, [])
-        while around and around[-1].stop_s <= span.start_s:
-            around.pop()
-        for names, own in ((host_s, span.stop_s - span.start_s), (device_s, span.device_s)):
-            names[span.name] += own
-            if around:
-                names[around[-1].name] -= own
-        around.append(span)
-    seen = {span.name for span in phases}
-    total_s = sum(span.stop_s - span.start_s for span in whole)
-    rest_s = max(total_s - sum(host_s.values()), 0.0)
-    rest_device_s = max(sum(span.device_s for span in whole) - sum(device_s.values()), 0.0)
-    times = [PhaseTime(n, host_s[n] / steps, device_s[n] / steps) for n in NAMES if n in seen]
-    times.append(PhaseTime("other", rest_s / steps, rest_device_s / steps))
-    return TraceSummary(path, steps, total_s / steps, tuple(times))
+    host_s, device_s = defaultdict[str, float](float), defaultdict[str, float](float)
+    whole: list[tuple[float, float, float]] = []  # Where steps begin, their times on both.
+    for event in events:
+        if event.device_type.name != "CPU":
+            continue
+        own = event.cpu_time_total / 1e6, event.device_time_total / 1e6
+        if event.name.startswith("ProfilerStep"):
+            whole.append((event.time_range.start, *own))
+        if not event.name.startswith(PHASE_PREFIX):
+            continue
+        around = event.cpu_parent
+        while around is not None and not around.name.startswith(PHASE_PREFIX):
+            around = around.cpu_parent
+        for totals, seconds in ((host_s, own[0]), (device_s, own[1])):
+            totals[event.name.removeprefix(PHASE_PREFIX)] += seconds
+            if around is not None:
+                totals[around.name.removeprefix(PHASE_PREFIX)] -= seconds
+    taken = sorted(whole)[:steps]  # The profiler may have begun one more step than the run.
+    step_s, step_device_s = (sum(step[at] for step in taken) for at in (1, 2))
+    rest_s = max(step_s - sum(host_s.values()), 0.0)
+    rest_device_s = max(step_device_s - sum(device_s.values()), 0.0)
+    times = [PhaseTime(n, host_s[n] / steps, device_s[n] / steps) for n in NAMES if n in host_s]
+    other = PhaseTime("other", rest_s / steps, rest_device_s / steps)
+    return TraceSummary(path, steps, step_s / steps, (*times, other))
 
 
 def waiting_for_log() -> record_function:
     """Return a context for the time in which the loop waits for the log."""
     return record_function(PHASE_PREFIX + READ)
-
-
-def _spans(recorded: profile) -> list[Span]:
-    events: Iterable[Any] = recorded.events() or ()  # type: ignore[no-untyped-call]
-    spans = []
-    for event in events:
-        if event.device_type.name != "CPU":
-            continue
-        name = event.name.removeprefix(PHASE_PREFIX) if event.name.startswith(PHASE_PREFIX) else ""
-        if event.name.startswith("ProfilerStep"):
-            name = STEP
-        if name:
-            start_s, stop_s = event.time_range.start / 1e6, event.time_range.end / 1e6
-            device_s = event.device_time_total / 1e6
-            spans.append(Span(name, event.thread, start_s, stop_s, device_s))
-    return spans
 
 
 def _export(recorded: profile, path: Path) -> None:

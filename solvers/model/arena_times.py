@@ -1,7 +1,7 @@
-"""What arenas take besides their launches: the one part of a GPU's time that is of no shard.
+"""Time of arenas besides launches: the only part of a GPU's time that belongs to no shard.
 
-It depends on which rows are in HBM (`cost_models.arenas.ArenaCosts`), so that it is known of whole
-assignments. Changes of these are rated, and bounds counted, without it.
+It depends on which rows are in HBM (`cost_models.arenas.ArenaCosts`), so only whole assignments
+have it. Ratings of changes and bounds leave it out.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,12 +15,12 @@ from placer.problem import Problem
 
 
 class ArenaTimes:
-    """Times of arenas by the shards of a GPU and their rows in HBM.
+    """Computes times of arenas from a GPU's shards and their rows in HBM.
 
     Parameters
     ----------
     costs : sequence of ArenaCosts or None
-        Of each GPU.
+        One for each GPU.
     """
 
     def __init__(self, problem: Problem, costs: Sequence[ArenaCosts | None]) -> None:
@@ -29,12 +29,12 @@ class ArenaTimes:
 
     @property
     def is_any(self) -> bool:
-        """Whether arenas take anything at all."""
+        """Whether arenas take any time."""
         return any(costs is not None for costs in self._costs)
 
     @property
     def least_replicas_s(self) -> Float | float:
-        """Seconds of phases that replicas of any rows take of any GPU, shape (phases,), or 0."""
+        """Least seconds of any replicas on any GPU, shape (phases,), or 0."""
         known = [costs.replicas_s for costs in self._costs if costs is not None]
         return np.min(known, axis=0) if len(known) == len(self._costs) else 0.0
 
@@ -55,7 +55,7 @@ class ArenaTimes:
         Parameters
         ----------
         shards : iterable of (TableShard, int)
-            What the GPU serves, replicas aside, each with its rows in HBM.
+            What the GPU serves without replicas, each shard with its rows in HBM.
         """
         costs = self._costs[gpu]
         if costs is None:
@@ -67,7 +67,7 @@ class ArenaTimes:
         return costs.seconds(loads.values())
 
     def _load(self, shard: TableShard, hot_rows: int) -> ArenaLoad:
-        """Return what a shard brings into its arena."""
+        """Return what a shard adds to its arena."""
         profile = self._problem.profile.tables[shard.table]
         rows, cold = shard.rows(profile.table.rows), shard.option.cold
         lookups = self._lookups.get(shard)

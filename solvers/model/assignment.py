@@ -1,4 +1,4 @@
-"""Shards on GPUs, with each GPU's HBM filled as well as it can be: a search's state."""
+"""A search's state: shards on GPUs, with the best rows in each GPU's HBM."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,28 +23,28 @@ from solvers.model.knapsack import (
 from solvers.model.replicas import total
 
 _DRAM_PRICE_SHARES = (1e-9, 1e-6, 1e-3, 1.0)
-"""Prices of a host's memory where it is short, as shares of the highest price of HBM."""
+"""Prices of a host's memory if it is short, as shares of the highest price of HBM."""
 
 Change = dict[int, list[TableShard]]
-"""The shards of the GPUs that a change touches, after it."""
+"""The new shards of each GPU that a change touches."""
 
 
 @dataclass
 class Assignment:
-    """Which shards each GPU serves, which rows all GPUs hold, and the knapsack of each GPU.
+    """Which shards each GPU serves, which rows all GPUs replicate, and each GPU's knapsack.
 
     Mutable: this is a search state, not a result.
 
     Attributes
     ----------
     shards : list of lists of TableShard
-        Of each GPU, in order, replicas aside.
+        Sorted shards of each GPU, without replicas.
     replicas : tuple of TableShard
-        What every GPU holds besides.
+        Rows that every GPU holds.
     knapsacks : list of Knapsack
-        Of each GPU, replicas included.
+        Hot rows of each GPU, replicas included.
     sums : float64, shape (gpus, 2 + phases, prices)
-        HBM bytes and GPU seconds, all and by phase, of each GPU at each of the instance's prices.
+        HBM bytes, GPU seconds and seconds of each phase, at each of the instance's prices.
     moves : int
         Improvements made so far.
     """
@@ -65,10 +65,9 @@ class Assignment:
         *,
         fixed: Mapping[TableShard, Float] = MappingProxyType({}),
     ) -> "Assignment | None":
-        """Return the assignment that puts each shard on the GPU beside it; None if it does not fit.
+        """Return the assignment of each shard to the GPU paired with it; None if it does not fit.
 
-        `fixed` has the costs of shards whose rows in HBM are known, of shape (5 + phases, 1): of
-        all shards or of none.
+        If rows in HBM are known, `fixed` has the costs of all shards, of shape (5 + phases, 1).
         """
         shards: list[list[TableShard]] = [[] for _ in range(instance.gpus)]
         for shard, gpu in pairs:
@@ -97,7 +96,7 @@ class Assignment:
         return assignment.with_rows_off_hosts()
 
     def with_rows_off_hosts(self) -> "Assignment | None":
-        """Return the assignment with more rows in HBM where a host lacks room, at any cost.
+        """Return the assignment with more rows in HBM on hosts that lack room, however slow.
 
         None if that is not enough.
         """
@@ -142,7 +141,7 @@ class Assignment:
 
     @property
     def times_s(self) -> Float:
-        """Time of each GPU, its phases weighed."""
+        """Weighted seconds of each GPU, shape (gpus,)."""
         return np.array([knapsack.gpu_s for knapsack in self.knapsacks])
 
     @property
@@ -151,9 +150,9 @@ class Assignment:
         return np.array([knapsack.phase_s for knapsack in self.knapsacks])
 
     def arena_s(self, gpus: Sequence[int]) -> Float:
-        """Return what arenas take of some GPUs besides launches, shape (len(gpus), phases).
+        """Return the time of arenas besides launches on some GPUs, shape (len(gpus), phases).
 
-        Changes of placements are rated as if this stayed as it is.
+        Ratings of changes assume that it stays.
         """
         nothing = np.zeros(self.instance.launches_s[0].size)
         return np.array([self.knapsacks[gpu].arena_s + nothing for gpu in gpus])
@@ -165,7 +164,7 @@ class Assignment:
         return max(step_s, float(self.hosts({})[0].max()))
 
     def slow_gpus(self) -> dict[int, int]:
-        """Return GPUs that phases wait for, each with such a phase; the longest wait first."""
+        """Return GPUs that phases wait for, each with such a phase, the longest wait first."""
         objective = self.instance.objective
         phase_s = objective.prolonged(self.phase_s)
         waits_s = (phase_s.max(axis=0) - phase_s.mean(axis=0)) * objective.weights
@@ -180,13 +179,13 @@ class Assignment:
         return max(self.instance.objective.key_s(self.phase_s), float(self.hosts({})[0].max()))
 
     def hosts(self, changed: Mapping[int, Knapsack]) -> tuple[Float, Float]:
-        """Time and bytes of each host's memory, if some GPUs are filled otherwise."""
+        """Return seconds and bytes of each host's memory, with other knapsacks on some GPUs."""
         dram = np.array([(f.dram_s, f.dram_bytes) for f in self.knapsacks])
         for gpu, knapsack in changed.items():
             dram[gpu] = knapsack.dram_s, knapsack.dram_bytes
         of_host = self.instance.host_of_gpu
         hosts = len(self.instance.dram_bytes)
-        # NumPy's types say that counts are whole numbers, with weights too.
+        # NumPy's type hints say that counts are integers even with weights.
         time_s: Any = np.bincount(of_host, dram[:, 0], hosts)
         used: Any = np.bincount(of_host, dram[:, 1], hosts)
         return time_s, used
@@ -197,12 +196,12 @@ class Assignment:
 
     @property
     def option_of(self) -> dict[int, ShardingOption]:
-        """The sharding option of each table; shares of rows on drives are left open."""
+        """Return each table's sharding option, with shares of rows on drives left open."""
         served = {shard.table: opened(shard).option for held in self.shards for shard in held}
         return served | {shard.table: shard.option for shard in self.replicas}
 
     def placements(self) -> list[Placement]:
-        """Return the shards with their GPUs and hot rows, replicas aside."""
+        """Return the shards with their GPUs and hot rows, without replicas."""
         return [
             Placement(shard, gpu, hot)
             for gpu, (shards, knapsack) in enumerate(zip(self.shards, self.knapsacks, strict=True))
@@ -218,10 +217,10 @@ class Assignment:
         fixed: Mapping[TableShard, Float] = MappingProxyType({}),
         dram_price: float = 0.0,
     ) -> Knapsack | None:
-        """Return the best knapsack of a GPU that serves `shards`, in order; None if none fits.
+        """Return the best knapsack of a GPU that serves these sorted shards; None if none fits.
 
-        `fixed` has the priced costs of shards of which not every number of rows may be in HBM,
-        `dram_price` the seconds that a byte of the host's memory is worth.
+        `fixed` has the priced costs of shards whose rows in HBM are not free. `dram_price` is the
+        price of a byte of the host's memory, in seconds.
         """
         instance = self.instance
         everywhere = instance.replicated(self.replicas if replicas is None else replicas)
@@ -305,7 +304,7 @@ class Assignment:
 def least_loaded(
     assignment: Assignment, allowed: npt.NDArray[np.bool_] | None, number: int
 ) -> list[int]:
-    """Return the GPUs of those allowed that are done first, at most `number` of them."""
+    """Return at most `number` of the allowed GPUs, those that finish first."""
     times = assignment.times_s
     if allowed is not None:
         times = np.where(allowed, times, np.inf)

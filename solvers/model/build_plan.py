@@ -1,4 +1,4 @@
-"""From placements of shards to a plan."""
+"""Build a plan from placements of shards."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ _REFILLS = 20
 def build_plan(
     instance: Instance, placements: Sequence[Placement], replicas: Sequence[TableShard] = ()
 ) -> Plan:
-    """Return the plan of placed shards and replicas, with row orders, but no solver's record."""
+    """Return the plan of placed shards and replicas with row orders, without a solver's record."""
     problem = instance.problem
     topology = problem.topology
     shards: list[Shard] = []
@@ -69,7 +69,7 @@ def build_plan(
     for profile in problem.profile:
         cached = cached_of.get(profile.name)
         if cached and profile.counts is not None and profile.name not in hot_ids:
-            # Rows stay in id order: caches alone have to know which are hot.
+            # Rows stay in id order: only caches need to know which are hot.
             row_order[profile.name] = RowOrder("id")
             hot_ids[profile.name] = _warm_ids(profile.counts.hottest(), cached)
     known = problem.fields_of_plans
@@ -77,7 +77,7 @@ def build_plan(
 
 
 def _warm_ids(hottest: npt.NDArray[np.int64], cached: Sequence[Shard]) -> npt.NDArray[np.int64]:
-    """Return the hottest ids of each cached shard, as many as it has room for, hottest first."""
+    """Return the hottest ids of each cached shard that fit its cache, hottest first."""
     kept = np.zeros(hottest.size, dtype=bool)
     for shard in cached:
         start, stop, step = shard.rows
@@ -116,16 +116,15 @@ def _parts(instance: Instance, placed: Placement) -> list[Shard]:
 
 
 def overfull(plan: Plan) -> dict[str, int]:
-    """Return bytes too many on each GPU and host that a plan overfills."""
+    """Return the excess bytes of each GPU and host that a plan overfills."""
     return {d: -m.free_bytes for d, m in device_memory(plan).items() if m.free_bytes < 0}
 
 
 def fitted_plan(assignment: Assignment) -> Plan | None:
-    """Return the plan of an assignment, its GPUs filled a little less where that overfills them.
+    """Return the plan of an assignment; fill GPUs a little less if the plan overfills them.
 
-    Curves understate bytes a little: buffers between two of their points, parts of bytes,
-    the row map of a column slice of which another column slice is split. None where a device
-    stays overfull.
+    Curves understate bytes a little: buffers between two points, fractions of bytes, and the row
+    map of a column slice if only another slice is split. Return None if a device stays overfull.
     """
     topology = assignment.instance.problem.topology
     spare = [0] * len(topology.serving)
@@ -139,7 +138,7 @@ def fitted_plan(assignment: Assignment) -> Plan | None:
         excess = overfull(plan)
         if not excess:
             return plan
-        # Ever more, because a few bytes less may not make one row less.
+        # Increase it, because a few bytes less may not make one row less.
         spare = [
             less + (excess.get(gpu.id, 0) << attempt)
             for less, gpu in zip(spare, topology.serving, strict=True)
@@ -149,10 +148,10 @@ def fitted_plan(assignment: Assignment) -> Plan | None:
 
 
 def _with_common_shares(assignment: Assignment) -> Assignment | None:
-    """Return the assignment with one share in HBM for all shards of a table.
+    """Return the assignment with the same share in HBM for all shards of a table.
 
-    It is the least of theirs or the most, whichever is faster; what is free then is for tables in
-    one shard. None if neither fits.
+    The share is the least or the largest of the shards' shares, whichever is faster. Tables of one
+    shard take the HBM that is left. Return None if neither fits.
     """
     instance = assignment.instance
     shards_of: dict[int, list[tuple[Placement, int]]] = defaultdict(list)
@@ -178,7 +177,7 @@ def _with_common_shares(assignment: Assignment) -> Assignment | None:
 
 
 def _is_common(shards: Sequence[tuple[Placement, int]]) -> bool:
-    """Return whether shards, with their rows, have one share in HBM, up to a row."""
+    """Return whether shards have the same share of rows in HBM, up to one row."""
     largest, most = max(shards, key=lambda one: one[1])
     share = largest.hot_rows / max(1, most)
     return all(abs(placed.hot_rows - share * rows) <= 1 for placed, rows in shards)

@@ -1,4 +1,4 @@
-"""When a search has to stop."""
+"""Decide when a search has to stop."""
 
 import math
 import time
@@ -16,9 +16,9 @@ class Clock:
     deadline, began : float
         On `time.monotonic`.
     steps_left : int or None
-        Steps of local search; None for as many as there is time for.
+        Steps of local search that are left; None if only time limits them.
     whole : Clock or None
-        That of which this is a part, and whose steps are spent too.
+        The clock that this is a part of; its steps are spent too.
     """
 
     limits: Limits
@@ -44,7 +44,7 @@ class Clock:
         return time.monotonic() - self.began
 
     def reserve(self, seconds: float) -> None:
-        """Keep some of the time that is left for what comes after the search."""
+        """Keep some of the time left for what follows the search."""
         self.deadline -= min(seconds, max(0.0, self.left_s))
 
     @property
@@ -61,7 +61,7 @@ class Clock:
 
     @property
     def limit_hit(self) -> Limit | None:
-        """Which limit ended the search, if one did."""
+        """The limit that ended the search, or None."""
         if self.stopped:
             return "stop"
         if time.monotonic() > self.deadline:

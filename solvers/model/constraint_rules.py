@@ -1,4 +1,4 @@
-"""What the user's constraints leave of the search space."""
+"""Apply the user's constraints to the search space."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -13,7 +13,7 @@ from placer.topology.topology import Topology
 
 
 class ConstraintRules:
-    """Which sharding options, GPUs and numbers of hot rows each table may have."""
+    """The sharding options, GPUs and numbers of hot rows that each table may have."""
 
     def __init__(self, problem: Problem) -> None:
         constraints, names = problem.constraints, problem.profile.table_names
@@ -39,10 +39,10 @@ class ConstraintRules:
     def _gpus_of_tables(
         self, pinned: dict[int, set[str]], on_gpus: set[int], topology: Topology
     ) -> dict[int, npt.NDArray[np.bool_]]:
-        """Return the GPUs that may serve each table that is pinned, or grouped with one that is.
+        """Return the GPUs that may serve each table that is pinned or grouped with a pinned table.
 
-        A GPU that serves one table of a group serves all of them: only GPUs that each pinned table
-        of the group may be on remain. Servers, after GPUs, serve no table of `on_gpus`.
+        One GPU serves all tables of a group, so only GPUs that are allowed for each of its pinned
+        tables remain. Servers come after GPUs and serve no table of `on_gpus`.
         """
         masks = {
             table: np.array(
@@ -96,7 +96,7 @@ class ConstraintRules:
             refused.append(lambda option: option.home != IN_DRAM)
         if tier == "dram":
             refused.append(lambda option: option.replicated_rows > 0 or option.cold in forbidden)
-            if "uva" in forbidden:  # A cache has at least a row, and here not all of them.
+            if "uva" in forbidden:  # A cache has at least one row, and here not all rows.
                 rows = self._rows[table]
                 refused.append(
                     lambda option: option.cold == "cached" and rows < 2 * option.row_slices
@@ -115,14 +115,14 @@ class ConstraintRules:
         return left
 
     def limits_tiers(self, shard: TableShard) -> bool:
-        """Return whether not every number of a shard's rows may be in HBM."""
+        """Return whether constraints limit how many of a shard's rows may be in HBM."""
         forbidden = self.forbidden.get(shard.table, frozenset())
         return shard.table in self.tiers or bool(
             forbidden & {"split", "staged", "uva", "host", "cached"}
         )
 
     def within_tier(self, shard: TableShard, curve: CostCurve) -> CostCurve:
-        """Return the part of a curve that the table's tier, and what is forbidden, allow."""
+        """Return the part of a curve that the table's tier and forbidden lookups allow."""
         last = curve.hot_rows.size - 1
         if last == 0 or not self.limits_tiers(shard):
             return curve
@@ -146,7 +146,7 @@ class ConstraintRules:
             dram_s=curve.dram_s[kept],
             hbm_bytes=curve.hbm_bytes[kept],
             dram_bytes=curve.dram_bytes[kept],
-            split_s=curve.split_s if cached else np.inf,  # Nothing between the ends.
+            split_s=curve.split_s if cached else np.inf,  # Only the ends.
             gpu_s_of_phases=curve.phase_s[:, kept],
             split_s_of_phases=curve.split_phase_s + (0.0 if cached else np.inf),
         )
@@ -162,7 +162,7 @@ class ConstraintRules:
         return may_serve
 
     def blocks(self, shards: Iterable[TableShard]) -> list[tuple[TableShard, ...]]:
-        """Return shards by the group of their table; tables without one by themselves."""
+        """Return shards by the group of their table; other shards each by themselves."""
         if not self.group_of_table:
             return [(shard,) for shard in shards]
         together: dict[int, list[TableShard]] = {}

@@ -10,14 +10,14 @@ from solvers.model.knapsack import Float
 T = TypeVar("T")
 
 _CURVES = 4096
-"""Curves kept at a time; priced costs, which are far smaller, are kept for good."""
+"""Number of curves kept. Priced costs are far smaller and all kept."""
 
 
 class Latest(OrderedDict[tuple[object, ...], T]):
-    """The latest curves, or costs, by key."""
+    """A mapping that keeps the latest curves or costs."""
 
     def __setitem__(self, key: tuple[object, ...], value: T) -> None:
-        """Keep one more, and let the oldest go where there are too many."""
+        """Add an entry; drop the oldest if there are too many."""
         super().__setitem__(key, value)
         if len(self) > _CURVES:
             self.popitem(last=False)
@@ -26,10 +26,10 @@ class Latest(OrderedDict[tuple[object, ...], T]):
 def weighed(
     curve: CostCurve, weights: Float, host_share: float, peers: int, dram_price: float
 ) -> CostCurve:
-    """A curve whose `gpu_s` weighs phases, the time of a host of so many GPUs, and bytes there."""
+    """Return a curve whose `gpu_s` weighs phases, the host's time shared by its GPUs, and DRAM."""
     gpu_s, split_s = weights @ curve.phase_s, float(weights @ curve.split_phase_s)
     drive_s = curve.drive_s_of_phases
-    if drive_s is not None:  # Of the delay, which nothing on a drive is part of, it has none.
+    if drive_s is not None:  # Drives are not part of the delay.
         drive_s = (1 - host_share) * (weights[: len(drive_s)] @ drive_s)
     if host_share:
         gpu_s = (1 - host_share) * gpu_s + host_share * peers * curve.dram_s

@@ -1,15 +1,16 @@
-"""A chain of phases that counts what shared lanes add, for bounds and searches that add up shards.
+"""A chain of phases that counts what shared lanes add, as a sum over shards.
 
-A phase that shares its lane with one of the batches after it, such as the exchange of pooled rows
-with that of ids, takes longer: by ``a = min(o, c + i − W)``, if that is positive, where o are a
-GPU's seconds of the phase, i those of the phase beside it, which begins c seconds into the step,
-and W ≥ c is what all GPUs wait for before (`cost_models.schedule.SharedLane`). It depends on all
-shards of a GPU at once. But ``x − y ≤ Σ (x − y)⁺`` over shards, so that
+Some phases share their lane with a phase of the next batch: the exchange of pooled rows shares the
+network with the exchange of ids. Such a phase takes longer by ``a = min(o, c + i − W)`` if that is
+positive. Here o are a GPU's seconds of the phase, i those of the phase beside it, which begins c
+seconds into the step, and W ≥ c is what all GPUs wait for before
+(`cost_models.schedule.SharedLane`). This depends on all shards of a GPU together. But ``x − y ≤ Σ
+(x − y)⁺`` over shards, so
 
     W + o + a  ≥  o + min(o + W, c + i)  ≥  c + Σ over a GPU's shards of (o + min(o, i))
 
-and the step is no shorter than a chain in which one phase, of ``o + min(o, i)`` seconds for each
-shard, and c seconds stand for the phases before and the phase itself.
+and a step is no shorter than a chain in which c seconds and one phase, of ``o + min(o, i)`` seconds
+for each shard, replace the phase and all phases before it.
 """
 
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from cost_models.schedule import Schedule, SharedLane
 from solvers.model.knapsack import Float
 
 NAME = "delayed"
-"""The added phase. It is no work of its own: it says how long others are together."""
+"""Name of the added phase. It is no work: it says how long other phases are together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +32,14 @@ class Delay:
     Attributes
     ----------
     lane : SharedLane
-        One whose phase uses it from beginning to end.
+        A lane that its phase uses from beginning to end.
     """
 
     lane: SharedLane
 
     @classmethod
     def of(cls, schedule: Schedule) -> "Delay | None":
-        """Return the delay of the first chain that this module can count; None without one.
+        """Return the delay of the first chain that this module can count; None if there is none.
 
         Examples
         --------
@@ -54,7 +55,7 @@ class Delay:
         return None
 
     def schedule(self, schedule: Schedule) -> Schedule:
-        """Return a schedule with the added phase, the last one, and its chain, the last one too."""
+        """Return a schedule with the added phase and its chain, both last."""
         lane, first = self.lane, schedule.chains[0]
         replaced = {lane.phase, *lane.before}
         chain = (*(phase for phase in first if phase not in replaced), len(schedule.phases))
@@ -67,7 +68,7 @@ class Delay:
         )
 
     def with_row(self, phase_s: Float) -> Float:
-        """Return seconds of phases of a shard, or of a launch, with those of the added phase.
+        """Return a shard's or a launch's seconds of phases, with the added phase's.
 
         Parameters
         ----------
@@ -85,7 +86,7 @@ class Delay:
         )
 
     def is_likely(self, phase_s: Float) -> bool:
-        """Return whether the average GPU is delayed, from all GPUs' seconds, (GPUs, phases)."""
+        """Return whether the mean GPU is delayed, given seconds of shape (GPUs, phases)."""
         lane = self.lane
         own, beside = phase_s[:, lane.phase], phase_s[:, lane.beside]
         waited_s = phase_s[:, list(lane.before)].sum(axis=1)

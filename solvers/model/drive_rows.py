@@ -1,9 +1,9 @@
-"""Which rows of shards lie on drives, where sharding options leave that open.
+"""Choose which rows of shards lie on drives, if their sharding options leave that open.
 
-At a price of a byte of DRAM, each shard has a best first row on the drive: the coldest rows are
-there whose time is worth less than their bytes in DRAM. So a GPU's time falls as its price does,
-and its bytes in DRAM grow. GPUs of a host share its DRAM: each takes the price at which it is done
-within one time, the least at which all of them fit.
+At a price of a byte of DRAM, the coldest rows of a shard belong on the drive: those whose time
+costs less than their bytes in DRAM. With a lower price, a GPU is faster and takes more DRAM. GPUs
+of a host share its DRAM. So find the least time for which all of them fit, where each GPU has the
+highest price at which it finishes within that time.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,30 +18,30 @@ if TYPE_CHECKING:
     from solvers.model.instance import Instance
 
 Filled = Callable[[int, Sequence[TableShard]], "Knapsack | None"]
-"""The knapsack of a GPU with some shards."""
+"""Returns the knapsack of a GPU with some shards."""
 
 _LEAST_SHARE = 1e-12
-"""Share of rows that is none of any table's. Shares of options that leave it open are between that
-and 1: none and all rows on a drive are options of their own."""
+"""A share of rows below one row of any table. Open shares lie between it and 1, as no rows and all
+rows on a drive are options of their own."""
 
 _FACTORS = np.exp(np.sinh(np.linspace(3.3, -3.3, 133)))
-"""Prices of DRAM that GPUs may have, as shares of the one of all: within 5% of others near it."""
+"""Prices of DRAM for single GPUs, as multiples of the common price: 5% apart near it."""
 
 _EXACT = 1e-4
-"""Share of itself to which the time of a host's GPUs is known."""
+"""Relative precision of the time of a host's GPUs."""
 
 
 class DriveRows:
-    """Shares of rows on drives at prices of DRAM."""
+    """Chooses shares of rows on drives at prices of DRAM."""
 
     def __init__(self, instance: "Instance") -> None:
         self._instance = instance
         self._settled: dict[tuple[TableShard, int, float], TableShard] = {}
 
     def settled(self, shard: TableShard, gpu: int, dram_price: float | None = None) -> TableShard:
-        """A shard with the share of rows on the drive that is best, if its option leaves it open.
+        """Return a shard with the best share of rows on the drive, if its option leaves it open.
 
-        At `dram_price`, or else at the instance's. A server has all rows in its memory.
+        The price is `dram_price`, by default the instance's. Servers keep all rows in memory.
         """
         if shard.option.home.drive_share != ANY_SHARE or not self._instance.is_gpu(gpu):
             return shard
@@ -59,9 +59,9 @@ class DriveRows:
         return settled
 
     def apart(self, shard: TableShard, gpu: int, costs: Float) -> tuple[Float, Float]:
-        """Priced costs without the time of the drive; that, and what their DRAM is worth.
+        """Split priced costs into those without the drive's time, and that time with DRAM's worth.
 
-        Of shapes (5 + phases, prices) and (2, prices).
+        Their shapes are (5 + phases, prices) and (2, prices).
         """
         instance, drive_s = self._instance, np.zeros(costs.shape[1])
         share = shard.option.home.drive_share
@@ -78,10 +78,10 @@ class DriveRows:
         return costs, np.stack((drive_s, instance.dram_price * costs[DRAM_BYTES]))
 
     def chain(self) -> tuple[Float, float]:
-        """Phases of the chain with drives, shape (phases,), and what the mean GPU's DRAM is worth.
+        """Return which phases are in the chain with drives, and the worth of a GPU's mean DRAM.
 
-        Less what the chain takes always. Empty where DRAM is worth nothing; no phases without
-        drives.
+        The worth is less the fixed time of the chain. Without drives there are no phases; without a
+        price of DRAM the array is empty.
         """
         instance, objective = self._instance, self._instance.objective
         if not instance.dram_price:
@@ -96,8 +96,9 @@ class DriveRows:
     def filled(
         self, shards: Sequence[list[TableShard]], knapsack: Filled
     ) -> list[list[TableShard]]:
-        """The shards of each GPU, with DRAM full where shares are open; with all rows on drives if
-        that does not fit.
+        """Return each GPU's shards with open shares chosen so that DRAM is full.
+
+        If that does not fit, put all their rows on drives.
         """
         instance, found = self._instance, [list(mine) for mine in shards]
         for host, room in enumerate(instance.dram_bytes.tolist()):
@@ -109,17 +110,17 @@ class DriveRows:
 
 
 def is_open(shard: TableShard) -> bool:
-    """Whether a shard may have any share of its rows on a drive, as it has or has not yet."""
+    """Return whether a shard's option leaves its share of rows on the drive open."""
     return shard.option.home.drive_share not in (0.0, 1.0)
 
 
 def opened(shard: TableShard) -> TableShard:
-    """Return a shard whose share of rows on a drive is open again, if its option leaves it open."""
+    """Return a shard without its chosen share of rows on the drive, if that is open."""
     return _with_share(shard, ANY_SHARE) if is_open(shard) else shard
 
 
 def at_drive_share(shard: TableShard, on_drive: int, rows: int) -> TableShard:
-    """Return a shard with so many of its rows on a drive, if its option leaves that open."""
+    """Return a shard with this share of rows on the drive, if that is open."""
     if not is_open(shard):
         return shard
     return _with_share(shard, min(max(on_drive / max(1, rows), _LEAST_SHARE), 1 - _LEAST_SHARE))
@@ -131,7 +132,7 @@ def _with_share(shard: TableShard, share: float) -> TableShard:
 
 
 class _Host:
-    """GPUs of a host at falling prices of DRAM."""
+    """The GPUs of a host at falling prices of DRAM."""
 
     def __init__(
         self,
@@ -189,7 +190,7 @@ class _Host:
         return sum(np.inf if one is None else one.dram_bytes for one in filled)
 
     def _level(self, gpu: int, time_s: float) -> int:
-        """Return the highest price at which a GPU is done in time."""
+        """Return the highest price at which a GPU finishes in time."""
         low, high = -1, self._prices.size - 1
         while high - low > 1:
             middle = (low + high) // 2
@@ -199,10 +200,7 @@ class _Host:
     def _full(
         self, room: float, levels: dict[int, int]
     ) -> tuple[float, dict[int, list[TableShard]]]:
-        """Return the time, and each GPU's shards, with rows of slow GPUs taken off the drive.
-
-        As many as there are bytes of DRAM for, which GPUs at some prices leave.
-        """
+        """Return the time and each GPU's shards once rows of slow GPUs fill the DRAM left."""
         left = room - self._dram(levels)
         found = {gpu: list(self._at(gpu, level)[0]) for gpu, level in levels.items()}
         times_s = {gpu: self._time_s(gpu, level) for gpu, level in levels.items()}

@@ -1,12 +1,12 @@
-"""A problem as solvers see it: shards of tables and their cost curves.
+"""A problem as solvers see it: shards of tables, and their cost curves.
 
-The search space is the cost model's: every table takes one of the sharding
-options of `Instance.options_of(table)`, its replicated rows are on every GPU, and every shard is
-served by one GPU, shards of one table by different GPUs; the hottest rows of a shard are in HBM
-and the rest in the DRAM of the GPU's host. What the user forbids is left out.
+The cost model defines the search space. Every table takes one sharding option of
+`Instance.options_of(table)`. Its replicated rows are on every GPU. Each shard is served by one GPU,
+and shards of one table by different GPUs. The hottest rows of a shard are in HBM and the rest in
+the DRAM of the GPU's host. What the user forbids is left out.
 
-A host without GPUs, a server, is one more GPU here, after all others: its HBM is the host's memory,
-in which all rows of its shards are, and it holds no replicas.
+A server (a host without GPUs) counts as one more GPU, after all GPUs. Its HBM is the host's memory,
+which has all rows of its shards. It holds no replicas.
 """
 
 from collections import OrderedDict
@@ -44,11 +44,11 @@ from solvers.model.replicas import Replicas
 from solvers.model.scarce_memory import objective_of_servers, takes_drives, takes_servers
 
 Block = tuple[TableShard, ...]
-"""Shards that one GPU has to serve: mostly one."""
+"""Shards that one GPU has to serve; mostly a single one."""
 
 _SPARE_DRAM = 0.001
-"""Share of DRAM that searches leave free where DRAM is short. A plan needs it for rows that did not
-fit in HBM after all."""
+"""Share of DRAM that searches leave free if DRAM is short. Plans need it for rows that do not fit
+in HBM after all."""
 
 _REPLICAS = 16  # Sets of replicas whose sums are kept at a time.
 
@@ -63,15 +63,15 @@ class Placement:
 
 
 class Instance:
-    """Curves of a problem under a cost model, computed when first asked for.
+    """Curves of a problem under a cost model, computed on first use.
 
-    GPUs that cost the same share their curves, so that 1,024 equal GPUs are one.
-    `drives` has the shares of rows on drives that sharding options leave open.
+    GPUs that cost the same share curves, so 1,024 equal GPUs need one set. `drives` chooses the
+    shares of rows on drives that sharding options leave open.
 
     Attributes
     ----------
     gpus, tables, servers : int
-        Numbers of them; the last GPUs are servers.
+        Numbers of GPUs, tables and servers; `gpus` includes the servers, which come last.
     kinds, kind_of_gpu, host_of_gpu : list of int
         One GPU of each kind; the kind and the host of each GPU.
     hbm_bytes, dram_bytes, all_hbm_bytes : float64
@@ -157,9 +157,9 @@ class Instance:
         self._replicas: OrderedDict[int, Replicas] = OrderedDict()
 
     def recounted(self, chain_weights: Float | None = None, **counted: Any) -> "Instance":
-        """Return an instance of the same problem that counts otherwise, by this class's parameters.
+        """Return an instance of the same problem with other parameters of this class.
 
-        Its curves are not asked for again, and it has replicas if this one has.
+        It reuses the curves, and has replicas if this instance has them.
         """
         how = {"like": self, "with_replicas": self.with_replicas, **counted}
         return Instance(self.problem, self.cost_model, chain_weights, **how)
@@ -170,7 +170,7 @@ class Instance:
     prices = cached_property(prices_of)
 
     def is_gpu(self, gpu: int) -> bool:
-        """Return whether this is a GPU, and not a server."""
+        """Return whether this is a GPU instead of a server."""
         return gpu < self.gpus - self.servers
 
     def options_of(self, table: int) -> tuple[ShardingOption, ...]:
@@ -184,17 +184,17 @@ class Instance:
         return self._options[table]
 
     def whole(self, table: int) -> TableShard:
-        """Return a table in one shard, its cold rows read in the usual way."""
+        """Return a table as one shard with the usual lookup of cold rows."""
         return TableShard(table, self.options_of(table)[0])
 
     def uncut(self, table: int) -> list[TableShard]:
-        """Return a table in one shard, its cold rows read in each way that is allowed."""
+        """Return a table as one shard, once for each allowed lookup of cold rows."""
         every = self.options_of(table)
         options = [o for o in every if o.shard_count == 1 and not o.replicated_rows]
         return [TableShard(table, option) for option in options] or [self.whole(table)]
 
     def shards(self, table: int, option: ShardingOption) -> list[TableShard]:
-        """Return the shards of a table with this option, replicas aside."""
+        """Return the shards of a table with this option, without replicas."""
         return shards_of(table, option, self.rows(table))
 
     def replica(self, table: int, option: ShardingOption) -> TableShard | None:
@@ -227,11 +227,11 @@ class Instance:
         return shard.home_gpu in (None, gpu) and (allowed is None or bool(allowed[gpu]))
 
     def open_gpus(self, block: Iterable[TableShard]) -> npt.NDArray[np.bool_]:
-        """Return which GPUs may serve all shards of a block, room aside, shape (gpus,)."""
+        """Return which GPUs may serve all shards of a block by constraints, shape (gpus,)."""
         return self._rules.open_gpus(block, self.gpus)
 
     def blocks(self, shards: Iterable[TableShard]) -> list[Block]:
-        """Return shards in blocks that one GPU has to serve: mostly of one shard each."""
+        """Return shards in blocks that one GPU has to serve; most have one shard."""
         return self._rules.blocks(shards)
 
     def in_group(self, table: int) -> bool:
@@ -247,9 +247,9 @@ class Instance:
         return self._curves[key]
 
     def free_curve(self, shard: TableShard, gpu: int) -> CostCurve:
-        """Return the cost of a shard on a GPU if no constraint limited its rows in HBM.
+        """Return the cost of a shard on a GPU without constraints on its rows in HBM.
 
-        With any share of its rows on the drive, it is that with none there.
+        If its share of rows on the drive is open, no rows are there.
         """
         if shard.option.home.drive_share == ANY_SHARE:
             key = self._key(shard, gpu)
@@ -261,7 +261,7 @@ class Instance:
         return self._weighed(shard, gpu)
 
     def _weighed(self, shard: TableShard, gpu: int) -> CostCurve:
-        """The cost model's curve, its `gpu_s` weighed: see `solvers.model.curves.weighed`."""
+        """Return the cost model's curve as weighed by `solvers.model.curves.weighed`."""
         curve = self.model_curve(shard, gpu)
         objective = self.objective if self.is_gpu(gpu) else self.objective_of_servers
         if objective.is_plain_sum and not (self.host_share or self.dram_price):
@@ -271,7 +271,7 @@ class Instance:
 
     def model_curve(self, shard: TableShard, gpu: int) -> CostCurve:
         """Return the cost model's curve of a shard."""
-        if not self.is_gpu(gpu):  # All its rows are in memory, in their table's type.
+        if not self.is_gpu(gpu):  # A server keeps all rows in memory, in their table's type.
             shard = shard._replace(option=shard.option._replace(home=IN_DRAM))
         key, kind = self._key(shard, gpu), self.kinds[self.kind_of_gpu[gpu]]
         if key not in self._model_curves:
@@ -281,12 +281,12 @@ class Instance:
 
     @cached_property
     def sharding_overhead_s(self) -> float | None:
-        """`CostModel.sharding_overhead_s`, weighed: it is of phases of the main chain."""
+        """`CostModel.sharding_overhead_s`, weighed; it counts phases of the main chain."""
         extra_s = self.cost_model.sharding_overhead_s(self.problem)
         return None if extra_s is None else extra_s * float(self.objective.chain_weights[0])
 
     def arenas(self, shards: Iterable[TableShard]) -> set[Arena]:
-        """Element types, widths and optimizers of shards: each is an arena on its GPU."""
+        """Return the arenas of shards: their element types, widths and optimizers."""
         return {self.arena_of(shard) for shard in shards}
 
     def arena_of(self, shard: TableShard) -> Arena:
@@ -295,20 +295,19 @@ class Instance:
 
     @cached_property
     def replicas_s(self) -> float:
-        """Seconds that every step takes longer once any rows are replicated, phases weighed."""
+        """Weighted seconds that any replicated rows add to every step."""
         return float((self.objective.weights * self.arena_times.least_replicas_s).sum())
 
     def launches_weighed_s(self, gpu: int) -> float:
-        """Return seconds that an arena's launches take of a GPU, phases weighed."""
+        """Return weighted seconds of an arena's launches on a GPU."""
         return float(self.objective.weights @ self.launches_s[gpu])
 
     @cached_property
     def fixed_s(self) -> float:
-        """Seconds of any step, chains weighed: what the schedule says, and launches.
+        """Weighted seconds that every step takes: the schedule's fixed time, and launches.
 
-        A GPU that serves anything serves at least one arena, and one that serves nothing is not
-        the slowest. So the slowest GPU of each phase has one arena's launches besides its work. A
-        GPU that is alone serves them all, as it divides no table by columns.
+        The slowest GPU of each phase serves something, and so launches at least one arena. A single
+        GPU launches all arenas, as it divides no table by columns.
         """
         launches_s = np.min(self.launches_s, axis=0)
         if self.gpus == 1:
@@ -330,7 +329,7 @@ class Instance:
     def costs_at(self, shard: TableShard, gpu: int, index: int) -> Float:
         """Return the column of `priced_costs` for price number `index`, shape (5 + phases,).
 
-        Ten times as fast, where that is all that is asked of a shard.
+        It is ten times as fast if only one price of a shard is needed.
         """
         shard = self.drives.settled(shard, gpu)
         key = self._key(shard, gpu)
@@ -348,7 +347,7 @@ class Instance:
         return int(np.searchsorted(-self.prices, -price, side="right")) - 1
 
     def replicated(self, replicas: tuple[TableShard, ...]) -> Replicas:
-        """Return sums over what every GPU holds: the same ones for the same tuple."""
+        """Return sums over replicas, cached by tuple."""
         if id(replicas) not in self._replicas:
             self._replicas[id(replicas)] = Replicas(self, replicas)
             if len(self._replicas) > _REPLICAS:
@@ -357,13 +356,13 @@ class Instance:
 
     @property
     def rows_of_costs(self) -> int:
-        """Rows of `priced_costs`: 5, and one for each phase."""
+        """Number of rows of `priced_costs`: 5 plus one for each phase."""
         return 5 + len(self.objective.schedule.phases)
 
     def option_costs(self, table: int, option: ShardingOption) -> Float:
         """Return HBM bytes and GPU seconds of all a table's shards and replicas, shape (2, prices).
 
-        The first and the last row slice are the extremes of what lies between.
+        Costs of row slices lie between those of the first and the last slice.
         """
         return self._of_option(table, option, self.priced_costs)
 

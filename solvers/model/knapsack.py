@@ -1,4 +1,4 @@
-"""Which rows of the shards of one GPU are in its HBM: a fractional knapsack."""
+"""Choose which rows of a GPU's shards are in its HBM: a fractional knapsack."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,19 +12,19 @@ Float = npt.NDArray[np.float64]
 Int = npt.NDArray[np.int64]
 
 BYTES, GPU_S, DRAM_S, DRAM_BYTES, HOT = 0, 1, -3, -2, -1
-"""Rows of costs: HBM bytes, GPU seconds, `PHASES`, and what is asked of the host, hot rows last."""
+"""Rows of costs: HBM bytes, GPU seconds, `PHASES`, host's seconds and bytes, and hot rows."""
 
 PHASES = slice(2, -3)
 """GPU seconds of each phase. The knapsack weighs them into `GPU_S`."""
 
 OF_GPU = slice(0, -3)
-"""HBM bytes, GPU seconds and phases: what a search adds up for each GPU."""
+"""HBM bytes, GPU seconds and phases, which a search sums for each GPU."""
 
 
 def costs_of(curve: CostCurve) -> Float:
     """Return all points of a curve as an array, shape (5 + phases, m), split costs included.
 
-    With all rows or none in HBM there is no split, and no cost of one.
+    With all rows or no rows in HBM there is no split.
     """
     phase_s = curve.phase_s
     values = np.empty((5 + len(phase_s), curve.hot_rows.size))
@@ -39,9 +39,8 @@ def costs_of(curve: CostCurve) -> Float:
 def priced_costs(curve: CostCurve, prices: Float) -> Float:
     """Return costs of a shard at falling prices of HBM, shape (5 + phases, prices).
 
-    At each price, the HBM bytes, GPU seconds, DRAM seconds, DRAM bytes and hot rows of the
-    point of the curve that is cheapest there, the cost of a split included. All shards have
-    the same prices, so that the sum of their costs is cheapest for all of them together.
+    At each price these are the costs of the curve's cheapest point, the cost of a split included.
+    All shards have the same prices, so the sum of their costs is cheapest for them together.
 
     Parameters
     ----------
@@ -50,10 +49,9 @@ def priced_costs(curve: CostCurve, prices: Float) -> Float:
         Seconds per byte, falling strictly from infinity to 0.
     """
     points = costs_of(curve)
-    # In bytes instead of seconds where prices are high: the first price is infinite.
+    # Count in bytes instead of seconds at high prices: the first price is infinite.
     with np.errstate(invalid="ignore"):
-        # From the last point to the first, as the last of equal ones counts: with more rows in HBM
-        # at the same cost.
+        # Search backwards to take the last of equal points: more rows in HBM at the same cost.
         scaled = np.multiply.outer(prices[1:-1], points[BYTES, ::-1])
         scaled += points[GPU_S, ::-1]
     at = points.shape[1] - 1 - scaled.argmin(axis=1)
@@ -71,17 +69,17 @@ def costs_at_price(curve: CostCurve, price: float) -> Float:
         with np.errstate(invalid="ignore"):
             scaled = price * points[BYTES] + points[GPU_S]
         at = scaled.size - 1 - int(scaled[::-1].argmin())
-    return points[:, at].copy()  # Without the memory of all others.
+    return points[:, at].copy()  # A copy lets go of all `points`.
 
 
 def _cheapest(points: Float) -> int:
-    """Of the points with the fewest bytes, the first of the fastest."""
+    """Return the first of the fastest points among those with the fewest bytes."""
     fewest = np.flatnonzero(points[BYTES] == points[BYTES].min())
     return int(fewest[points[GPU_S, fewest].argmin()])
 
 
 def _fastest(points: Float) -> int:
-    """Of the fastest points, the first of those with the fewest bytes."""
+    """Return the first point with the fewest bytes among the fastest."""
     fastest = np.flatnonzero(points[GPU_S] == points[GPU_S].min())
     return int(fastest[points[BYTES, fastest].argmin()])
 
@@ -90,8 +88,8 @@ def _fastest(points: Float) -> int:
 class Knapsack:
     """Hot rows of each shard of one GPU, and the time and memory of the GPU with them.
 
-    `gpu_s` weighs the seconds of the phases, `phase_s` of shape (phases,). Of these, `arena_s` are
-    what arenas take besides their launches (`cost_models.CostModel.arena_costs`).
+    `gpu_s` is the weighted sum of `phase_s`, shape (phases,). `arena_s` is the part of `phase_s`
+    that arenas take besides launches (`cost_models.CostModel.arena_costs`).
     """
 
     hot_rows: tuple[int, ...]
@@ -104,7 +102,7 @@ class Knapsack:
 
 
 def least_times(sums: Float, hbm_bytes: Float | float) -> Float:
-    """Return a lower limit of the GPU time of any choice of hot rows, close to that of the best.
+    """Return a close lower bound of the GPU time of any choice of hot rows.
 
     Parameters
     ----------
@@ -115,15 +113,15 @@ def least_times(sums: Float, hbm_bytes: Float | float) -> Float:
     Returns
     -------
     float64, shape (...)
-        Infinite where not even the first price fits. Linear between prices, as if each shard
-        could be anywhere between two points of its convex hull.
+        Infinite if not even the first price fits. Linear between prices, as if each shard could
+        be anywhere between two points of its convex hull.
     """
     times: Float = _at_full_hbm(sums[..., : GPU_S + 1, :], hbm_bytes)[..., 0]
     return times
 
 
 def phases_at(sums: Float, hbm_bytes: Float | float) -> Float:
-    """About the seconds of each phase with the best choice of hot rows.
+    """Estimate the seconds of each phase with the best choice of hot rows.
 
     Parameters
     ----------
@@ -140,7 +138,7 @@ def phases_at(sums: Float, hbm_bytes: Float | float) -> Float:
 
 
 def phases_with(sums: Float, added: Float, hbm_bytes: Float) -> Float:
-    """`phases_at` of some GPUs, each with the same shard more.
+    """Return `phases_at` of some GPUs if each also served the same shard.
 
     Parameters
     ----------
@@ -166,7 +164,7 @@ def phases_with(sums: Float, added: Float, hbm_bytes: Float) -> Float:
 
 
 def _at_full_hbm(sums: Float, hbm_bytes: Float | float) -> Float:
-    """Return `sums` but bytes where HBM is full, (..., rows - 1); infinite if it never is."""
+    """Return `sums` without bytes at the price that fills HBM, (..., rows - 1); or infinity."""
     here, above, part, unfit = _point_between(sums[..., BYTES, :], hbm_bytes)
     at = np.ix_(*map(np.arange, here.shape))
     rows = np.moveaxis(sums[..., GPU_S:, :], -2, -1)
@@ -177,12 +175,12 @@ def _at_full_hbm(sums: Float, hbm_bytes: Float | float) -> Float:
 
 
 def phases_of_swaps(kept: Float, arriving: Float, hbm_bytes: Float | float) -> Float:
-    """`phases_at` of GPUs to which one of some blocks comes after another one has left.
+    """Return `phases_at` of GPUs after one block has left and another one has arrived.
 
     Parameters
     ----------
     kept : float64, shape (m, 2 + phases, prices)
-        Of all that a GPU serves once each of m blocks has left it.
+        Sums of a GPU once each of m blocks has left it.
     arriving : float64, shape (n, 2 + phases, prices), or (m, n, 2 + phases, prices)
         Where the GPUs are alike, and where they are not.
     hbm_bytes : float64, shape (m, 1), or scalar
@@ -208,10 +206,9 @@ def phases_of_swaps(kept: Float, arriving: Float, hbm_bytes: Float | float) -> F
 def _point_between(
     bytes_: Float, hbm_bytes: Float | float
 ) -> tuple[Int, Int, Float, npt.NDArray[np.bool_]]:
-    """Return the two prices between which HBM is full, and where between them, from 0 to 1.
+    """Return the two prices between which HBM is full, the point between them, and what never fits.
 
-    Of shape (...) each, where `bytes_` has shape (..., prices). The last says where not even the
-    first price fits.
+    Each has shape (...), if `bytes_` has shape (..., prices). The point is from 0 to 1.
     """
     flat = bytes_.reshape(-1, bytes_.shape[-1])
     room = np.full(bytes_.shape[:-1], hbm_bytes).reshape(-1)
@@ -220,7 +217,7 @@ def _point_between(
     here, above = np.maximum(price_index, 0), np.minimum(price_index + 1, last)
     low = flat[every, here]
     more = flat[every, above] - low
-    # Where the last price fits there is nothing more; bytes are whole, so half a byte is none.
+    # If the last price fits, so do all rows. Bytes are whole, so half a byte is none.
     part = np.minimum(np.maximum((room - low) / np.maximum(more, 0.5), 0.0), 1.0)
     if bytes_.ndim == 2:
         return here, above, part, price_index < 0
@@ -237,22 +234,22 @@ def solve_knapsack(
 ) -> Knapsack | None:
     """Put the rows that save most time per byte into `hbm_bytes`; None if nothing fits.
 
-    All shards climb their priced together until HBM is full. Between the last two price_indices,
-    those climb on that still fit, the most worth first, and one as far as there is room.
+    Lower the price for all shards together until HBM is full. Then raise single shards to the next
+    price while they fit, the most valuable first, and one of them as far as there is room.
 
     Parameters
     ----------
     priced : sequence of Float
     hbm_bytes : float
     curve_of : callable
-        The curve of the shard with that number in `priced`.
+        Returns the curve of a shard by its number in `priced`.
     """
     if not priced:
         return Knapsack((), 0.0, np.zeros(1), 0.0, 0.0, 0.0) if hbm_bytes >= 0 else None
     values = np.stack(priced)
     total = values[:, BYTES].sum(axis=0)
     price_index = int(np.searchsorted(total, hbm_bytes, side="right")) - 1
-    # Bytes rise along each priced_costs, so their sums do, up to rounding.
+    # Bytes rise with falling prices, and so do their sums, up to rounding.
     while price_index >= 0 and total[price_index] > hbm_bytes:
         price_index -= 1
     if price_index < 0:
@@ -268,7 +265,7 @@ def solve_knapsack(
 
 
 _PRICES_BELOW = 6
-"""Rungs above the last that all reach which single shards are tried on."""
+"""Number of prices below the common one that single shards are tried at."""
 
 
 def _climb(

@@ -1,4 +1,4 @@
-"""Prices of HBM at which shards are rated."""
+"""Choose the prices of HBM at which shards are rated."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from solvers.model.instance import Instance
 
 _PRICED_TABLES = 500
-"""Of more tables than these, an even sample sets the prices."""
+"""With more tables, an even sample sets the prices."""
 
 _COARSE_RATIO = 2.0
 _FINE_RATIO = 1.08
@@ -20,11 +20,11 @@ _FINE_SPAN = 8.0
 """Prices are dense around the one at which whole tables fill all HBM, up to this factor."""
 
 _LEAST_WORTH = 1e-30
-"""Bytes of HBM that are worth so much less than others are worth nothing."""
+"""Bytes of HBM are worth nothing if worth this much less than others."""
 
 
 def pareto(points: Float) -> Float:
-    """Of some points, by bytes, those with less time than all with fewer, shape (5 + phases, k).
+    """Return the points that are faster than all points with fewer bytes, (5 + phases, k).
 
     Examples
     --------
@@ -39,7 +39,7 @@ def pareto(points: Float) -> Float:
 
 
 def prices_for(whole: Sequence[Float], hbm_bytes: float) -> Float:
-    """Falling prices of a byte, in seconds, dense around the one at which tables fill the HBM.
+    """Return falling prices of a byte, in seconds, dense around the one at which HBM is full.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ def prices_for(whole: Sequence[Float], hbm_bytes: float) -> Float:
         if worth.size:
             low, high = min(low, float(worth.min())), max(high, float(worth.max()))
     least = high * _LEAST_WORTH
-    if least < np.finfo(np.float64).tiny * 2:  # Below, numbers lose digits, and become 0.
+    if least < np.finfo(np.float64).tiny * 2:  # Smaller numbers lose digits and become 0.
         return np.array([np.inf, 0.0])
     low = max(low, least)
     steps = int(np.log(high / low) / np.log(_COARSE_RATIO)) + 3
@@ -74,7 +74,7 @@ def prices_for(whole: Sequence[Float], hbm_bytes: float) -> Float:
 def prices_of(instance: "Instance") -> Float:
     """Return prices of a byte of HBM, in seconds, from infinity down to 0.
 
-    Dense around the price at which all tables, whole, would fill all HBM together.
+    They are dense around the price at which all whole tables together fill all HBM.
     """
     sample = range(0, instance.tables, 1 + instance.tables // _PRICED_TABLES)
     gpu, hbm_bytes = (
@@ -83,7 +83,7 @@ def prices_of(instance: "Instance") -> Float:
     )
     whole = [costs_of(instance.curve(instance.whole(table), gpu)) for table in sample]
     if sum(float(points[BYTES].min()) for points in whole) > hbm_bytes:
-        # Buffers do not fit: some tables have to be read in ways that need fewer.
+        # Buffers do not fit: some tables need lookups with fewer buffers.
         whole = [
             pareto(np.hstack([costs_of(instance.curve(s, gpu)) for s in instance.uncut(table)]))
             for table in sample

@@ -1,4 +1,4 @@
-"""From a plan back to placed shards of tables: the inverse of `solvers.model.build_plan`."""
+"""Read placed shards from a plan: the inverse of `solvers.model.build_plan`."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,14 +17,14 @@ _COLDS: tuple[Cold, ...] = ("staged", "uva", "host", "cached")
 
 @dataclass(frozen=True, slots=True)
 class TablePlacement:
-    """Where a table is: its shards with their GPUs and hot rows, and what every GPU holds.
+    """A table's shards with their GPUs and hot rows, and the rows that every GPU holds.
 
     Attributes
     ----------
     option : ShardingOption
-        Of a table that is all in HBM, how its cold rows would be read is a guess.
+        If all rows are in HBM, the lookup of cold rows is a guess.
     placements : tuple of Placement
-        In the order of shards; none of a data-parallel table.
+        In the order of shards; empty for a data-parallel table.
     replica : Shard or None
     """
 
@@ -39,10 +39,9 @@ class TablePlacement:
 
 
 def placements_of(instance: Instance, plan: Plan, table: str) -> TablePlacement | None:
-    """Return the table shards that a plan's shards make; None if no option or GPU matches.
+    """Return a table's placement in a plan; None if no option or GPU matches.
 
-    Sharding options of the search space are preferred where shards can be read in several ways, but
-    any option will do.
+    If shards match several options, prefer an option of the search space.
     """
     number = instance.problem.profile.table_numbers[table]
     return read_shards(
@@ -77,9 +76,9 @@ def read_shards(
     topology: Topology,
     options: Sequence[ShardingOption],
 ) -> TablePlacement | None:
-    """Return the placement of table number `number` that `shards` are, on GPUs of this machine.
+    """Return the placement of table number `number` with these shards, on this machine's GPUs.
 
-    `options` are preferred where shards can be read in several ways.
+    Prefer `options` if shards match several.
     """
     at = topology.serving_numbers
     if not shards or any(device not in at for shard in shards for device in shard.devices):
@@ -106,7 +105,7 @@ def read_shards(
 
 
 def _head_of(table: Table, replicated: Sequence[Shard], gpus: Iterable[str]) -> int | None:
-    """Return how many of the hottest rows every GPU has; None if something else is replicated."""
+    """Return how many of the hottest rows every GPU has; None if other rows are replicated."""
     if not replicated:
         return 0
     first = replicated[0]
@@ -123,9 +122,9 @@ def _options_of(
     searched: Sequence[ShardingOption],
     gpus: int,
 ) -> list[ShardingOption]:
-    """Return the sharding options that shards may be of, by their outlines.
+    """Return the sharding options that match the shards' outlines.
 
-    Servers, whose numbers are at least `gpus`, read rows in one way whatever the option says.
+    Servers, numbered from `gpus` on, pool rows in one way whatever the option says.
     """
     mine = [shard for part in by_gpu.values() for shard in part]
     on_gpus = [shard for gpu, part in by_gpu.items() for shard in part if gpu < gpus]
@@ -134,7 +133,7 @@ def _options_of(
     colds: tuple[Cold, ...] = {
         frozenset[str](): _COLDS,
         frozenset({"staged"}): ("staged",),
-        # A cache of no rows is no cache: rows are read in place.
+        # A cache without rows reads all rows in place.
         frozenset({"uva"}): ("uva", "cached"),
         frozenset({"host"}): ("host",),
         frozenset({"cached"}): ("cached",),
@@ -161,7 +160,7 @@ def _options_of(
         shape._replace(replicated_rows=replicated_rows, cold=cold, home=home)
         for cold in colds
         for shape in shapes
-        for home in sorted(homes, reverse=True)  # Any share on the drive comes last.
+        for home in sorted(homes, reverse=True)  # An open share on the drive comes last.
         if {home.dtype} == dtypes and (home.drive_share != 0) == on_drive
     ]
 
@@ -227,7 +226,7 @@ def _hot_rows(
     if len(parts) > 1:
         return None
     cached = rest[0].cache_rows if rest else count
-    # A cache of all rows is how rows in HBM are written.
+    # Plans write a cache of all rows as rows in HBM.
     return cached if cached < len(rows) or hot else None
 
 

@@ -1,6 +1,6 @@
-"""What every GPU holds: sums over replicated rows, by the GPU's kind.
+"""Sum costs over replicated rows, by the GPU's kind.
 
-A model with many small tables replicates hundreds, and a search asks for their sums at every move.
+A model may replicate hundreds of small tables, and a search needs their sums at every move.
 """
 
 from collections import Counter
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Replicas:
-    """Sums over the replicas of an assignment; see `Instance.replicated`, which keeps them.
+    """Sums over an assignment's replicas; `Instance.replicated` caches them.
 
     Attributes
     ----------
@@ -47,7 +47,7 @@ class Replicas:
 
     @cached_property
     def arenas(self) -> Counter[Arena]:
-        """Replicas in each arena."""
+        """Number of replicas in each arena."""
         return Counter(map(self._instance.arena_of, self.shards))
 
 

@@ -1,4 +1,4 @@
-"""Whether tables may be larger than HBM and DRAM, so that others have to hold the rest."""
+"""Decide whether drives or servers have to hold what HBM and DRAM have no room for."""
 
 from typing import TYPE_CHECKING
 
@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from solvers.model.instance import Instance
 
 _FILLED = 0.5
-"""Share of HBM that is taken to hold rows, not buffers, where it is asked if DRAM may be short."""
+"""Share of HBM that is assumed to hold rows instead of buffers."""
 
 
 def takes_drives(instance: "Instance") -> bool:
-    """Return whether tables may be larger than HBM and DRAM, and drives take the rest."""
+    """Return whether tables may exceed HBM and DRAM and drives take the rest."""
     topology = instance.problem.topology
     with_gpus = [host for host in topology.hosts if topology.gpus_of(host.id)]
     has_drives = all(host.drive is not None for host in with_gpus)
@@ -22,9 +22,9 @@ def takes_drives(instance: "Instance") -> bool:
 
 
 def takes_servers(instance: "Instance") -> bool:
-    """Whether tables may be larger than HBM and DRAM of hosts with GPUs, and servers take the rest.
+    """Return whether tables may exceed the memory of hosts with GPUs and servers take the rest.
 
-    GPUs' hosts are then mostly full.
+    Hosts with GPUs are then mostly full.
     """
     return instance.servers > 0 and _is_too_large(instance)
 
@@ -35,9 +35,9 @@ def _is_too_large(instance: "Instance") -> bool:
 
 
 def objective_of_servers(instance: "Instance") -> Objective:
-    """Return that in which the chain of phases counts of which a server takes longest.
+    """Return the objective of servers: the chain that takes a server longest with all tables.
 
-    With all tables. GPUs may count another one: see "The Lagrangian bound" in docs/bounds.md.
+    GPUs may count another chain: see "The Lagrangian bound" in docs/bounds.md.
     """
     schedule, last = instance.objective.schedule, instance.gpus - 1
     every = [instance.model_curve(instance.whole(t), last) for t in range(instance.tables)]

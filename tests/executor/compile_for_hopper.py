@@ -25,7 +25,7 @@ from placer.executor.backends.torch_kernels import RowReads, SegmentTable
 from placer.executor.backends.triton import key_kernels
 from placer.executor.backends.triton.triton_backend import TritonBackend
 from placer.executor.device_keys import BLOCK, WARPS
-from placer.executor.lookups.row_runs import CHUNK
+from placer.executor.lookups.steps import CHUNK
 from placer.executor.memory.arena import Arena, TieredRows
 from placer.executor.memory.directory import Moves
 from placer.executor.memory.layout import ArenaKey, ArenaSpec

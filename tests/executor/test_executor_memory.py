@@ -15,7 +15,7 @@ from triton.runtime.interpreter import GridExecutor
 from placer import AccessCdf, Feature, Plan, Table, TableProfile
 from placer.executor import BagBatch, PlacedEmbeddings, look_ahead
 from placer.executor.lookups.batch_reads import tensors_of
-from placer.executor.lookups.row_runs import CHUNK
+from placer.executor.lookups.steps import CHUNK
 from placer.plan.buffers import (
     INDEX_BYTES_HELD_PER_LOOKUP,
     INDEX_BYTES_PASSING_PER_LOOKUP,

@@ -396,6 +396,17 @@ def _full_after_two_steps() -> tuple[PlacedEmbeddings, list[BagBatch]]:
         for own in ids]  # fmt: skip
 
 
+def test_other_batches_than_those_that_were_ahead_are_new() -> None:
+    growing = placed(plan_of([_table()]), growing={"t": Growing(CAPACITY)})
+    batches = _key_batches(5, CAPACITY)
+    for prepared in look_ahead(batches[:3], growing):
+        growing(prepared)["sum"].sum().backward()
+        break
+    _step(growing, batches[3], 1)
+    assert set(batches[3].ids.tolist()) <= set(growing.live_keys("t")[0].tolist())
+    assert growing.key_counts()["t"].waiting == 0
+
+
 def test_evaluation_that_looks_ahead_gives_no_rows() -> None:
     growing = placed(plan_of([_table()]), growing={"t": Growing(CAPACITY)})
     batches = _key_batches(3, CAPACITY)

@@ -18,7 +18,7 @@ from placer.executor.backends import make_backend
 from placer.executor.backends.torch_kernels import RowReads, SegmentTable
 from placer.executor.backends.triton import triton_backend
 from placer.executor.backends.triton.triton_backend import TritonBackend
-from placer.executor.lookups.row_runs import CHUNK
+from placer.executor.lookups.steps import CHUNK
 from placer.executor.memory.arena import TieredRows
 from placer.executor.memory.directory import Moves
 from placer.executor.optimizers.rounding import stochastic_round

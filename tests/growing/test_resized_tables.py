@@ -20,13 +20,12 @@ from placer.errors import CheckpointError, PlanMismatchError
 from placer.growing import Growing, KeyMap
 from placer.growing.options import Eviction
 from placer.plan.plan import Plan
-from placer.storage.growing import resized_keys
 from placer.storage.run_state import Checkpoint
 from placer.storage.shards.table_files import keys_of
 from placer.tables import OPTIMIZERS, OptimizerName
 from placer.training.checkpoint import load, open_checkpoint
 from placer.training.config import CheckpointPolicy
-from placer.training.growing import grow_files
+from placer.training.growing import grow_files, resized_keys
 from placer.training.loop import train
 
 

@@ -43,6 +43,7 @@ def test_windows_are_as_counted_by_hand() -> None:
         assert unknown == pytest.approx(np.mean([item not in seen for item in window]))
         seen.update(window)
     assert found.unknown_of_windows[0] == 1.0
+    assert found.whole_windows == 3
     assert 0 < found.unknown_of_windows[-1] < 0.8  # A third of a window.
 
 
@@ -119,6 +120,12 @@ def test_the_command_shows_what_the_function_finds(workbench: Workbench) -> None
         ranges = [list(rate.of_windows or ()) for rate in table.hit_rates[:8]]
         assert [row[f"{name}_of_windows"] for name in names] == ranges
         assert all(low <= rate <= high for rate, (low, high) in zip(rates, ranges, strict=True))
+    answer = invoke("profile", workbench.log, "--window", "700", "--format", "json")
+    found = working_sets(open_log(workbench.log), 700)
+    for row in json.loads(answer.stdout)["ids_in_use"]:  # The last window has 100 samples.
+        table = found[row["table"]]
+        assert row["ids_of_window"] == pytest.approx(np.mean(table.distinct_of_windows[:2]))
+        assert row["new_share"] == pytest.approx(table.unknown_of_windows[1])
     table = invoke("profile", workbench.log, "--window", "100")
     assert "Ids in use" in table.stdout
     assert "10% range" in table.stdout

@@ -22,11 +22,11 @@ from placer.growing.key_map import parts_of
 from placer.growing.options import Int
 from placer.plan.plan import Plan
 from placer.storage.checkpoint import load_model, save_model
-from placer.storage.growing import grown, resized_keys
 from placer.storage.run_state import Checkpoint, Position
 from placer.storage.shards import table_files
 from placer.storage.tensor_rows import TensorRows
 from placer.tables import OPTIMIZERS
+from placer.training.growing import grown, resized_keys
 
 CAPACITY = 60
 STEPS = 6

@@ -12,55 +12,34 @@ from torch.autograd.function import once_differentiable
 
 from placer.errors import BackendError, DataError
 from placer.executor import BagBatch, ShardedEmbeddings
+from placer.executor.lookups.bag_batch import joined_weights
 
 if TYPE_CHECKING:
     from placer.adapters.pytorch.table import PlacedTable
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Lookups:
-    """Bags of ids of one call."""
-
-    ids: Tensor  # Int64 or int32, shape (lookups,).
-    offsets: Tensor  # Shape (bags + 1,)
-    weights: Tensor | None = None  # Shape (lookups,), or None: gradients flow to them.
-
-    @property
-    def batch_size(self) -> int:
-        """Number of bags."""
-        return self.offsets.numel() - 1
-
-    def to(self, device: torch.device) -> "Lookups":
-        """Return the same on a device, without gradients."""
-        weights = None if self.weights is None else self.weights.detach().to(device)
-        return Lookups(self.ids.to(device), self.offsets.to(device), weights)
-
-    def batch(self) -> BagBatch:
-        """Return the same, checked."""
-        bounds = 0, self.ids.numel()
-        return BagBatch(self.ids, self.offsets, self.batch_size, self.weights, bounds)
-
-    def single(self) -> "Lookups":
-        """Return each lookup in a bag of its own."""
-        return Lookups(self.ids, _range(self.ids.numel() + 1, self.ids), self.weights)
-
-    def without(self, padding_idx: int) -> "Lookups":
-        """Return the same without lookups of an id. Waits for the device."""
-        keep = self.ids != padding_idx
-        before = torch.nn.functional.pad(keep.cumsum(0), (1, 0))
-        weights = None if self.weights is None else self.weights[keep]
-        return Lookups(self.ids[keep], before[self.offsets], weights)
+def bags_of(ids: Tensor, offsets: Tensor, weights: Tensor | None = None) -> BagBatch:
+    """Return the bags of one call, of one feature; gradients flow to the weights."""
+    return BagBatch(ids, offsets, offsets.numel() - 1, weights, (0, ids.numel()))
 
 
-def of_rows(ids: Tensor) -> Lookups:
+def without(batch: BagBatch, padding_idx: int) -> BagBatch:
+    """Return the same without lookups of an id. Waits for the device."""
+    keep = batch.ids != padding_idx
+    before = torch.nn.functional.pad(keep.cumsum(0), (1, 0))
+    weights = None if batch.weights is None else batch.weights[keep]
+    return bags_of(batch.ids[keep], before[batch.offsets], weights)
+
+
+def of_rows(ids: Tensor) -> BagBatch:
     """Return each id of a tensor of any shape in a bag of its own."""
     flat = _checked(ids).reshape(-1)
-    return Lookups(flat, _range(flat.numel() + 1, flat))
+    return bags_of(flat, torch.arange(flat.numel() + 1, device=flat.device))
 
 
 def of_bags(
     ids: Tensor, offsets: Tensor | None, weights: Tensor | None, include_last_offset: bool
-) -> Lookups:
+) -> BagBatch:
     """Return the bags of a call of `nn.EmbeddingBag`.
 
     Ids have shape (bags, length), or (lookups,) with offsets of shape (bags,), or (bags + 1,) if
@@ -78,7 +57,7 @@ def of_bags(
         if offsets is not None:
             raise DataError("ids of shape (bags, length) are bags already; leave offsets out")
         bags, length = ids.shape
-        return Lookups(flat, _range(bags + 1, ids) * length, scales)
+        return bags_of(flat, torch.arange(bags + 1, device=ids.device) * length, scales)
     if ids.dim() != 1 or offsets is None:
         raise DataError(
             f"ids of shape {tuple(ids.shape)} {'without' if offsets is None else 'with'} offsets; "
@@ -86,13 +65,13 @@ def of_bags(
         )
     starts = _checked(offsets).to(flat.device).long()
     if include_last_offset:
-        return Lookups(flat, starts, scales)
+        return bags_of(flat, starts, scales)
     # Filled in place: a tensor made from a Python number waits for the copy to a GPU.
     end = torch.full((1,), flat.numel(), dtype=torch.int64, device=flat.device)
-    return Lookups(flat, torch.cat([starts, end]), scales)
+    return bags_of(flat, torch.cat([starts, end]), scales)
 
 
-def of_each_lookup(batch: BagBatch | Lookups, of_bags: Tensor) -> Tensor:
+def of_each_lookup(batch: BagBatch, of_bags: Tensor) -> Tensor:
     """Repeat what each bag has for each of its lookups: shape (lookups, …)."""
     bags = torch.arange(batch.batch_size, device=of_bags.device)
     return of_bags[bags.repeat_interleave(batch.offsets.diff(), output_size=batch.ids.numel())]
@@ -101,13 +80,10 @@ def of_each_lookup(batch: BagBatch | Lookups, of_bags: Tensor) -> Tensor:
 def _checked(values: Tensor) -> Tensor:
     if values.dtype not in (torch.int64, torch.int32):
         raise DataError(
-            f"ids and offsets are int64 or int32, not {values.dtype}; .to(torch.int64) makes them so"
+            f"ids and offsets are int64 or int32, not {values.dtype}; .to(torch.int64) makes them "
+            "so"
         )
     return values
-
-
-def _range(stop: int, like: Tensor) -> Tensor:
-    return torch.arange(stop, device=like.device)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -131,7 +107,7 @@ class Call:
 
     table: "PlacedTable"
     number: int  # Of the table's calls.
-    batch: BagBatch | Lookups  # What it reads; not checked yet where ranks share the table.
+    batch: BagBatch  # What it reads.
     trains: bool  # Whether its rows are updated.
     output: Output
     # The calls whose bags these are, one after the other, where it is no module's.
@@ -227,9 +203,8 @@ class LookupNode(torch.autograd.Function):
 
 def _weight_gradients(table: "PlacedTable", batch: BagBatch, gradient: Tensor) -> Tensor:
     """Of each lookup's weight its row · its bag's gradient: shape (lookups,)."""
-    lookups = Lookups(batch.ids, batch.offsets).single()
     with torch.no_grad():
-        rows = table.look_up(lookups, are_rows=True)
+        rows = table.look_up(of_rows(batch.ids), are_rows=True)
     return (rows * of_each_lookup(batch, gradient)).sum(1)
 
 
@@ -264,24 +239,15 @@ class Step:
 
 def joined(calls: Sequence[Call], device: torch.device) -> BagBatch:
     """Return all bags of several calls of a table, one after the other."""
-    ids, offsets, base = [torch.empty(0, dtype=torch.int64, device=device)], [], 0
-    for call in calls:
-        ids.append(call.batch.ids.long())
-        offsets.append(call.batch.offsets[:-1] + base)
-        base += call.batch.ids.numel()
+    none = torch.empty(0, dtype=torch.int64, device=device)
+    batches, offsets, base = [call.batch for call in calls], [none], 0
+    for batch in batches:
+        offsets.append(batch.offsets[:-1] + base)
+        base += batch.ids.numel()
     offsets.append(torch.full((1,), base, device=device))
-    weights = None
-    if any(call.batch.weights is not None for call in calls):
-        weights = torch.cat(
-            [
-                torch.ones(call.batch.ids.numel(), dtype=torch.float32, device=device)
-                if call.batch.weights is None
-                else call.batch.weights
-                for call in calls
-            ]
-        )
-    bags = sum(call.batch.batch_size for call in calls)
-    return BagBatch(torch.cat(ids), torch.cat(offsets), bags, weights, (0, base))
+    ids, bags = [batch.ids.long() for batch in batches], sum(batch.batch_size for batch in batches)
+    weights = joined_weights(ids, [batch.weights for batch in batches])
+    return BagBatch(torch.cat([none, *ids]), torch.cat(offsets), bags, weights, (0, base))
 
 
 def present_device(name: str) -> torch.device:

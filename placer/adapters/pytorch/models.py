@@ -2,22 +2,21 @@
 
 import ast
 import hashlib
-import importlib
 import sys
 import warnings
 from collections import defaultdict
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from placer.errors import PlacerError, PlanMismatchError
-from placer.executor.id_order import IdOrder, IdRange
+from placer.executor.id_order import IdOrder, blocks_of
 from placer.executor.memory.arena import TORCH_DTYPES
-from placer.executor.memory.initial_weights import CHUNK_ROWS
 from placer.tables import DType, Pooling, Table
 from placer.units import listed
 
@@ -60,21 +59,16 @@ def model_tables(model: nn.Module) -> tuple[ModelTable, ...]:
 
     A module whose weight is computed by others, as parametrizations do, is none.
     """
-    modules: dict[int, dict[int, EmbeddingModule]] = defaultdict(dict)
-    paths: dict[int, list[str]] = defaultdict(list)
-    weights: dict[int, nn.Parameter] = {}
+    held: dict[int, tuple[nn.Parameter, dict[int, EmbeddingModule], list[str]]] = {}
     for path, module in model.named_modules(remove_duplicate=False):
-        if not isinstance(module, EmbeddingModule):
-            continue
-        weight = module._parameters.get("weight")
-        if weight is None:
-            continue
-        weights[id(weight)] = weight
-        modules[id(weight)][id(module)] = module
-        paths[id(weight)].append(path)
+        weight = module._parameters.get("weight") if isinstance(module, EmbeddingModule) else None
+        if weight is not None:
+            _, modules, paths = held.setdefault(id(weight), (weight, {}, []))
+            modules[id(module)] = module
+            paths.append(path)
     return tuple(
-        ModelTable(weight, tuple(modules[key].values()), tuple(paths[key]))
-        for key, weight in weights.items()
+        ModelTable(weight, tuple(modules.values()), tuple(paths))
+        for weight, modules, paths in held.values()
     )
 
 
@@ -100,6 +94,7 @@ def match_tables(
     planned = {table.name for table in tables}
     faults = [f"names has table {name!r}, which the plan lacks" for name in names.keys() - planned]
     matched: dict[str, ModelTable] = {}
+    by_weight: dict[int, list[str]] = defaultdict(list)
     for table in tables:
         partner = _find(table.name, names.get(table.name), by_path, by_end)
         if isinstance(partner, str):
@@ -108,9 +103,13 @@ def match_tables(
             found = _faults(table, partner, holders, table.name in growing)
             faults += [f"table {table.name!r}: {fault}" for fault in found]
             matched[table.name] = partner
-    faults += _twice(matched)
-    taken = {id(partner.weight) for partner in matched.values()}
-    left = [table.path for table in in_model if id(table.weight) not in taken]
+            by_weight[id(partner.weight)].append(table.name)
+    faults += [
+        f"tables {' and '.join(map(repr, several))} are both {matched[several[0]].path!r}"
+        for several in by_weight.values()
+        if len(several) > 1
+    ]
+    left = [table.path for table in in_model if id(table.weight) not in by_weight]
     if strict and left:
         faults.append(
             f"the plan has no table for {', '.join(map(repr, left))}; plan for all tables, or pass "
@@ -162,17 +161,6 @@ def _find(
         return f"table {name!r} may be {several}; say which with names={{{name!r}: ...}}"
     shown = listed(list(map(repr, by_path)), _SHOWN) or "no embedding modules"
     return f"table {name!r} has no module; there are {shown}"
-
-
-def _twice(matched: Mapping[str, ModelTable]) -> list[str]:
-    tables: dict[int, list[str]] = defaultdict(list)
-    for name, partner in matched.items():
-        tables[id(partner.weight)].append(name)
-    return [
-        f"tables {' and '.join(map(repr, several))} are both {matched[several[0]].path!r}"
-        for several in tables.values()
-        if len(several) > 1
-    ]
 
 
 def _faults(
@@ -250,12 +238,11 @@ def tables_of_class(name: str, arguments: Sequence[str] = ()) -> tuple[list[Tabl
     >>> [(table.rows, table.dim) for table in tables], dense
     ([(1000, 8)], 0)
     """
-    module, _, attribute = name.partition(":")
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)
     try:
-        make: Any = getattr(importlib.import_module(module), attribute)
+        make: Any = resolve_name(name)
     except (ImportError, AttributeError, ValueError) as error:
         raise PlacerError(f"cannot import {name!r}: {error}; write package.module:Class") from error
     options = {}
@@ -325,8 +312,7 @@ class DrawnRows:
     def write(self, order: IdOrder) -> None:
         """Draw the blocks of which this process holds some rows of its only table."""
         (tensor, *_) = order.tensors()
-        for start in range(0, tensor.table.rows, CHUNK_ROWS):
-            block = IdRange(tensor, start, min(start + CHUNK_ROWS, tensor.table.rows))
+        for block in blocks_of(tensor):
             if order.holds(block):
                 order.write(block, self.rows(block.start, block.stop))
 

@@ -10,9 +10,10 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from placer.adapters.pytorch.calls import Lookups, of_bags, of_rows
+from placer.adapters.pytorch.calls import bags_of, of_bags, of_rows, without
 from placer.adapters.pytorch.models import ModelTable, dtype_of, model_tables, pooling_of
 from placer.errors import DataError, PlanMismatchError
+from placer.executor import BagBatch
 from placer.profile.cdf import AccessCdf
 from placer.profile.count import DenseCounts, TableOptions
 from placer.profile.counts import RowCounts
@@ -138,7 +139,7 @@ def _samples(counters: Iterable["_TableCounter"]) -> int:
 class _TableCounter:
     name: str
     table: ModelTable
-    calls: list[tuple[Pooling, Lookups]] = field(default_factory=list)
+    calls: list[tuple[Pooling, BagBatch]] = field(default_factory=list)
     features: dict[str, FeatureCounts] = field(default_factory=dict)
     poolings: dict[str, Pooling] = field(default_factory=dict)
     counts: DenseCounts = field(init=False)
@@ -150,7 +151,7 @@ class _TableCounter:
         """Take a call of a module, before its forward."""
         lookups = _lookups(module, *args, **kwargs)
         if module.padding_idx is not None:
-            lookups = lookups.without(module.padding_idx)
+            lookups = without(lookups, module.padding_idx)
         self.calls.append((pooling_of(module), lookups))
 
     def end_batch(self, samples: int) -> None:
@@ -183,10 +184,10 @@ def _lookups(
     input: torch.Tensor,
     offsets: torch.Tensor | None = None,
     per_sample_weights: torch.Tensor | None = None,
-) -> Lookups:
+) -> BagBatch:
     if isinstance(module, nn.EmbeddingBag):
         return of_bags(input, offsets, per_sample_weights, module.include_last_offset)
     rows = of_rows(input)
     bags = input.shape[0] if input.dim() else 1
     length = input.numel() // bags if bags else 0
-    return Lookups(rows.ids, torch.arange(bags + 1, device=rows.ids.device) * length)
+    return bags_of(rows.ids, torch.arange(bags + 1, device=rows.ids.device) * length)

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from placer.adapters.pytorch.calls import Output, as_they_are, of_bags, of_rows
+from placer.adapters.pytorch.calls import Output, as_they_are, of_bags, of_rows, without
 from placer.adapters.pytorch.models import EmbeddingModule
 from placer.adapters.pytorch.table import PlacedTable
 from placer.errors import DataError, PlanMismatchError
-from placer.executor.lookups.pooling import mean_from_sum, segment_max
+from placer.executor.lookups.batch_reads import mean_from_sum, segment_max
 from placer.executor.uncompiled import uncompiled
 from placer.growing import KeyMap
 
@@ -165,7 +165,7 @@ class PlacedEmbedding(StandIn):
         def padded(rows: Tensor) -> Tensor:
             return padding.expand(bags, -1).index_put((kept,), rows)
 
-        lookups = lookups.without(padding_idx).single()
+        lookups = of_rows(without(lookups, padding_idx).ids)
         return self.table.look_up(lookups, self._output(padded, *input.shape))
 
 
@@ -190,10 +190,10 @@ class PlacedEmbeddingBag(StandIn):
             raise DataError(f"per_sample_weights go with mode 'sum', not with {self.mode!r}")
         lookups = of_bags(input, offsets, per_sample_weights, self.include_last_offset)
         if self.padding_idx is not None:
-            lookups = lookups.without(self.padding_idx)
+            lookups = without(lookups, self.padding_idx)
         offsets, bags = lookups.offsets, lookups.batch_size
         if self.mode == "max":
-            lookups = lookups.single()
+            lookups = of_rows(lookups.ids)  # With weights, bags are sums.
 
         def pooled(rows: Tensor) -> Tensor:
             if self.mode == "max":

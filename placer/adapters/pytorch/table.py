@@ -8,6 +8,7 @@ or an optimizer's step does, where gradients accumulate over several passes.
 
 import itertools
 from collections.abc import Mapping
+from dataclasses import replace
 from multiprocessing.context import get_spawning_popen
 from typing import Any
 
@@ -18,12 +19,12 @@ from torch.utils.hooks import RemovableHandle
 from placer.adapters.pytorch.calls import (
     Call,
     LookupNode,
-    Lookups,
     OpenCalls,
     Output,
     as_they_are,
     joined,
     of_each_lookup,
+    of_rows,
     present_device,
 )
 from placer.adapters.pytorch.models import DrawnRows
@@ -138,7 +139,7 @@ class PlacedTable:
         return has_state or self._options["rounding"] == "stochastic"
 
     def look_up(
-        self, lookups: Lookups, output: Output | None = None, are_rows: bool = False
+        self, lookups: BagBatch, output: Output | None = None, are_rows: bool = False
     ) -> Tensor:
         """Sum of the rows of each bag, times their weights: float32, shape (bags, dim).
 
@@ -146,8 +147,9 @@ class PlacedTable:
         grow. Raises DataError if an id is no row of the table, and BackendError if there are
         several ranks by now, and this one has a table of its own.
         """
-        weights, own = lookups.weights, lookups.to(self.device)
-        batch = own if self._own is None else own.batch()
+        weights, batch = lookups.weights, lookups.to(self.device)
+        if batch.weights is not None:
+            batch = replace(batch, weights=batch.weights.detach())
         if output is None:
             output = Output((lookups.batch_size, self.table.dim), torch.float32, as_they_are)
         trains = self.trainable and torch.is_grad_enabled()
@@ -164,14 +166,14 @@ class PlacedTable:
             self.calls.clear()  # Left by a backward pass that failed.
         if self._own is not None:
             self._find_rows(call, self._own)
-        if self._anchor.device != own.ids.device:
+        if self._anchor.device != batch.ids.device:
             self._anchor = torch.zeros((), device=self.device, requires_grad=self.trainable)
         rows: Tensor = LookupNode.apply(self._anchor, weights, call)  # type: ignore[no-untyped-call]
         return rows if self._own is None else output.of_rows(rows)
 
     def _find_rows(self, call: Call, own: Embeddings) -> None:
         """Put rows in the place of a call's keys."""
-        if not (own.keys.maps and call.has_keys and isinstance(call.batch, BagBatch)):
+        if not (own.keys.maps and call.has_keys):
             return
         open_before = self.open_calls.steps() if call.trains else None
         call.batch = own.keys.rows_of(call.batch, own.features, open_before, own.id_order)
@@ -186,16 +188,14 @@ class PlacedTable:
             ids = torch.full((1,), index, device=self.device)
             output = Output((self.table.dim,), torch.float32, lambda rows: rows[0])
             with torch.no_grad():
-                lookups = Lookups(ids, torch.arange(2, device=self.device))
-                self._frozen_rows[index] = self.look_up(lookups, output, are_rows=True)
+                self._frozen_rows[index] = self.look_up(of_rows(ids), output, are_rows=True)
         return self._frozen_rows[index]
 
     def all_rows(self) -> Tensor:
         """Return the whole weight, shape (rows, dim); gradients flow to it as to a parameter."""
         self._trains_all_rows |= torch.is_grad_enabled()
         ids = torch.arange(self.table.rows, device=self.device)
-        bags = torch.arange(ids.numel() + 1, device=self.device)
-        return self.look_up(Lookups(ids, bags), are_rows=True)
+        return self.look_up(of_rows(ids), are_rows=True)
 
     def weight(self) -> Tensor:
         """Return a copy of the weight in id order, on the host."""
@@ -301,7 +301,7 @@ class PlacedTable:
         self.load_model_state(state["model"])
         self.load_optimizer_state(state["optimizer"])
 
-    def rows_of(self, batch: BagBatch | Lookups) -> Tensor:
+    def rows_of(self, batch: BagBatch) -> Tensor:
         """Return what the executor gives for a batch, with its graph, in one process."""
         rows: Tensor = self.embeddings(batch)[self.name]
         return rows

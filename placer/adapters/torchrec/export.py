@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from placer.adapters.torchrec.parts import Part, Staged, parts_of, with_fixed_rows
+from placer.adapters.torchrec.sharding import Part, Staged, parts_of, with_fixed_rows
 from placer.errors import BackendError, PlanMismatchError
 from placer.plan.plan import Plan
 from placer.plan.verify import refuse_growing, verify
@@ -27,14 +27,14 @@ def to_sharding_plan(
 ) -> Any:
     """Return the `ShardingPlan` of a plan, for `DistributedModelParallel(module, plan=...)`.
 
-    Ranks are the topology's GPUs in their order.
+    Ranks are the topology's GPUs in their order. The model is as `split_tables` left it, not
+    sharded yet; `env` is a `ShardingEnv`, which has the number of ranks.
+
+    Raises PlanError if the plan is not sound. Raises PlanMismatchError if it is for another model
+    or number of ranks, or TorchRec cannot train it right. Raises BackendError without torchrec.
 
     Parameters
     ----------
-    module : nn.Module
-        The model after `split_tables`, not sharded yet.
-    env : ShardingEnv
-        Has the number of ranks, and the process group that decides the device.
     device : torch.device or str, optional
         Where TorchRec computes; by default CUDA under NCCL, else the CPU, whose rows are in host
         memory with all kernels.
@@ -46,18 +46,10 @@ def to_sharding_plan(
     state_by_column_slice : bool
         Whether tables with row-wise Adagrad may be sharded by columns. In TorchRec each column
         slice has a state of its own, so that it trains unlike a whole table.
-
-    Raises
-    ------
-    PlanError
-        If the plan is not sound.
-    PlanMismatchError
-        If the plan is for another model or number of ranks, or TorchRec cannot train it right.
-    BackendError
-        If torchrec is not installed.
     """
     require_torchrec()
     import torch
+    import torch.distributed as dist
     from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
 
     from placer.adapters.torchrec.modules import tables_of
@@ -70,7 +62,10 @@ def to_sharding_plan(
     _require_tables(parts, tables)
     _require_rows(parts, {name: own.path for name, own in tables.items()}, prefetch_pipeline)
     modules: dict[str, Any] = {}
-    kind = _device_type(env) if device is None else torch.device(device).type
+    if device is None:
+        group = env.process_group
+        device = "cuda" if group is not None and dist.get_backend(group) == "nccl" else "cpu"
+    kind = torch.device(device).type
     for part in parts:
         _require_exact(part, state_by_column_slice=state_by_column_slice)
         _require_trainable(part, tables[part.name])
@@ -92,18 +87,10 @@ def document(
     It has the caches' load factors too. Under ``remapped`` it lists the tables that hold only
     some row ranks of a table of the plan, and which; under ``managed_collisions`` the arguments of
     the key maps of tables that grow, which `managed_collisions` takes. It needs no torchrec.
+    `module` is the path of the embedding module in the model.
 
-    Parameters
-    ----------
-    module : str
-        Path of the embedding module in the model.
-
-    Raises
-    ------
-    PlanError
-        If the plan is not sound.
-    PlanMismatchError
-        If TorchRec has no such placement.
+    Raises PlanError if the plan is not sound. Raises PlanMismatchError if TorchRec has no such
+    placement.
     """
     verify(plan)
     growing, plan = plan.growing, with_fixed_rows(plan)
@@ -310,10 +297,3 @@ def _written(plan: Plan, part: Part, device: str) -> dict[str, Any]:
     if sharding.load_factor is not None:
         own["cache_params"] = {"load_factor": sharding.load_factor}
     return own
-
-
-def _device_type(env: Any) -> str:
-    import torch.distributed as dist
-
-    group = env.process_group
-    return "cuda" if group is not None and dist.get_backend(group) == "nccl" else "cpu"

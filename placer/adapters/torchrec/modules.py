@@ -14,7 +14,7 @@ from torchrec.modules.embedding_configs import DataType, PoolingType
 from torchrec.modules.embedding_modules import get_embedding_names_by_table
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-from placer.adapters.torchrec.parts import Part
+from placer.adapters.torchrec.sharding import Part
 from placer.errors import PlanMismatchError
 from placer.executor.distributed.placement.table_routes import RankOrder
 from placer.plan.order import Ranks
@@ -84,9 +84,7 @@ def tables_of(model: nn.Module) -> dict[str, TableOfModel]:
     """Return the tables of a model's embedding modules, by name, in the model's order."""
     tables: dict[str, TableOfModel] = {}
     for path, module in collections_of(model):
-        pooled = isinstance(module, EmbeddingBagCollection)
-        configs = module.embedding_bag_configs() if pooled else module.embedding_configs()
-        weights = module.embedding_bags if pooled else module.embeddings
+        pooled, configs, weights = _contents(module)
         for config in configs:
             if config.name in tables:
                 raise PlanMismatchError(
@@ -105,6 +103,13 @@ def collections_of(model: nn.Module) -> Iterator[tuple[str, Any]]:
             yield path, module
 
 
+def _contents(collection: Any) -> tuple[bool, Sequence[Any], Any]:
+    """Return whether a collection pools, the configs of its tables, and what has their weights."""
+    if isinstance(collection, EmbeddingBagCollection):
+        return True, collection.embedding_bag_configs(), collection.embedding_bags
+    return False, collection.embedding_configs(), collection.embeddings
+
+
 class _Reading(NamedTuple):
     """How a feature reads a table: the parts, none if it is whole, and where the results are."""
 
@@ -116,7 +121,7 @@ class _Reading(NamedTuple):
 
 
 class _Chosen(NamedTuple):
-    """The lookups of a split feature: which part each reads."""
+    """The lookups of a feature: bags' lengths, and where it is split which part each reads."""
 
     lengths: Tensor
     masks: list[Tensor]
@@ -144,10 +149,7 @@ class SplitCollection(nn.Module):
         ranks: Mapping[str, Ranks],
     ) -> None:
         super().__init__()
-        self.pooled = isinstance(collection, EmbeddingBagCollection)
-        configs = (
-            collection.embedding_bag_configs() if self.pooled else collection.embedding_configs()
-        )
+        self.pooled, configs, weights = _contents(collection)
         weighted = self.pooled and collection.is_weighted()
         if not self.pooled and collection.need_indices():
             raise PlanMismatchError(
@@ -161,9 +163,9 @@ class SplitCollection(nn.Module):
         self._widths = [c.embedding_dim for c in configs for _ in c.feature_names]
         split: list[Any] = []
         for config in configs:
+            mean = self.pooled and config.pooling == PoolingType.MEAN
             if config.name in self.parts:
-                mean = self.pooled and config.pooling == PoolingType.MEAN
-                _require_splittable(collection, config.name, mean and weighted)
+                _require_splittable(config.name, weights[config.name], mean and weighted)
                 split += [_part_config(config, p, self.pooled) for p in self.parts[config.name]]
             else:
                 split.append(replace(config))
@@ -192,16 +194,16 @@ class SplitCollection(nn.Module):
             return self._pooled(outputs.to_dict(), chosen)
         return self._unpooled(outputs, chosen)
 
-    def _remap(
-        self, features: KeyedJaggedTensor
-    ) -> tuple[KeyedJaggedTensor, dict[tuple[str, str], _Chosen]]:
-        """The features that `placed_tables` reads, and which part each split lookup went to."""
+    def _remap(self, features: KeyedJaggedTensor) -> tuple[KeyedJaggedTensor, list[_Chosen]]:
+        """The features that `placed_tables` reads; of each reading, what its parts read."""
         inputs = features.to_dict()
         columns: dict[str, tuple[Tensor, Tensor, Tensor | None]] = {}
-        chosen: dict[tuple[str, str], _Chosen] = {}
+        chosen: list[_Chosen] = []
         for reading in self._readings:
             own = inputs[reading.feature]
             ids, lengths, weights = own.values(), own.lengths(), own.weights_or_none()
+            masks: list[Tensor] = []
+            chosen.append(_Chosen(lengths, masks))
             if not reading.parts:
                 columns[reading.feature] = ids, lengths, weights
                 continue
@@ -209,7 +211,6 @@ class SplitCollection(nn.Module):
             bag = torch.repeat_interleave(
                 torch.arange(lengths.numel(), device=lengths.device), lengths
             )
-            masks = []
             for part in reading.parts:
                 mask = (ranks >= part.start) & (ranks < part.stop)
                 own_lengths = torch.zeros_like(lengths)
@@ -220,7 +221,6 @@ class SplitCollection(nn.Module):
                     None if weights is None else weights[mask],
                 )
                 masks.append(mask)
-            chosen[reading.table, reading.feature] = _Chosen(lengths, masks)
         weights_of = [weights for _, _, weights in columns.values() if weights is not None]
         return (
             KeyedJaggedTensor(
@@ -241,14 +241,12 @@ class SplitCollection(nn.Module):
             self._orders[key] = RankOrder.of(listed, rows, ids.device)
         return self._orders[key].ranks_of(ids)
 
-    def _pooled(
-        self, outputs: Mapping[str, Tensor], chosen: Mapping[tuple[str, str], _Chosen]
-    ) -> KeyedTensor:
+    def _pooled(self, outputs: Mapping[str, Tensor], chosen: Sequence[_Chosen]) -> KeyedTensor:
         columns = []
-        for reading in self._readings:
+        for reading, own in zip(self._readings, chosen, strict=True):
             total = torch.stack([outputs[name] for name in reading.outputs]).sum(0)
             if reading.mean:
-                lengths = chosen[reading.table, reading.feature].lengths.clamp(min=1)
+                lengths = own.lengths.clamp(min=1)
                 total = total / lengths.unsqueeze(1).to(total.dtype)
             columns.append(total)
         return KeyedTensor(
@@ -256,32 +254,26 @@ class SplitCollection(nn.Module):
         )
 
     def _unpooled(
-        self, outputs: Mapping[str, JaggedTensor], chosen: Mapping[tuple[str, str], _Chosen]
+        self, outputs: Mapping[str, JaggedTensor], chosen: Sequence[_Chosen]
     ) -> dict[str, JaggedTensor]:
         rows = {}
-        for name, reading in zip(self._names, self._readings, strict=True):
+        for name, reading, own in zip(self._names, self._readings, chosen, strict=True):
             results = [outputs[output] for output in reading.outputs]
             if not reading.parts:
                 (rows[name],) = results
                 continue
-            own = chosen[reading.table, reading.feature]
             order = torch.cat([mask.nonzero().squeeze(1) for mask in own.masks])
             values = torch.cat([part.values() for part in results])
             rows[name] = JaggedTensor(values=values[order.argsort()], lengths=own.lengths)
         return rows
 
 
-def _require_splittable(collection: Any, name: str, weighted_mean: bool) -> None:
-    tables = (
-        collection.embedding_bags
-        if isinstance(collection, EmbeddingBagCollection)
-        else collection.embeddings
-    )
+def _require_splittable(name: str, table: Any, weighted_mean: bool) -> None:
     if weighted_mean:
         raise PlanMismatchError(
             f"table {name!r} is weighted and pooled by mean; it cannot be split"
         )
-    if getattr(tables[name].weight, "_optimizer_classes", None):
+    if getattr(table.weight, "_optimizer_classes", None):
         raise PlanMismatchError(
             f"table {name!r} has an optimizer in its backward pass already; split tables before "
             "apply_optimizer_in_backward"

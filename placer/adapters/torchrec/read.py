@@ -5,11 +5,10 @@ from dataclasses import replace
 from typing import Any
 
 from placer.adapters.torchrec.export import require_torchrec
-from placer.adapters.torchrec.parts import Part
-from placer.adapters.torchrec.sharding import sharding_of
+from placer.adapters.torchrec.sharding import Part, sharding_of
 from placer.adapters.torchrec.split import split_tables_of
 from placer.errors import PlanMismatchError
-from placer.plan.buffers import with_buffers
+from placer.plan.buffers import buffered
 from placer.plan.fields import RowOrder, SolverRecord
 from placer.plan.plan import Plan
 from placer.plan.shard import Lookup, Shard
@@ -45,28 +44,15 @@ def from_sharding_plan(
 ) -> Plan:
     """Read TorchRec's `ShardingPlan` of a model as a plan.
 
-    Parameters
-    ----------
-    module : nn.Module
-        The model, not sharded yet. Tables that `split_tables` made become the hot and the cold
-        rows of one table again.
-    topology : Topology of placer or of TorchRec
-    batch_size : int
-        Samples per GPU and step.
-    profile : Profile, optional
-        With it, the tables are the profile's, and shards have the buffers that `roofline` counts.
-    optimizer : str
-        For tables whose module names none.
-    pooling_factors : mapping of feature name to float, optional
-        Mean lookups of a bag, which TorchRec's modules do not know; 1 by default.
+    The model, `module`, is not sharded yet. Tables that `split_tables` made become the hot and the
+    cold rows of one table again. The topology is placer's or TorchRec's, `batch_size` samples per
+    GPU and step. With a profile, the tables are the profile's, and shards have the buffers that
+    `roofline` counts. `optimizer` is that of tables whose module names none, `pooling_factors` the
+    mean lookups of a bag by feature, 1 by default, which TorchRec's modules do not know.
 
-    Raises
-    ------
-    PlanMismatchError
-        If a table is missing, a kernel or sharding type has no counterpart, or TorchRec would
-        accept the plan and train it wrong: uneven row blocks, or blocks not in the order of ranks.
-    BackendError
-        If torchrec is not installed.
+    Raises PlanMismatchError if a table is missing, a kernel or sharding type has no counterpart, or
+    TorchRec would accept the plan and train it wrong: uneven row blocks, or blocks not in the order
+    of ranks. Raises BackendError if torchrec is not installed.
     """
     require_torchrec()
     from placer.adapters.torchrec.modules import tables_of
@@ -96,7 +82,7 @@ def from_sharding_plan(
     if profile is not None:
         _require_same(tables, profile)
         tables = {name: profile[name].table for name in tables}
-        shards = _buffered(shards, profile, machine, batch_size)
+        shards = buffered(shards, profile, batch_size * len(machine.gpus))
     order = {name: RowOrder("profile") for name in hot_ids}
     table_values, record = tuple(tables.values()), SolverRecord("torchrec")
     return Plan(table_values, machine, tuple(shards), order, hot_ids, batch_size, record)
@@ -190,19 +176,3 @@ def _require_same(tables: Mapping[str, Table], profile: Profile) -> None:
                 f"table {name!r} is {table.rows} × {table.dim} in the model but "
                 f"{known.rows} × {known.dim} in the profile"
             )
-
-
-def _buffered(
-    shards: list[Shard], profile: Profile, machine: Topology, batch_size: int
-) -> list[Shard]:
-    """Return the shards with their buffers; of a table's shards on a GPU one returns bags."""
-    buffered, returned = [], set()
-    for shard in shards:
-        key = (shard.table, shard.devices, shard.cols)
-        samples = batch_size * len(machine.gpus) // len(shard.devices)
-        bags = key not in returned
-        returned.add(key)
-        buffered.append(
-            with_buffers(profile[shard.table], shard, samples=samples, returns_bags=bags)
-        )
-    return buffered

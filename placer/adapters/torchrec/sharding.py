@@ -1,17 +1,24 @@
-"""A table's shards in TorchRec's words: one sharding type, one kernel, one cache load factor.
+"""A plan's tables as TorchRec holds them: of one sharding type, one kernel, one cache load factor.
 
 What a plan can say beyond that, TorchRec cannot hold: rows staged or pooled by the host, rows
 of one table in both tiers, strided row slices, uneven column slices or blocks, replicas of a part.
 Nor may what it would accept be passed on: it takes uneven row blocks, and blocks on other ranks
 than their number, without a word, and then trains other rows than it should.
+
+Where rows of a table are read in two ways, they are divided in two at one rank, and each side is a
+table by itself. Where only the order of rows is not that of ids, and the table is divided by rows,
+it is one table of rows in that order. Either way ids become ranks before the lookup. Tables that
+grow are row-wise, behind a multi-probe zero-collision hash (MPZCH).
 """
 
 from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import Any, Literal, NamedTuple
 
 from placer.errors import PlanMismatchError
-from placer.plan.shard import Shard
+from placer.plan.plan import Plan
+from placer.plan.shard import Lookup, Shard
 from placer.tables import Table
 from placer.topology.topology import Topology
 
@@ -127,7 +134,8 @@ def _blocks(
         for shard, rank in parts
     )
     # The first block of each column slice.
-    slices = {block.first_column: block for block in sorted(blocks, reverse=True, key=_position)}
+    by_position = sorted(blocks, reverse=True, key=attrgetter("first_row", "first_column"))
+    slices = {block.first_column: block for block in by_position}
     firsts = [slices[column] for column in sorted(slices)]
     columns_divided = any(block.width < table.dim for block in blocks)
     if columns_divided:
@@ -168,13 +176,155 @@ def _blocks(
     )
 
 
-def _position(block: Block) -> tuple[int, int]:
-    return block.first_row, block.first_column
-
-
 def _row_blocks(table: Table, first: Block, ranks: list[int]) -> list[Block]:
     """Return TorchRec's blocks of the columns of `first` on these ranks."""
     return [
         first._replace(rows=stop - start, first_row=start, rank=rank)
         for (start, stop), rank in zip(even_blocks(table.rows, len(ranks)), ranks, strict=True)
     ]
+
+
+Staged = Literal["uva", "cached"]
+"""How TorchRec reads the rows that a plan stages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A table of TorchRec's that holds the ranks `start`..`stop` of a plan's table."""
+
+    # The table's own name, where it is whole and its rows are in the order of ids; else that name
+    # with ``__hot``, ``__cold`` or ``__ranked`` behind it.
+    name: str
+    table: Table  # As TorchRec has it: of `stop` − `start` rows.
+    source: str  # Name of the plan's table.
+    start: int
+    stop: int
+    sharding: Sharding  # How TorchRec places it.
+
+    @property
+    def remapped(self) -> bool:
+        """Whether ids must become ranks before this table is read."""
+        return self.name != self.source
+
+
+def parts_of(plan: Plan, table: Table, *, staged_as: Staged | None = None) -> tuple[Part, ...]:
+    """Return the tables that TorchRec needs for a table of a plan.
+
+    Rows that the plan stages, which TorchRec cannot do, are read in place or through a cache of the
+    plan's staging rows, as `staged_as` says. Raises PlanMismatchError, which names the table and
+    says why, if TorchRec has no such placement.
+    """
+    shards = tuple(_readable(shard, staged_as) for shard in plan.shards_by_table[table.name])
+    if not shards:
+        raise PlanMismatchError(f"the plan has no shard of table {table.name!r}")
+    hosts = plan.topology.hosts_by_id
+    for shard in shards:
+        if any(device in hosts for device in shard.devices):
+            raise PlanMismatchError(
+                f"table {table.name!r}: rows {list(shard.rows)} are served by "
+                f"{', '.join(shard.devices)}; TorchRec's ranks are GPUs"
+            )
+    try:
+        sharding = sharding_of(plan.topology, table, shards)
+    except PlanMismatchError as refusal:
+        sides = _sides(plan, table, shards)
+        if sides:
+            return sides
+        if any(shard.lookup == "staged" for shard in shards):
+            hint = "or say staged_as='uva' or 'cached' to have staged rows read so"
+            raise PlanMismatchError(f"{refusal}; {hint}") from None
+        raise
+    ordered = plan.order_of(table.name).kind == "profile"
+    row_wise = sharding.kind in ("row_wise", "table_row_wise", "grid_shard")
+    name = f"{table.name}__ranked" if ordered and row_wise else table.name
+    return (Part(name, table, table.name, 0, table.rows, sharding),)
+
+
+def _readable(shard: Shard, staged_as: Staged | None) -> Shard:
+    """Return a shard whose staged rows are read as the user said."""
+    if shard.lookup != "staged" or staged_as is None or not shard.row_count:
+        return shard
+    lookup: Lookup = staged_as
+    cache_rows = max(1, shard.staging_rows) if staged_as == "cached" else 0
+    return replace(shard, lookup=lookup, cache_rows=cache_rows, staging_rows=0)
+
+
+def _sides(plan: Plan, table: Table, shards: Sequence[Shard]) -> tuple[Part, ...]:
+    """Return the hot and the cold rows of a table that TorchRec can have as two; none if it cannot.
+
+    The two are read or replicated in different ways: two tables are for that, and not for row
+    blocks of other sizes than TorchRec's.
+    """
+    for edge in sorted({start for shard in shards if (start := shard.rows[0])}):
+        hot = {(s.lookup, len(s.devices) > 1) for s in shards if s.rows[0] < edge}
+        cold = {(s.lookup, len(s.devices) > 1) for s in shards if s.rows[1] > edge}
+        if hot & cold:
+            continue
+        spans = (0, edge, "hot"), (edge, table.rows, "cold")
+        try:
+            return tuple(_part(plan, table, shards, *span) for span in spans)
+        except PlanMismatchError:
+            continue
+    return ()
+
+
+def _part(
+    plan: Plan, table: Table, shards: Sequence[Shard], start: int, stop: int, suffix: str
+) -> Part:
+    """Return the part of a table with the ranks `start`..`stop`."""
+    name = f"{table.name}__{suffix}"
+    own = replace(table, name=name, rows=stop - start)
+    moved = [
+        replace(shard, table=name, rows=(first - start, last - start, step))
+        for shard in shards
+        for first, last, step in (shard.rows,)
+        if shard.row_count and start <= first and last <= stop
+    ]
+    return Part(name, own, table.name, start, stop, sharding_of(plan.topology, own, moved))
+
+
+def with_fixed_rows(plan: Plan) -> Plan:
+    """Return the plan with tables that grow as fixed ones, in row blocks as TorchRec has them.
+
+    They get as many rows on each GPU, up to one more than the plan has there.
+    """
+    if not plan.growing:
+        return plan
+    tables = dict(plan.tables_by_name)
+    shards: list[Shard] = []
+    for name in plan.growing:
+        own = row_wise_shards(plan, name, "TorchRec's MPZCH", eviction="lru", admission=1, ttl=0)
+        size = max(shard.row_count for shard in own)
+        tables[name] = replace(tables[name], rows=size * len(own))
+        shards += [
+            replace(shard, rows=(size * rank, size * (rank + 1), 1))
+            for rank, shard in enumerate(own)
+        ]
+    fixed = tuple(shard for shard in plan.shards if shard.table not in plan.growing)
+    return replace(plan, tables=tuple(tables.values()), shards=(*fixed, *shards), growing={})
+
+
+def row_wise_shards(plan: Plan, table: str, trainer: str, **has: Any) -> list[Shard]:
+    """Return the shards of a table that grows, one a GPU, all as many rows or one less.
+
+    Raises PlanMismatchError if it has others, or grows in another way than `has` says, which the
+    `trainer` has alone. No row is of one id for good, so that any slices of so many rows are alike.
+    """
+    how, gpus = plan.growing[table], [gpu.id for gpu in plan.topology.gpus]
+    for name, value in has.items():
+        if getattr(how, name) != value:
+            raise PlanMismatchError(
+                f"table {table!r} grows with {name} {getattr(how, name)}, which {trainer} does not "
+                f"have; set it to {value} in the plan, and run `placer verify --seal`"
+            )
+    dim, most = plan.tables_by_name[table].dim, -(-how.rows // len(gpus))
+    held = [shard for shard in plan.shards_by_table[table] if shard.row_count]
+    own = {shard.devices: shard for shard in held if shard.width == dim}
+    is_even = all(shard.row_count in (most, most - 1) for shard in held)
+    if not is_even or len(held) != len(gpus) or set(own) != {(gpu,) for gpu in gpus}:
+        raise PlanMismatchError(
+            f"table {table!r} grows, and {trainer} has such tables in slices of as many rows on "
+            f"each of the {len(gpus)} GPUs; make its shards' rows [i, {how.rows}, {len(gpus)}] on "
+            "the i-th, from 0, in the plan, and run `placer verify --seal`"
+        )
+    return [own[(gpu,)] for gpu in gpus]

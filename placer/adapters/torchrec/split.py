@@ -2,19 +2,20 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.distributed.tensor import DTensor
 
 from placer.adapters.torchrec.export import require_torchrec
-from placer.adapters.torchrec.parts import Part, Staged, parts_of
+from placer.adapters.torchrec.sharding import Part, Staged, parts_of
 from placer.errors import CheckpointError, PlanMismatchError
 from placer.plan.order import Ranks
 from placer.plan.plan import Plan
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 _KEY = re.compile(
     r"(?P<path>.*?)placed_tables\.(?P<kind>embedding_bags|embeddings)\."
@@ -79,18 +80,11 @@ def managed_collisions(
 ) -> Any:
     """Return TorchRec's `ManagedCollisionCollection` of tables that grow.
 
-    Parameters
-    ----------
-    options : mapping of table name to arguments
-        ``managed_collisions`` of `document`, or of the file of `placer export --to torchrec`.
-    configs : sequence of EmbeddingBagConfig or EmbeddingConfig
-        Of the same tables, with as many ``num_embeddings`` as the options have ``zch_size``.
-    device : torch.device
+    The options, by table, are ``managed_collisions`` of `document`, or of the file of
+    `placer export --to torchrec`. The configs, `EmbeddingBagConfig` or `EmbeddingConfig`, are of
+    the same tables, with as many ``num_embeddings`` as the options have ``zch_size``.
 
-    Raises
-    ------
-    BackendError
-        If torchrec is not installed.
+    Raises BackendError if torchrec is not installed.
     """
     require_torchrec()
     from torchrec.modules import hash_mc_evictions as evictions
@@ -113,7 +107,7 @@ def managed_collisions(
     return ManagedCollisionCollection(modules, configs)
 
 
-def merge_state_dict(state_dict: Mapping[str, Any], module: Any) -> dict[str, "Tensor"]:
+def merge_state_dict(state_dict: Mapping[str, Any], module: Any) -> dict[str, Tensor]:
     """Return a state as the model before `split_tables` has it: whole tables, rows in id order.
 
     `state_dict` is that of the split model, `module`, sharded by TorchRec or not. Collective where
@@ -134,7 +128,7 @@ def merge_state_dict(state_dict: Mapping[str, Any], module: Any) -> dict[str, "T
     return merged
 
 
-def split_state_dict(state_dict: Mapping[str, Any], module: Any) -> dict[str, "Tensor"]:
+def split_state_dict(state_dict: Mapping[str, Any], module: Any) -> dict[str, Tensor]:
     """Return the state of the model before `split_tables`, as the split one has it.
 
     `state_dict` is of whole tables, rows in id order; `module` the split model, sharded or not.
@@ -155,7 +149,7 @@ def load_state_dict(module: Any, state_dict: Mapping[str, Any]) -> None:
 
 def merge_optimizer_state_dict(
     state_dict: Mapping[str, Any], module: Any
-) -> dict[str, dict[str, dict[str, "Tensor"]]]:
+) -> dict[str, dict[str, dict[str, Tensor]]]:
     """Return the state of TorchRec's fused optimizers for whole tables, rows in id order.
 
     `state_dict` is ``model.fused_optimizer.state_dict()``; what is returned has the same form,
@@ -220,10 +214,8 @@ def _flat(state_dict: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _values_of(keys: Iterable[str], state: Mapping[str, Any], module: Any) -> dict[str, "Tensor"]:
+def _values_of(keys: Iterable[str], state: Mapping[str, Any], module: Any) -> dict[str, Tensor]:
     """Return values by the split model's keys, from the state before `split_tables`."""
-    import torch
-
     split, values = split_tables_of(module), {}
     for key in keys:
         name, own = _whole_key(key, split)
@@ -231,14 +223,12 @@ def _values_of(keys: Iterable[str], state: Mapping[str, Any], module: Any) -> di
             raise CheckpointError(f"the state lacks {name!r}")
         value = values[key] = state[name]
         if own is not None:
-            values[key] = value[torch.from_numpy(_ids(own.part, own.ranks)).to(value.device)]
+            values[key] = value[_ids(own.part, own, value.device)]
     return values
 
 
 def _load(targets: Mapping[str, Any], state: Mapping[str, Any], module: Any) -> None:
     """Copy whole tensors into what this rank has of them."""
-    import torch
-
     with torch.no_grad():
         for key, value in _values_of(targets, state, module).items():
             target = targets[key]
@@ -251,29 +241,25 @@ def _load(targets: Mapping[str, Any], state: Mapping[str, Any], module: Any) -> 
                 tensor.copy_(value[_span(tensor, offsets)])
 
 
-def _ids(part: Part, ranks: Ranks) -> Any:
+def _ids(part: Part, own: Split, device: torch.device) -> Tensor:
     """Return the ids of a part's rows, in its order, int64, shape (rows of the part,)."""
-    if not part.remapped:
-        return np.arange(part.stop, dtype=np.int64)
-    unlisted = np.arange(max(part.start, ranks.listed.size), part.stop, dtype=np.int64)
-    return np.concatenate((ranks.listed[part.start : part.stop], ranks.unlisted_ids(unlisted)))
+    ids = own.ranks.ids(np.arange(part.start, part.stop, dtype=np.int64))
+    return torch.from_numpy(ids).to(device)
 
 
-def _joined(key: str, own: Split, state: Mapping[str, Any]) -> "Tensor":
+def _joined(key: str, own: Split, state: Mapping[str, Any]) -> Tensor:
     """Return a whole table from its parts, one of which has this key."""
-    import torch
-
     like: Tensor = state[key]
     table = like.new_empty((max(part.stop for part in own.parts), *like.shape[1:]))
     for part in own.parts:
         name = key.replace(f".{own.part.name}.", f".{part.name}.")
         if name not in state:
             raise CheckpointError(f"the state lacks {name!r}, a part of table {part.source!r}")
-        table[torch.from_numpy(_ids(part, own.ranks)).to(table.device)] = state[name]
+        table[_ids(part, own, table.device)] = state[name]
     return table
 
 
-def _span(tensor: "Tensor", offsets: Iterable[int]) -> tuple[slice, ...]:
+def _span(tensor: Tensor, offsets: Iterable[int]) -> tuple[slice, ...]:
     """Return where a shard with these offsets is in the whole tensor."""
     return tuple(
         slice(first, first + size) for first, size in zip(offsets, tensor.shape, strict=True)
@@ -282,11 +268,6 @@ def _span(tensor: "Tensor", offsets: Iterable[int]) -> tuple[slice, ...]:
 
 def _whole(value: Any) -> Any:
     """Return a tensor with all its shards, on rank 0; None on other ranks."""
-    import torch
-    import torch.distributed as dist
-    from torch.distributed._shard.sharded_tensor.api import ShardedTensor
-    from torch.distributed.tensor import DTensor
-
     if isinstance(value, DTensor):
         return value.full_tensor().detach()
     if not isinstance(value, ShardedTensor):
@@ -300,14 +281,11 @@ def _whole(value: Any) -> Any:
     return out
 
 
-def _gathered(flat: Mapping[str, Any]) -> dict[str, "Tensor"]:
+def _gathered(flat: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return the tensors of all ranks, whole, on rank 0; nothing on others.
 
     A rank has no entry for a table of which it has no shard, so each sends what it has.
     """
-    import torch
-    import torch.distributed as dist
-
     mine = [
         (key, tuple(value.shape), offsets, tensor.cpu())
         for key, value in flat.items()
@@ -326,8 +304,6 @@ def _gathered(flat: Mapping[str, Any]) -> dict[str, "Tensor"]:
 
 def _local(value: Any) -> list[tuple[Any, Any]]:
     """Return the shards of a tensor that this rank has, and their offsets."""
-    from torch.distributed._shard.sharded_tensor.api import ShardedTensor
-
     if isinstance(value, ShardedTensor):
         return [(shard.tensor, shard.metadata.shard_offsets) for shard in value.local_shards()]
     return [(value, [0] * value.dim())]

@@ -28,8 +28,7 @@ from placer.executor.growing_keys import GrowingKeys
 from placer.executor.local.hit_rates import LookupCounts
 from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.lookups.batch_reads import ArenaReads, FeatureRead, keep_until_used
-from placer.executor.lookups.row_runs import Runs
-from placer.executor.lookups.steps import ArenaStep, Moved, Ticket, Window
+from placer.executor.lookups.steps import ArenaStep, Moved, Runs, Ticket, Window
 from placer.executor.memory.arena import Arena, allocate
 from placer.executor.memory.directory import Moves
 from placer.executor.memory.layout import ArenaSpec

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from placer.executor.lookups.batch_reads import ArenaReads
-from placer.executor.lookups.row_runs import Runs
-from placer.executor.lookups.steps import ArenaStep
+from placer.executor.lookups.steps import ArenaStep, Runs
 from placer.executor.memory.arena import Arena, TieredRows
 from placer.executor.memory.directory import Moves
 from placer.executor.memory.layout import ArenaSpec

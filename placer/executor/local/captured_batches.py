@@ -42,21 +42,12 @@ class CapturedBatch:
     fault: Tensor
     steps: tuple[ArenaStep, ...]
     graph: torch.cuda.CUDAGraph
-    ticket: "weakref.ref[Ticket] | None" = None
-
-    def last_ticket(self) -> Ticket | None:
-        """Return the ticket of the last step, if something still refers to it."""
-        return None if self.ticket is None else self.ticket()
+    # Of the last step, if something still refers to it.
+    ticket: Callable[[], Ticket | None] = lambda: None
 
 
 class CapturedBatches:
-    """Captures how a module finds batches, where all its rows are in HBM.
-
-    Parameters
-    ----------
-    runtime : Runtime
-    features : sequence of FeatureRead
-    """
+    """Captures how a module finds batches, where all its rows are in HBM."""
 
     def __init__(self, runtime: Runtime, features: Sequence[FeatureRead]) -> None:
         self._runtime, self._features = runtime, features
@@ -88,7 +79,7 @@ class CapturedBatches:
         if batch.weights is not None or torch.cuda.is_current_stream_capturing():
             return None
         graphs = self._captured.get(shape, [])
-        captured = next((each for each in graphs if not backend.is_open(each.last_ticket())), None)
+        captured = next((each for each in graphs if not backend.is_open(each.ticket())), None)
         if captured is None:
             self._seen = self._seen + 1 if shape == self._last else 1
             self._last = shape

@@ -16,9 +16,11 @@ from placer.executor.growing_keys import GrowingKeys, KeyStep
 from placer.executor.lookups.batch_reads import Segment
 from placer.executor.lookups.steps import ArenaStep
 from placer.executor.memory.arena import Arena
+from placer.executor.memory.layout import Layout
 from placer.executor.optimizers.rule import Rule
 from placer.executor.phases import phase
 from placer.executor.scaled_gradients import refuse_scaled
+from placer.plan.plan import Plan
 
 if TYPE_CHECKING:
     from placer.executor.distributed.row_sums import RowTotals
@@ -26,40 +28,46 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Runtime:
-    """The memory, kernels and constants of a step.
-
-    Attributes
-    ----------
-    arenas : tuple of Arena
-    backend : Backend
-    eps, betas, stochastic
-        Constants of the optimizers; see `Rule`.
-    lr : float32, shape (), on the computing device
-    updates : int64, shape (), on the computing device
-        Updates so far.
-    keys : GrowingKeys
-        Of tables that grow.
-    whole_rows : RowTotals or None
-        For tables of whose rows only some columns are here.
-    passes : int
-        Backward passes so far.
-    """
+    """The memory, kernels and constants of a step."""
 
     arenas: tuple[Arena, ...]
     backend: Backend
+    # Constants of the optimizers; see `Rule`.
     eps: float
     betas: tuple[float, float]
     stochastic: bool
+    # On the computing device, shape (): float32, and the number of updates so far, int64.
     lr: Tensor
     updates: Tensor
-    keys: GrowingKeys
-    whole_rows: "RowTotals | None" = None
-    passes: int = 0
+    keys: GrowingKeys  # Of tables that grow.
+    whole_rows: "RowTotals | None" = None  # For tables of whose rows only some columns are here.
+    passes: int = 0  # Backward passes so far.
 
     def rule(self, arena: Arena) -> Rule:
         """Return the optimizer of an arena as it stands."""
         optimizer = arena.spec.key.optimizer
         return Rule(optimizer, self.lr, self.eps, self.updates, *self.betas, self.stochastic)
+
+    def memory_use(self, plan: Plan, layout: Layout) -> dict[tuple[str, str], int]:
+        """Bytes by (device id, purpose); see `placer.executor.embeddings.Embeddings.memory_use`."""
+        held: dict[tuple[str, str], int] = defaultdict(int)
+        for arena in self.arenas:
+            for part in arena.spec.ranges:
+                size = (part.stop - part.start) * arena.home_bytes(part.dtype)
+                held[part.home, part.memory] += size
+            if arena.row_cache is None:
+                continue
+            for shard in arena.spec.cache_ranges:
+                entries = shard.staging_rows + shard.cache_rows
+                size = arena.row_cache.directory.nbytes * entries
+                share = size // max(arena.row_cache.entries, 1)
+                held[shard.device, "pool"] += entries * arena.row_bytes + share
+        for name, column_slices in layout.column_slices.items():
+            maps = [columns.slots for columns in column_slices if columns.slots is not None]
+            if size := sum(slots.nbytes for slots in maps):
+                server = plan.shards_by_table[name][0].devices[0]
+                held[server, "row_maps"] += size
+        return dict(held)
 
 
 class FusedLookup(torch.autograd.Function):

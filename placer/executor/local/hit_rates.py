@@ -18,26 +18,16 @@ ALL_STEPS, EVERY = 64, 8
 
 @dataclass(frozen=True, slots=True)
 class HitRates:
-    """Lookups since the model was made, or since they were last reset.
+    """Lookups since the model was made, or since they were last reset."""
 
-    Attributes
-    ----------
-    lookups : int
-        All lookups. A row with several column slices counts once for each slice.
-    home_lookups : int
-        Of rows that the plan keeps in HBM.
-    row_cache : RowCacheStats
-        Of staged and cached rows. Other rows are read in place or pooled by the host.
-    tables : mapping of table name to float
-        Share of each table's lookups that HBM served, weighted by columns where a table has several
-        column slices. Counted in the first `ALL_STEPS` steps and in one of `EVERY` after them.
-        Without tables that were not read; empty before `Embeddings.count_by_table`, and where
-        several processes share the tables.
-    """
-
-    lookups: int
-    home_lookups: int
+    lookups: int  # All. A row with several column slices counts once for each slice.
+    home_lookups: int  # Of rows that the plan keeps in HBM.
+    # Of staged and cached rows. Other rows are read in place or pooled by the host.
     row_cache: RowCacheStats
+    # Share of each table's lookups that HBM served, weighted by columns where a table has several
+    # column slices. Counted in the first `ALL_STEPS` steps and in one of `EVERY` after them.
+    # Without tables that were not read; empty before `Embeddings.count_by_table`, and where
+    # several processes share the tables.
     tables: Mapping[str, float] = field(default_factory=dict, compare=False)
 
     @property
@@ -71,36 +61,25 @@ class LookupCounts:
         stands_for = 1 if self._step <= ALL_STEPS else EVERY
         is_captured = slots.is_cuda and torch.cuda.is_current_stream_capturing()
         if self.by_table and self._step % stands_for == 0 and not is_captured and slots.numel():
-            self._add_tables(slots, spec, reads, row_cache, stands_for * spec.key.width)
+            columns = stands_for * spec.key.width
+            here = (slots >= 0) & (slots < spec.home)
+            if row_cache is not None:
+                here |= row_cache.find(slots) >= 0
+            for segment in reads.segments:
+                start, stop = segment.lookups
+                table, hits = segment.columns.table, here[start:stop].sum() * columns
+                self._read[table] += (stop - start) * columns
+                self._in_hbm[table] = self._in_hbm[table] + hits if table in self._in_hbm else hits
         self._lookups += slots.numel()
         if spec.home == spec.rows:
             self.home += slots.numel()
-        elif (
-            row_cache is None and spec.home
-        ):  # Otherwise the kernel that sorts the slots counts them.
+        elif row_cache is None and spec.home:  # Else the kernel that sorts the slots counts them.
             self.home += ((slots >= 0) & (slots < spec.home)).sum()
 
     def add_captured(self, lookups: int) -> None:
         """Count a step that a CUDA graph ran; the graph itself adds what the device counts."""
         self._step += 1
         self._lookups += lookups
-
-    def _add_tables(
-        self,
-        slots: Tensor,
-        spec: ArenaSpec,
-        reads: ArenaReads,
-        row_cache: RowCache | None,
-        columns: int,
-    ) -> None:
-        here = (slots >= 0) & (slots < spec.home)
-        if row_cache is not None:
-            here |= row_cache.find(slots) >= 0
-        for segment in reads.segments:
-            start, stop = segment.lookups
-            table, hits = segment.columns.table, here[start:stop].sum() * columns
-            self._read[table] += (stop - start) * columns
-            self._in_hbm[table] = self._in_hbm[table] + hits if table in self._in_hbm else hits
 
     def read(self, row_caches: Sequence[RowCache]) -> HitRates:
         """Return the counts so far, with those of row caches; waits for the device."""

@@ -7,39 +7,22 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from placer.executor.embeddings import Embeddings
 from placer.executor.id_order import IdOrder, IdRange
-from placer.executor.memory.arena import Arena, TieredRows
+from placer.executor.local.fused_lookup import Runtime
+from placer.executor.memory.arena import TieredRows
 from placer.executor.memory.layout import ArenaSlice, Layout
 from placer.executor.streams import sent
-from placer.plan.plan import Plan
-from placer.tables import OPTIMIZER_STATE, OptimizerName, Table
+from placer.tables import OPTIMIZER_STATE, Table
 
 
 class LocalIdOrder(IdOrder):
-    """Tables that this process has alone; see `IdOrder`.
+    """Tables that this process has alone; see `IdOrder`. Rows are collected on their device."""
 
-    Parameters
-    ----------
-    plan, optimizers, counts_updates
-        See `IdOrder`.
-    layout : Layout
-    arenas : tuple of Arena
-    updates : int64, shape (), on the computing device
-        Updates so far; rows are collected on its device.
-    """
-
-    def __init__(
-        self,
-        plan: Plan,
-        optimizers: Mapping[str, OptimizerName],
-        counts_updates: bool,
-        layout: Layout,
-        arenas: tuple[Arena, ...],
-        updates: Tensor,
-    ) -> None:
-        super().__init__(plan, optimizers, counts_updates)
-        self._layout, self._arenas, self._updates = layout, arenas, updates
-        self._device = updates.device
+    def __init__(self, embeddings: Embeddings, layout: Layout, runtime: Runtime) -> None:
+        super().__init__(embeddings.plan, embeddings.optimizers, embeddings.counts_updates)
+        self._layout, self._arenas, self._updates = layout, runtime.arenas, runtime.updates
+        self._device = embeddings.device
 
     def synchronize(self) -> None:
         if self._device.type == "cuda":
@@ -125,8 +108,6 @@ class LocalIdOrder(IdOrder):
             rows = arena.weights if name == "weight" else arena.state
             assert rows is not None, "SGD's state has no names to ask for"
             width = columns.cols[1] - columns.cols[0]
-            names = (
-                ("weight",) if name == "weight" else OPTIMIZER_STATE[self.optimizers[table.name]]
-            )
-            first = names.index(name) * width
+            states = OPTIMIZER_STATE[self.optimizers[table.name]]
+            first = 0 if name == "weight" else states.index(name) * width
             yield columns, rows, slice(*columns.cols), slice(first, first + width)

@@ -31,22 +31,12 @@ def look_ahead(batches: Iterable[Any], embeddings: "Embeddings") -> Generator[An
     is due, after the steps before it. Over many ranks, an error that only some of them meet is
     raised at once.
 
-    Parameters
-    ----------
-    batches : iterable of BagBatch, or of tuples whose first element is one
-        The other elements of a tuple are passed through. A tuple whose first element is None, such
-        as a batch that is not trained on, is passed through as it is.
-    embeddings : PlacedEmbeddings or ShardedEmbeddings
+    Batches are `BagBatch`, or tuples whose first element is one: the other elements are passed
+    through, as is a whole tuple whose first element is None, such as a batch that is not trained
+    on. What comes out has a `PreparedBatch` in the place of each. Train on it before asking for the
+    next; no other batch may be prepared meanwhile.
 
-    Yields
-    ------
-    PreparedBatch, or tuple with one in the place of the BagBatch
-        Train on each before asking for the next; no other batch may be prepared meanwhile.
-
-    Raises
-    ------
-    DataError
-        If an item is neither a batch nor such a tuple.
+    Raises DataError if an item is neither a batch nor such a tuple.
 
     Examples
     --------

@@ -4,6 +4,7 @@ import copy
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -17,7 +18,6 @@ from placer.executor.local.captured_batches import CapturedBatches
 from placer.executor.local.fused_lookup import FusedLookup, Runtime
 from placer.executor.local.hit_rates import HitRates
 from placer.executor.local.local_id_order import LocalIdOrder
-from placer.executor.local.memory_use import memory_use
 from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.lookups.batch_reads import (
     ArenaReads,
@@ -63,11 +63,14 @@ class PlacedEmbeddings(Embeddings):
     once; what the plan says about capacity is enforced all the same. Backends ``numba`` and
     ``torch`` keep both tiers in host memory and read every row in place, whatever its lookup.
     ``triton`` and ``tiered`` keep the tiers apart: rows are read as the plan says, staged rows
-    ahead of their step where batches go through `prefetch`.
+    ahead of their step where batches go through `prefetch`. ``auto`` takes the fastest.
+
+    Raises PlanMismatchError if the plan is unsound, or `weights` names unknown tables or has other
+    shapes; CapacityError if it places more bytes on a device than that has; BackendError if the
+    backend is not there.
 
     Parameters
     ----------
-    plan : Plan
     lr, eps : float
         Learning rate, and the term added to √state.
     betas : (float, float)
@@ -84,7 +87,6 @@ class PlacedEmbeddings(Embeddings):
     padding_idx : mapping of feature name to id, or None
         Lookups of this id are dropped: they add nothing, are not counted in a mean and get
         no gradient. It may lie outside the table, such as −1.
-    backend : {"auto", "numba", "torch", "triton", "tiered"}
     cache_policy : {"lfu", "rank"}
         Which rows of cached shards make room for others: those looked up least of late, or
         those that the plan ranks last.
@@ -98,15 +100,6 @@ class PlacedEmbeddings(Embeddings):
     whole_rows : RowTotals, optional
         Of tables of which the plan has some columns only, while other processes have the rest:
         row-wise Adagrad asks it for Σ g² over whole rows.
-
-    Raises
-    ------
-    PlanMismatchError
-        If the plan is unsound, or `weights` names unknown tables or has other shapes.
-    CapacityError
-        If the plan places more bytes on a device than it has.
-    BackendError
-        If the backend is not there.
 
     Examples
     --------
@@ -189,11 +182,7 @@ class PlacedEmbeddings(Embeddings):
     def part(self, plan: Plan, whole_rows: "RowTotals | None" = None) -> "PlacedEmbeddings":
         """Return some of the tables in the same memory, with their own learning rate and updates.
 
-        Parameters
-        ----------
-        plan : Plan
-            Of these tables; its features read them.
-        whole_rows : RowTotals, optional
+        The plan is of these tables; its features read them.
         """
         names = [table.name for table in plan.tables]
         runtime, part = self._runtime, copy.copy(self)
@@ -244,18 +233,11 @@ class PlacedEmbeddings(Embeddings):
         Results are equal to the bit with and without it. A step is open from here to the end of
         its backward pass, and rows that an open step reads stay where they are. The plan has
         staging rows for one batch ahead; with more batches ahead, some rows may have to be read
-        in place.
+        in place. The batch is on the device, or on the host, pinned if it shall be copied without
+        waiting.
 
-        Parameters
-        ----------
-        batch : BagBatch
-            On the host, pinned if it shall be copied without waiting, or on the device.
-
-        Raises
-        ------
-        DataError
-            If an id is no row of its table, or the batch is of other features. On a GPU bad
-            ids are reported by a later call, and skipped until then.
+        Raises DataError if an id is no row of its table, or the batch is of other features. On a
+        GPU bad ids are reported by a later call, and skipped until then.
         """
         if self._stream is None:
             return self._prepare(batch, training=True)
@@ -283,12 +265,8 @@ class PlacedEmbeddings(Embeddings):
         """Return pooled rows by feature: float32, shape (batch_size, dim).
 
         With pooling ``none`` the shape is (lookups, dim), in the order of the feature's
-        lookups; padded ones are zero.
-
-        Raises
-        ------
-        DataError
-            If an id is no row of its table, or the batch is of other features.
+        lookups; padded ones are zero. Raises DataError if an id is no row of its table, or the
+        batch is of other features.
         """
         training = torch.is_grad_enabled()
         if isinstance(batch, BagBatch):
@@ -318,9 +296,7 @@ class PlacedEmbeddings(Embeddings):
             column_slices[segment.feature].append((segment.columns.cols[0], output))
         results = {}
         for index, feature in enumerate(self.features):
-            parts = [
-                part for _, part in sorted(column_slices[index], key=lambda columns: columns[0])
-            ]
+            parts = [part for _, part in sorted(column_slices[index], key=itemgetter(0))]
             whole = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
             results[feature.name] = batch.bags.output(index, feature, whole)
         return results
@@ -330,10 +306,8 @@ class PlacedEmbeddings(Embeddings):
         if backend.in_one_memory:
             return None
         self.id_order().synchronize()
-        row_caches = [
-            arena.row_cache for arena in self._runtime.arenas if arena.row_cache is not None
-        ]
-        return backend.counts.read(row_caches)
+        held = (arena.row_cache for arena in self._runtime.arenas)
+        return backend.counts.read([cache for cache in held if cache is not None])
 
     def count_by_table(self) -> None:
         self._runtime.backend.counts.by_table = True
@@ -345,7 +319,7 @@ class PlacedEmbeddings(Embeddings):
                 arena.row_cache.reset_stats()
 
     def memory_use(self) -> dict[tuple[str, str], int]:
-        return memory_use(self.plan, self._layout, self._runtime.arenas)
+        return self._runtime.memory_use(self.plan, self._layout)
 
     def extra_repr(self) -> str:
         """Return what `print(model)` shows of it."""
@@ -359,14 +333,7 @@ class PlacedEmbeddings(Embeddings):
         return self._id_order()
 
     def _id_order(self) -> LocalIdOrder:
-        return LocalIdOrder(
-            self.plan,
-            self.optimizers,
-            self.counts_updates,
-            self._layout,
-            self._runtime.arenas,
-            self._runtime.updates,
-        )
+        return LocalIdOrder(self, self._layout, self._runtime)
 
     def _prepare(
         self, batch: BagBatch, training: bool, behind: torch.cuda.Stream | None = None

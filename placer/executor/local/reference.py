@@ -60,13 +60,6 @@ class UnplacedEmbeddings(nn.Module):
 
     Takes the same batches, gives the same outputs, and starts from the same weights for the
     same seed. Its optimizers are PyTorch's own and `RowWiseAdagrad`.
-
-    Parameters
-    ----------
-    tables : sequence of Table
-    seed : int
-    weights : mapping of table name to tensor of shape (rows, dim), or None
-    padding_idx : mapping of feature name to id, or None
     """
 
     def __init__(
@@ -143,22 +136,16 @@ class UnplacedEmbeddings(nn.Module):
 
 
 def _bag_sums(ids: Tensor, weight: Tensor, offsets: Tensor, scale: Tensor | None) -> Tensor:
-    if weight.dtype == torch.float32:
-        return nn.functional.embedding_bag(
-            ids.long(),
-            weight,
-            offsets,
-            mode="sum",
-            sparse=True,
-            per_sample_weights=scale,
-            include_last_offset=True,
-        )
-    rows = nn.functional.embedding(ids, weight, sparse=True).float()
+    is_narrow = weight.dtype != torch.float32
+    if is_narrow:
+        weight = nn.functional.embedding(ids, weight, sparse=True).float()
+        ids = torch.arange(ids.numel())
     return nn.functional.embedding_bag(
-        torch.arange(ids.numel()),
-        rows,
+        ids.long(),
+        weight,
         offsets,
         mode="sum",
+        sparse=not is_narrow,
         per_sample_weights=scale,
         include_last_offset=True,
     )

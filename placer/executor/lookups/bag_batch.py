@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from placer.data.log import Chunk
+from placer.data.log import Chunk, weights_of
 from placer.errors import BackendError, DataError, PlanMismatchError
 
 FeatureInput = tuple[Tensor, Tensor | None, Tensor | None]
@@ -19,33 +19,21 @@ FeatureInput = tuple[Tensor, Tensor | None, Tensor | None]
 class BagBatch:
     """Bags of ids, feature-major: all bags of the first feature, then of the second, …
 
-    Attributes
-    ----------
-    ids : int64 or int32, shape (lookups,)
-        Row ids of each feature's table.
-    offsets : int64, shape (features · batch_size + 1,)
-        Bag ``f · batch_size + b`` of feature f and sample b is
-        ``ids[offsets[i]:offsets[i + 1]]``.
-    batch_size : int
-        Samples.
-    weights : float32, shape (lookups,), or None
-        Each row is multiplied by its weight before it is pooled. Gradients flow to them.
-    bounds : tuple of int, length features + 1, or None
-        Feature f's lookups are ``bounds[f]..bounds[f + 1]``: known to the host, so that nobody
-        has to wait for a GPU to read them. Taken from the offsets where these are on a CPU,
-        whatever is given; batches that are made on a GPU should give them.
-
-    Raises
-    ------
-    DataError
-        If shapes and types do not fit together, offsets (checked on a CPU only) do not
-        rise from 0 to the number of lookups, or bounds do not.
+    Raises DataError if shapes and types do not fit together, offsets (checked on a CPU only) do not
+    rise from 0 to the number of lookups, or bounds do not.
     """
 
-    ids: Tensor
+    ids: Tensor  # Row ids of each feature's table: int64 or int32, shape (lookups,).
+    # Bag ``f · batch_size + b`` of feature f and sample b is ``ids[offsets[i]:offsets[i + 1]]``:
+    # int64, shape (features · batch_size + 1,).
     offsets: Tensor
-    batch_size: int
+    batch_size: int  # Samples.
+    # Each row is multiplied by its weight before it is pooled: float32, shape (lookups,).
+    # Gradients flow to them.
     weights: Tensor | None = None
+    # Feature f's lookups are ``bounds[f]..bounds[f + 1]``: known to the host, so that nobody has to
+    # wait for a GPU to read them. Taken from the offsets where these are on a CPU, whatever is
+    # given; batches that are made on a GPU should give them.
     bounds: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -113,10 +101,7 @@ class BagBatch:
     def pin_memory(self) -> "BagBatch":
         """Return the same batch in pinned host memory, from which a GPU copies by itself.
 
-        Raises
-        ------
-        BackendError
-            If there is no GPU.
+        Raises BackendError if there is no GPU.
         """
         if not torch.cuda.is_available():
             raise BackendError("memory is pinned for a GPU, and torch finds none here")
@@ -144,23 +129,13 @@ class BagBatch:
     ) -> "BagBatch":
         """Join features that each have tensors of their own.
 
-        Parameters
-        ----------
-        features : mapping of feature name to (ids, offsets or None, weights or None)
-            Without offsets every sample has one id. Where some features have weights, the
-            others' are 1.
-        order : sequence of str
-            The model's features (`PlacedEmbeddings.feature_names`); others are left out.
-        include_last_offset : bool
-            Whether offsets end with the number of lookups, as in `nn.EmbeddingBag`.
+        Those are ids, offsets or None, and weights or None. Without offsets every sample has one
+        id. Where some features have weights, the others' are 1. `order` has the model's features
+        (`PlacedEmbeddings.feature_names`); others are left out. `include_last_offset` says whether
+        offsets end with the number of lookups, as in `nn.EmbeddingBag`.
 
-        Raises
-        ------
-        PlanMismatchError
-            If a feature of `order` is missing.
-        DataError
-            If features have different numbers of samples, or are malformed; offsets on a GPU
-            are not read.
+        Raises PlanMismatchError if a feature of `order` is missing. Raises DataError if features
+        have different numbers of samples, or are malformed; offsets on a GPU are not read.
 
         Examples
         --------
@@ -190,18 +165,18 @@ class BagBatch:
         # Filled in place: a tensor made from a Python number waits for the copy to a GPU.
         device = ids[0].device if ids else torch.device("cpu")
         offsets.append(torch.full((1,), bounds[-1], device=device))
-        weights = _joined_weights(ids, [features[name][2] for name in order])
+        weights = joined_weights(ids, [features[name][2] for name in order])
         size = samples[order[0]] if order else 0
-        return cls(_joined_ids(ids), torch.cat(offsets), size, weights, bounds)
+        if len({tensor.dtype for tensor in ids}) > 1:
+            ids = [tensor.long() for tensor in ids]
+        joined = torch.cat(ids) if ids else torch.empty(0, dtype=torch.int64)
+        return cls(joined, torch.cat(offsets), size, weights, bounds)
 
     @classmethod
     def from_chunk(cls, chunk: Chunk, order: Sequence[str]) -> "BagBatch":
         """Return the same of a chunk of a log (NumPy arrays).
 
-        Raises
-        ------
-        PlanMismatchError
-            If the log lacks a feature of `order`.
+        Raises PlanMismatchError if the log lacks a feature of `order`.
         """
         missing = [name for name in order if name not in chunk.features]
         if missing:
@@ -221,27 +196,17 @@ class BagBatch:
             ends[:] = np.arange(1, bag.ids.size + 1) if bag.offsets is None else bag.offsets[1:]
             ends += base
             base += bag.ids.size
-        weights = None
-        if any(bag.weights is not None for bag in bags):
-            weights = torch.from_numpy(
-                np.concatenate(
-                    [
-                        bag.weights if bag.weights is not None else np.ones(bag.ids.size, "f4")
-                        for bag in bags
-                    ]
-                )
-            )
+        weights = weights_of(bags)
         ids = np.concatenate([bag.ids for bag in bags]) if bags else np.empty(0, np.int64)
-        return cls(torch.from_numpy(ids), torch.from_numpy(offsets), chunk.samples, weights)
+        given = None if weights is None else torch.from_numpy(weights)
+        return cls(torch.from_numpy(ids), torch.from_numpy(offsets), chunk.samples, given)
 
 
-def _joined_ids(ids: Sequence[Tensor]) -> Tensor:
-    if len({tensor.dtype for tensor in ids}) > 1:
-        ids = [tensor.long() for tensor in ids]
-    return torch.cat([*ids]) if ids else torch.empty(0, dtype=torch.int64)
+def joined_weights(ids: Sequence[Tensor], weights: Sequence[Tensor | None]) -> Tensor | None:
+    """Return the weights of several features or calls; 1 where one has none and others have some.
 
-
-def _joined_weights(ids: Sequence[Tensor], weights: Sequence[Tensor | None]) -> Tensor | None:
+    None where none has any.
+    """
     if all(own is None for own in weights):
         return None
     return torch.cat(

@@ -1,4 +1,4 @@
-"""A batch translated to what each arena has to read: slots, bags and where results go."""
+"""A batch translated to what each arena has to read, and outputs made of what was read."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +10,6 @@ from torch import Tensor
 
 from placer.errors import DataError, PlanMismatchError
 from placer.executor.lookups.bag_batch import BagBatch
-from placer.executor.lookups.pooling import mean_from_sum, segment_max
 from placer.executor.memory.layout import ArenaSlice, Layout
 from placer.plan.plan import Plan
 from placer.tables import Feature, OptimizerName, Pooling, Table
@@ -47,44 +46,23 @@ def read_by_one(plan: Plan, optimizer: OptimizerName | None = None) -> Plan:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment:
-    """One column slice read by one feature: lookups and bags that lie side by side in an arena's
-    step.
-
-    Attributes
-    ----------
-    feature : int
-    columns : ArenaSlice
-    batch : (start, stop)
-        The feature's lookups within the batch.
-    lookups : (start, stop)
-        The same lookups within the arena's step.
-    bags : (start, stop)
-        Bags within the arena's step: the samples', or one for each lookup.
-    """
+    """One column slice read by one feature: lookups and bags side by side in an arena's step."""
 
     feature: int
     columns: ArenaSlice
+    # Start and stop of the feature's lookups within the batch, and within the arena's step.
     batch: tuple[int, int]
     lookups: tuple[int, int]
-    bags: tuple[int, int]
+    bags: tuple[int, int]  # Within the arena's step: the samples', or one for each lookup.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ArenaReads:
-    """What a batch reads from one arena, before ids are translated.
+    """What a batch reads from one arena, before ids are translated."""
 
-    Attributes
-    ----------
-    offsets : int64, shape (bags + 1,)
-        Bag i is of the lookups ``offsets[i]..offsets[i + 1]``.
-    lookups : int
-    segments : tuple of Segment
-        Cover all lookups and bags, in order.
-    """
-
-    offsets: Tensor
+    offsets: Tensor  # Bag i is of the lookups ``offsets[i]..offsets[i + 1]``: int64, (bags + 1,).
     lookups: int
-    segments: tuple[Segment, ...]
+    segments: tuple[Segment, ...]  # Cover all lookups and bags, in order.
 
     @property
     def bags(self) -> int:
@@ -93,41 +71,27 @@ class ArenaReads:
 
     def spread(self, per_lookup: Tensor | None) -> Tensor | None:
         """Return values of the batch's lookups in the order of this arena's lookups."""
-        if per_lookup is None or self._is_whole(per_lookup.numel()):
-            return per_lookup
+        if per_lookup is None or (
+            self.lookups == per_lookup.numel()
+            and all(segment.batch == segment.lookups for segment in self.segments)
+        ):
+            return per_lookup  # The arena reads the batch's lookups in their order.
         if not self.segments:  # A table that no feature reads.
             return per_lookup[:0]
         return torch.cat([per_lookup[slice(*segment.batch)] for segment in self.segments])
 
-    def _is_whole(self, lookups: int) -> bool:
-        """Return whether the arena reads the batch's lookups as they stand."""
-        return self.lookups == lookups and all(
-            segment.batch == segment.lookups for segment in self.segments
-        )
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bags:
-    """What is left to know of a batch once its ids have been read; without padded lookups.
-
-    Attributes
-    ----------
-    batch_size : int
-    offsets : int64, shape (features · batch_size + 1,)
-    weights : float32, shape (lookups,), or None
-    spans : tuple of (start, stop)
-        Each feature's lookups.
-    bounds : tuple of (start, stop)
-        The same in the batch that was passed in.
-    kept : int64, shape (lookups,), or None
-        Which of those lookups are left; None where no feature has padding.
-    """
+    """What is left to know of a batch once its ids have been read; without padded lookups."""
 
     batch_size: int
-    offsets: Tensor
-    weights: Tensor | None
+    offsets: Tensor  # int64, shape (features · batch_size + 1,).
+    weights: Tensor | None  # float32, shape (lookups,).
+    # Start and stop of each feature's lookups, here and in the batch that was passed in.
     spans: tuple[tuple[int, int], ...]
     bounds: tuple[tuple[int, int], ...]
+    # Which of those lookups are left, int64, (lookups,); None where no feature has padding.
     kept: Tensor | None
 
     @property
@@ -319,3 +283,36 @@ def _offsets(bags: Bags, features: Sequence[FeatureRead], segments: Sequence[Seg
             parts.append(torch.arange(first, last, device=device))
     total = segments[-1].lookups[1] if segments else 0
     return torch.cat([*parts, torch.full((1,), total, device=device)])
+
+
+def mean_from_sum(sums: Tensor, offsets: Tensor) -> Tensor:
+    """Divide each bag's sum by its number of lookups; empty bags stay zero.
+
+    With weights this is Σ w·x / lookups.
+    """
+    counts = offsets.diff().clamp_(min=1).to(sums.dtype)
+    return sums / counts.unsqueeze(1)
+
+
+def segment_max(rows: Tensor, offsets: Tensor) -> Tensor:
+    """Return the largest value of each column over each bag; empty bags are zero.
+
+    The gradient goes to the first of the lookups that tie, as in `nn.EmbeddingBag`. Rows are
+    float32, shape (lookups, width); offsets int64, shape (bags + 1,), from 0 to lookups.
+    """
+    lookups, width = rows.shape
+    bags = offsets.numel() - 1
+    if not lookups:
+        return rows.new_zeros((bags, width)) + rows.sum()
+    with torch.no_grad():
+        bag = torch.arange(bags, device=rows.device).repeat_interleave(
+            offsets.diff(), output_size=lookups
+        )
+        bag = bag.unsqueeze(1).expand(-1, width)
+        largest = rows.new_full((bags, width), -torch.inf).scatter_reduce_(0, bag, rows, "amax")
+        position = torch.arange(lookups, device=rows.device).unsqueeze(1).expand(-1, width)
+        tied = torch.where(rows == largest.gather(0, bag), position, lookups)
+        # Empty bags keep the index of the row of zeros behind the last lookup.
+        first = torch.full_like(largest, lookups, dtype=torch.int64)
+        first.scatter_reduce_(0, bag, tied, "amin")
+    return torch.nn.functional.pad(rows, (0, 0, 0, 1)).gather(0, first)

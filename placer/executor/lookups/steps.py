@@ -11,10 +11,13 @@ from torch import Tensor
 from placer.errors import BackendError
 from placer.executor.growing_keys import KeyStep
 from placer.executor.lookups.batch_reads import ArenaReads, Bags
-from placer.executor.lookups.row_runs import Runs
 from placer.executor.memory.layout import ArenaSpec
 
 Moved: TypeAlias = "torch.cuda.Event | Future[torch.cuda.Event | None] | None"
+
+CHUNK = 128
+"""Lookups that one program sums at most. Smaller chunks balance the programs better, and need
+more memory for the chunks' sums: two rows for each `CHUNK` lookups."""
 
 MOST_STEPS = (1 << 31) - 1
 
@@ -23,22 +26,15 @@ class Ticket:
     """A step from the time its rows are located until they are updated.
 
     Rows that an open step reads must stay where they were then.
-
-    Attributes
-    ----------
-    number : int
-        Steps are counted in the order in which their rows are located.
-    resolved : dict of ArenaSpec to what the backend keeps
-        For steps that open before it ends: which staged and cached rows it reads, and where.
-    reads_stores : set of ArenaSpec
-        Arenas of which it reads records where they are, as rows of it got no entry.
     """
 
     __slots__ = ("__weakref__", "number", "reads_stores", "resolved")
 
     def __init__(self, number: int) -> None:
-        self.number = number
+        self.number = number  # In the order in which steps' rows are located.
+        # For steps that open before it ends: which staged and cached rows it reads, and where.
         self.resolved: dict[ArenaSpec, Any] = {}
+        # Arenas of which it reads records where they are, as rows of it got no entry.
         self.reads_stores: set[ArenaSpec] = set()
 
 
@@ -92,64 +88,77 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class HostReads:
-    """The lookups of an arena whose rows the host pools, and the bags that they are in.
+class Runs:
+    """The lookups of a step grouped by row, as a fused update reads them: 8 bytes a lookup.
 
-    Attributes
-    ----------
-    slots : int32 or int64, shape (lookups,)
-        Counted from the first that the host pools, in the host's memory.
-    offsets : int32, shape (bags + 1,)
-        Where each of these bags begins among the slots, in the host's memory.
-    lookups : int32, shape (lookups,)
-        Which of the arena's lookups they are, on the device.
-    bags : int32, shape (bags,)
-        Which of the arena's bags, on the device. No bag is empty.
-    copied : Event or None
-        When slots and offsets have arrived, where that takes time.
+    Sorted by slot, the lookups of one row are a *run*, which gets one update. A run may be most of
+    a batch. So that one program never sums more than `CHUNK` lookups, runs longer than that are
+    *long* and divided into chunks counted from their own start. Which lookups are summed together
+    thus depends on their order in the batch alone, never on where rows are: sums are bit-equal
+    between placements.
+
+    Triton's kernels write arrays of fixed sizes, as how many runs there are is known on the device
+    alone. Plain PyTorch waits for that number, and has no chunks. All are int32.
     """
 
+    order: Tensor  # Which lookup is at each sorted position. Equal slots keep the batch's order.
+    # Sorted position where each run starts, (runs + 1,) or (lookups + 1,); the run after the last
+    # starts at the end. Beyond that the values mean nothing.
+    starts: Tensor
+    count: Tensor  # Number of runs, on the device, (1,).
+    # Of each block b of `CHUNK` positions, the run that holds position ``b · CHUNK``, and the long
+    # run that begins there, at most one, or −1. There are no blocks where no run is divided.
+    covering: Tensor
+    long_runs: Tensor
+
+    @property
+    def lookups(self) -> int:
+        """Number of lookups."""
+        return self.order.numel()
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks of `CHUNK` sorted positions."""
+        return self.covering.numel()
+
+    @property
+    def firsts(self) -> Tensor:
+        """Sorted position of each run's first lookup, int32; beyond the last run, any."""
+        return self.starts[:-1].clamp(0, max(self.lookups - 1, 0))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HostReads:
+    """The lookups of an arena whose rows the host pools, and the bags that they are in."""
+
+    # In the host's memory: slots, counted from the first that the host pools, int32 or int64,
+    # (lookups,); and where each of these bags begins among them, int32, (bags + 1,).
     slots: Tensor
     offsets: Tensor
+    # On the device, int32: which of the arena's lookups and bags they are. No bag is empty.
     lookups: Tensor
     bags: Tensor
-    copied: "torch.cuda.Event | None"
+    copied: "torch.cuda.Event | None"  # When slots and offsets are there, where that takes time.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ArenaStep:
     """What one step reads from one arena, and where that is during the step.
 
-    Attributes
-    ----------
-    reads : ArenaReads
-    places : int32 or int64, shape (lookups,)
-        Bag i sums the rows at ``places[offsets[i]:offsets[i + 1]]``; see
-        `placer.executor.memory.arena`. −1 where the host pools.
-    kept_slots : int32 or int64, shape (lookups,), or None
-        Slots of the lookups, where rows have several column slices. None where they are the places.
-    ticket : Ticket or None
-        None where rows stay where they are.
-    runs : Runs or None
-        The lookups by row, where they have been sorted already.
-    run_places : shape (lookups,), or None
-        The place of each run.
-    host : HostReads or None
-        For the rows that the host pools.
-    moved : Event, Future of one or of None, or None
-        When staged and cached rows are at their places, where that takes time.
-    sources : int32, shape (lookups,), or None
-        The bag of each lookup in the order of `runs`, where it is known before the update.
+    Tensors are of shape (lookups,).
     """
 
     reads: ArenaReads
+    # Bag i sums the rows at ``places[offsets[i]:offsets[i + 1]]``, see
+    # `placer.executor.memory.arena`; −1 where the host pools. int32 or int64.
     places: Tensor
-    kept_slots: Tensor | None = None
-    ticket: Ticket | None = None
-    runs: Runs | None = None
-    run_places: Tensor | None = None
-    host: HostReads | None = None
-    moved: Moved = None
+    kept_slots: Tensor | None = None  # Where rows have several column slices; else the places.
+    ticket: Ticket | None = None  # None where rows stay where they are.
+    runs: Runs | None = None  # The lookups by row, where they have been sorted already.
+    run_places: Tensor | None = None  # The place of each run.
+    host: HostReads | None = None  # For the rows that the host pools.
+    moved: Moved = None  # When staged and cached rows are at their places, where that takes time.
+    # The bag of each lookup in the order of `runs`, int32, where it is known before the update.
     sources: Tensor | None = None
 
     def wait_for_rows(self, device: torch.device) -> None:
@@ -169,20 +178,11 @@ class PreparedBatch:
     """A batch whose rows are located; staged ones are on their way to HBM.
 
     Made by `PlacedEmbeddings.prefetch`, and used up by one forward pass.
-
-    Attributes
-    ----------
-    bags : Bags
-        On the computing device.
-    steps : list of ArenaStep
-        The forward pass takes them out, so that a batch that is still referred to keeps no memory.
-    key_step : KeyStep or None
-        Of tables that grow, where keys got rows.
-    ready : torch.cuda.Event or None
-        When all this is there, if it was made on a stream of its own.
     """
 
-    bags: Bags
+    bags: Bags  # On the computing device.
+    # The forward pass takes them out, so that a batch that is still referred to keeps no memory.
     steps: list[ArenaStep]
-    key_step: KeyStep | None = None
+    key_step: KeyStep | None = None  # Of tables that grow, where keys got rows.
+    # When all this is there, if it was made on a stream of its own.
     ready: "torch.cuda.Event | None" = None

@@ -9,7 +9,6 @@ it holds, whatever the plan is, and what is written is what `nn.EmbeddingBag` wo
 in another order than the rounds, and it waits for ever where a process fails within a round.
 """
 
-import os
 import pickle
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -32,9 +31,9 @@ from torch.distributed.checkpoint.metadata import (
 
 from placer.errors import CheckpointError
 from placer.executor.distributed.collectives import rank_lost
-from placer.files import FileRecord, HashedFile
+from placer.files import FileRecord, HashedFile, StrPath
 from placer.folders import HiddenFolder
-from placer.storage.checkpoint.dcp_metadata import NAME
+from placer.storage.checkpoint.dcp_reader import NAME
 from placer.storage.checkpoint.table_blocks import Name, NamedTables, Round, rounds_of
 from placer.storage.tensor_rows import AnyTensor, TensorRows, block_rows, row_blocks
 
@@ -43,7 +42,7 @@ FORMAT_VERSION = "1.0.0"
 
 
 def save_folder(
-    path: str | os.PathLike[str],
+    path: StrPath,
     named: Sequence[NamedTables],
     tensors: Mapping[Name, AnyTensor],
     *,

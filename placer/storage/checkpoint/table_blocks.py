@@ -1,16 +1,20 @@
 """Blocks of tables: which process writes which of them to a checkpoint, and which it reads."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from types import MappingProxyType
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from placer.executor.id_order import IdOrder, IdRange, TableTensor
+from placer.errors import CheckpointError
+from placer.executor.embeddings import Embeddings
+from placer.executor.growing_keys import GrowingKeys
+from placer.executor.id_order import IdOrder, IdRange, TableTensor, rows_from
 from placer.executor.tensor_names import UPDATES, check_shapes
-from placer.storage.tensor_rows import TensorRows, block_rows, row_blocks
+from placer.storage.tensor_rows import AnyTensor, TensorRows, block_rows, row_blocks
 
 Name = tuple[str, ...]
 """A tensor's place in a nested state dict; joined by dots it is its name in the checkpoint."""
@@ -74,42 +78,127 @@ def rounds_of(named: Sequence[NamedTables]) -> list[Round]:
     return rounds
 
 
-def load_stored(
-    what: str,
-    named: Sequence[NamedTables],
-    stored: Mapping[str, TensorRows],
-    *,
-    counts: Mapping[str, IdOrder] = MappingProxyType({}),
-    tensors: Mapping[str, Tensor] = MappingProxyType({}),
-    numbers: Iterable[str] = (),
-) -> None:
-    """Overwrite weights, optimizer state and numbers of updates; each process reads its own rows.
+@dataclass(frozen=True, slots=True, eq=False)
+class SavedTables:
+    """All that a checkpoint has of tables, and what it is called there."""
 
-    Names, shapes and types of all that a checkpoint holds are checked first, `tensors` and
-    `numbers` included, which the caller loads; an error begins with `what`. If a file is damaged,
-    rows before it are changed. `counts` has the tables of which it matters how many updates there
-    have been: where it does under some plans alone, which round narrow rows, a checkpoint may lack
-    the number.
+    named: list[NamedTables] = field(default_factory=list)
+    # Where it matters how many updates there have been, by the name of that number.
+    counted: dict[Name, IdOrder] = field(default_factory=dict)
+    # Of modules with tables that grow; their tables; and what tensors of `keys.state` are called.
+    keys: list[tuple[GrowingKeys, NamedTables, dict[str, Name]]] = field(default_factory=list)
+
+    def add(
+        self,
+        embeddings: Embeddings,
+        group: str,
+        state_group: str | None,
+        key_group: str = "",
+        *,
+        prefix: str = "",
+        cut: str = "",
+    ) -> None:
+        """Add tables, whose tensors are called with `prefix` in place of `cut`.
+
+        Weights go to one group, optimizer state to another, if there is one, and keys to a third,
+        by default that of the weights.
+        """
+
+        def name(key: str) -> str:
+            return f"{prefix}{key.removeprefix(cut)}"
+
+        order = embeddings.id_order()
+        tensors: dict[Name, TableTensor] = {}
+        for tensor in order.tensors():
+            own_group = group if tensor.name == "weight" else state_group
+            if own_group is not None:
+                tensors[own_group, name(f"{tensor.table.name}.{tensor.name}")] = tensor
+        self.named.append(NamedTables(order, tensors))
+        if order.counts_updates and state_group is not None:
+            self.counted[state_group, f"{prefix}{UPDATES}"] = order
+        if embeddings.keys.maps:
+            names: dict[str, Name] = {
+                key: (key_group or group, name(key)) for key in embeddings.keys.names()
+            }
+            self.keys.append((embeddings.keys, self.named[-1], names))
+
+    def kept(self) -> dict[Name, AnyTensor]:
+        """Return what is saved of the tables besides their rows; all processes must call it."""
+        kept: dict[Name, AnyTensor] = {
+            name: torch.tensor(tables.update_count()) for name, tables in self.counted.items()
+        }
+        for keys, _, names in self.keys:
+            kept |= {names[name]: values for name, values in keys.state().items()}
+        return kept
+
+    def load(
+        self,
+        what: str,
+        stored: Mapping[str, TensorRows],
+        *,
+        tensors: Mapping[str, Tensor] = MappingProxyType({}),
+        numbers: Iterable[str] = (),
+    ) -> None:
+        """Overwrite tables, their keys and numbers of updates; each process reads its own rows.
+
+        Names, shapes and types of all that a checkpoint holds are checked first, `tensors` and
+        `numbers` included, which the caller loads; an error begins with `what`. If a file is
+        damaged, rows before it are changed. Where it matters under some plans alone how many
+        updates there have been, as these round narrow rows, a checkpoint may lack the number.
+        """
+        stored = dict(stored)
+        states = [_take_keys(what, stored, *own) for own in self.keys]
+        expected = {
+            ".".join(name): tensor for each in self.named for name, tensor in each.tensors.items()
+        }
+        described: dict[str, TableTensor | Tensor] = {**expected, **tensors}
+        shapes = {name: tuple(tensor.shape) for name, tensor in described.items()}
+        dtypes = {name: tensor.dtype for name, tensor in described.items()}
+        counted = {".".join(name): tables for name, tables in self.counted.items()}
+        counts = {key: of for key, of in counted.items() if key in stored or not _may_lack(of)}
+        known = {*described, *counts, *numbers}
+        stored = {
+            key: rows
+            for key, rows in stored.items()
+            if key in known or key.split(".")[-1] != UPDATES
+        }
+        check_shapes(what, stored, shapes | dict.fromkeys((*counts, *numbers), ()), dtypes)
+        for each in self.named:
+            each.tables.synchronize()
+            for item in each.tensors.items():
+                for name, block in blocks_of([item]):
+                    if each.tables.holds(block):
+                        values = stored[".".join(name)].read(block.start, block.stop)
+                        each.tables.write(block, values)
+        for key, tables in counts.items():
+            tables.set_update_count(int(stored[key].whole()))
+        for (keys, *_), state in zip(self.keys, states, strict=True):
+            keys.load_state(state)
+
+
+def _take_keys(
+    what: str,
+    stored: dict[str, TensorRows],
+    keys: GrowingKeys,
+    named: NamedTables,
+    names: Mapping[str, Name],
+) -> Mapping[str, Tensor]:
+    """Take the state of key maps out of what a checkpoint holds.
+
+    Tensors of tables with another capacity there become what they are with this one.
     """
-    expected = {".".join(name): tensor for each in named for name, tensor in each.tensors.items()}
-    described: dict[str, TableTensor | Tensor] = {**expected, **tensors}
-    shapes = {name: tuple(tensor.shape) for name, tensor in described.items()}
-    dtypes = {name: tensor.dtype for name, tensor in described.items()}
-    counts = {key: of for key, of in counts.items() if key in stored or not _may_lack(of)}
-    known = {*described, *counts, *numbers}
-    stored = {
-        key: rows for key, rows in stored.items() if key in known or key.split(".")[-1] != UPDATES
-    }
-    check_shapes(what, stored, shapes | dict.fromkeys((*counts, *numbers), ()), dtypes)
-    for each in named:
-        each.tables.synchronize()
-        for item in each.tensors.items():
-            for name, block in blocks_of([item]):
-                if each.tables.holds(block):
-                    values = stored[".".join(name)].read(block.start, block.stop)
-                    each.tables.write(block, values)
-    for key, tables in counts.items():
-        tables.set_update_count(int(stored[key].whole()))
+    maps = {name: ".".join(full) for name, full in names.items()}
+    for full in maps.values():
+        if full not in stored:
+            raise CheckpointError(f"{what}: {full} is missing, of a table that grows")
+    state, earlier = keys.resized({name: stored.pop(full).whole() for name, full in maps.items()})
+    for full, tensor in ((".".join(own), tensor) for own, tensor in named.tensors.items()):
+        rows, of_rows = earlier.get(tensor.table.name, (0, None))
+        held = stored.get(full)
+        if of_rows is not None and held is not None and held.rows == rows:
+            read = rows_from(tensor, held.read, of_rows, keys.seed)
+            stored[full] = TensorRows((tensor.table.rows, *held.shape[1:]), held.dtype, read)
+    return state
 
 
 def _may_lack(tables: IdOrder) -> bool:

@@ -1,8 +1,8 @@
 """Tables as a plan lays them out, in files that each device loads by itself."""
 
 from placer.storage.shards.shard_folder import ShardFolder as ShardFolder
+from placer.storage.shards.shard_folder import load_shards as load_shards
 from placer.storage.shards.shard_folder import open_shards as open_shards
-from placer.storage.shards.shard_rows import load_shards as load_shards
 from placer.storage.shards.table_files import write_increment as write_increment
 from placer.storage.shards.table_files import write_tables as write_tables
 from placer.storage.shards.writing import Resharded as Resharded

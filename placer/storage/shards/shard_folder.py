@@ -7,17 +7,22 @@ and what is in them; ``shards.json`` adds each one's size and SHA-256.
 import hashlib
 import json
 import re
+from collections.abc import Set
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from placer.errors import CheckpointError, PlanMismatchError
-from placer.executor.id_order import tensors_of
+from placer.executor.distributed.placement.division import ranks_of_devices
+from placer.executor.id_order import IdRange, TableTensor, tensors_of
+from placer.executor.tensor_names import UPDATES, check_shapes
 from placer.files import StrPath
 from placer.plan.diff import Home, homes_of
 from placer.plan.order import Int, Ranks, listed_ids
@@ -31,9 +36,19 @@ from placer.storage.manifest import (
     check_size,
     read_manifest,
 )
-from placer.storage.run_state import Position
-from placer.storage.tensor_rows import StoredTensor, lay_out
+from placer.storage.run_state import STATES, WEIGHTS, Checkpoint, Position
+from placer.storage.tensor_rows import (
+    AnyTensor,
+    StoredTensor,
+    TensorRows,
+    chunk_rows,
+    lay_out,
+    row_blocks,
+)
 from placer.tables import Table
+
+if TYPE_CHECKING:
+    from placer.executor import Embeddings
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -55,19 +70,11 @@ class ShardEntry(Strict):
     sha256: str
 
 
-class CheckpointEntry(Strict):
-    """How far the run was whose checkpoint the rows are from."""
-
-    step: int
-    epoch: int
-    samples: int
-
-
 class ShardManifest(Manifest):
     """``shards.json``."""
 
     plan_sha256: str
-    checkpoint: CheckpointEntry
+    checkpoint: Position  # How far the run was whose checkpoint the rows are from.
     updates: int | None
     files: dict[str, ShardEntry]
 
@@ -155,14 +162,9 @@ class ShardFolder:
         return files_by_table(self.plan)
 
     @property
-    def position(self) -> Position:
-        """How far the run was whose rows these are."""
-        return Position(**self.manifest.checkpoint.model_dump())
-
-    @property
     def step(self) -> int:
         """Training steps that the rows have seen."""
-        return self.position.step
+        return self.manifest.checkpoint.step
 
     @property
     def updates(self) -> int | None:
@@ -260,3 +262,125 @@ def refuse_other_plan(folder: ShardFolder, plan: Plan) -> None:
             f"SHA-256 {expected[:12]}…, theirs {own[:12]}…; give the plan that they were written "
             f"with, which is {folder.path / PLAN}"
         )
+
+
+def held_rows(ranks: Int, shard: Shard) -> tuple[Int, Int]:
+    """Find those of some rows that a shard holds: which, ascending, and their places in the shard.
+
+    `ranks` are in the row order of the shard's plan.
+    """
+    start, stop, step = shard.rows
+    inside = (ranks >= start) & (ranks < stop)
+    if step > 1:
+        inside &= (ranks - start) % step == 0
+    where = np.flatnonzero(inside)
+    return where, (ranks[where] - start) // step
+
+
+def gather(
+    folder: ShardFolder,
+    tensor: TableTensor,
+    ids: Int,
+    cols: tuple[int, int],
+    own: Set[str] = frozenset(),
+) -> Tensor:
+    """Read rows and columns of a tensor, from the files of `own` devices before others.
+
+    Returns shape (n, stop − start); (n,) for state that is one number a row. Raises CheckpointError
+    if a file is damaged, or the folder lacks some of the rows.
+    """
+
+    def is_foreign(file: ShardFile) -> bool:
+        return file.home.device not in own
+
+    table, width = tensor.table.name, cols[1] - cols[0]
+    result = np.empty((ids.size, tensor.width_bytes(width)), dtype=np.uint8)
+    columns_read = np.zeros(ids.size, dtype=np.int64)
+    ranks = folder.order_of(table).ranks(ids)
+    nearest = (min(copies, key=is_foreign) for copies in folder.files[table])
+    for file in sorted(nearest, key=is_foreign):
+        shard, stored = file.shard, file.tensors[tensor.name]
+        low, high = max(cols[0], shard.cols[0]), min(cols[1], shard.cols[1])
+        if tensor.is_per_row:
+            low, high = cols
+        if low >= high:
+            continue
+        where, positions = held_rows(ranks, shard)
+        if tensor.is_per_row:
+            is_new = columns_read[where] == 0
+            where, positions = where[is_new], positions[is_new]
+        if where.size:
+            here = stored.columns(low - cols[0], high - cols[0])
+            there = stored.columns(low - shard.cols[0], high - shard.cols[0])
+            result[where, here] = folder.rows(file, stored, positions)[:, there]
+            columns_read[where] += high - low
+    if (columns_read != width).any():
+        raise CheckpointError(
+            f"the shards in {folder.path} do not hold every row and column of table {table!r} "
+            "once; `placer verify` says which of its plan's are missing"
+        )
+    values = torch.from_numpy(result).view(tensor.dtype)
+    return values.reshape(-1) if tensor.is_per_row else values
+
+
+def checkpoint_of_shards(folder: ShardFolder) -> Checkpoint:
+    """Make a checkpoint of a folder's tables; their rows are read on demand, in id order."""
+    groups: dict[str, dict[str, AnyTensor]] = {WEIGHTS: {}, STATES: {}}
+
+    def read(tensor: TableTensor, start: int, stop: int) -> Tensor:
+        cols = (0, 1) if tensor.is_per_row else (0, tensor.table.dim)
+        return gather(folder, tensor, np.arange(start, stop), cols)
+
+    for table in folder.plan.tables:
+        for tensor in tensors_of(table, table.optimizer):
+            group = WEIGHTS if tensor.name == "weight" else STATES
+            groups[group][f"{table.name}.{tensor.name}"] = TensorRows(
+                tensor.shape, tensor.dtype, partial(read, tensor)
+            )
+    if folder.updates is not None:
+        groups[STATES][UPDATES] = torch.tensor(folder.updates)
+    return Checkpoint(folder.manifest.checkpoint, {}, groups)
+
+
+def load_shards(
+    embeddings: "Embeddings",
+    shards: ShardFolder | StrPath,
+    *,
+    verify_files: bool = True,
+) -> ShardFolder:
+    """Overwrite weights and optimizer state with a folder's rows, and the number of updates.
+
+    Every process reads the rows that it holds, and talks to no other. Where the folder is of the
+    module's own plan these are the files of the process's own devices; else any that have the
+    rows. All is checked before anything is overwritten but the files' content, which is when
+    their first row is read; `verify_files` says whether their SHA-256 is compared. Returns the
+    folder; its `step` is how far the rows were trained.
+
+    Raises CheckpointError if the folder's tables are not those of the module, and names each; or if
+    a file is missing or damaged, when rows may have been overwritten.
+    """
+    if not isinstance(shards, ShardFolder):
+        shards = open_shards(shards, verify=verify_files)
+    order = embeddings.id_order()
+    held = {
+        f"{table.name}.{tensor.name}": tensor
+        for table in shards.plan.tables
+        for tensor in tensors_of(table, table.optimizer)
+    }
+    expected = {f"{tensor.table.name}.{tensor.name}": tensor for tensor in order.tensors()}
+    check_shapes(
+        f"the shards in {shards.path} do not fit",
+        held,
+        {name: tensor.shape for name, tensor in expected.items()},
+        {name: tensor.dtype for name, tensor in expected.items()},
+    )
+    order.synchronize()
+    ranks = ranks_of_devices(order.plan.topology, order.world)
+    own = frozenset(device for device, rank in ranks.items() if rank == order.rank)
+    for tensor in order.tensors():
+        for start, stop in row_blocks(tensor.table.rows, chunk_rows(tensor.row_bytes)):
+            for places, cols, write in order.held(IdRange(tensor, start, stop)):
+                write(gather(shards, tensor, (start + places).numpy(), cols, own))
+    if shards.updates is not None:
+        order.set_update_count(shards.updates)
+    return shards

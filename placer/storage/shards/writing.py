@@ -4,7 +4,7 @@ import contextlib
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,27 +16,29 @@ from placer.folders import new_folder
 from placer.plan.diff import PlanDiff, diff
 from placer.plan.order import Int, Ranks
 from placer.plan.plan import Plan
+from placer.plan.shard import Shard
 from placer.plan.verify import refuse_growing, verify
 from placer.storage.manifest import write_manifest
-from placer.storage.run_state import STATES, Checkpoint, Position
+from placer.storage.run_state import STATES, Checkpoint
 from placer.storage.shards.shard_folder import (
     FORMAT_VERSION,
     MANIFEST,
     PLAN,
     Bytes,
-    CheckpointEntry,
     ShardEntry,
     ShardFile,
     ShardFolder,
     ShardManifest,
+    checkpoint_of_shards,
     files_by_table,
+    held_rows,
     open_shards,
     placement_sha256,
     refuse_other_plan,
 )
-from placer.storage.shards.shard_rows import checkpoint_of_shards, held_rows, same_ids
 from placer.storage.shards.table_files import tensors_by_table
 from placer.storage.tensor_rows import (
+    MOST_ROWS,
     NAMES,
     StoredTensor,
     TensorRows,
@@ -54,24 +56,12 @@ def write_shards(plan: Plan, checkpoint: Checkpoint, path: StrPath) -> ShardFold
 
     Each table is read once, a bounded number of rows at a time, and its rows go to the files
     of the shards that have them: no table has to fit in memory. Replicas are one file that has
-    a name for each device (a hard link, where the file system has them).
+    a name for each device (a hard link, where the file system has them). The folder appears when it
+    is complete. `placer.training.checkpoint.open_checkpoint` opens checkpoints, of any plan.
 
-    Parameters
-    ----------
-    plan : Plan
-    checkpoint : Checkpoint
-        As `placer.training.checkpoint.open_checkpoint` opens it; of any plan of these tables.
-    path : str or path
-        The folder to make; it appears when it is complete.
-
-    Raises
-    ------
-    PlanError
-        If the plan is unsound.
-    CheckpointError
-        If the checkpoint lacks a table or its optimizer state, or has another shape or dtype.
-    PlacerError
-        If there is something at `path`, or it cannot be written; nothing is left there then.
+    Raises PlanError if the plan is unsound. Raises CheckpointError if the checkpoint lacks a table
+    or its optimizer state, or has another shape or dtype. Raises PlacerError if there is something
+    at `path`, or it cannot be written; nothing is left there then.
 
     Examples
     --------
@@ -88,13 +78,7 @@ def write_shards(plan: Plan, checkpoint: Checkpoint, path: StrPath) -> ShardFold
     (3, ['gpu%3A0.hbm/00000-t.safetensors'])
     """
     verify(plan)
-    tensors = tensors_by_table(plan, checkpoint)
-    with _new_shards(path, plan) as made:
-        for name, files in files_by_table(plan).items():
-            made.write(files, tensors[name])
-        updates = checkpoint.tensors.get(STATES, {}).get(UPDATES)
-        count = None if updates is None else int(TensorRows.of(updates).whole())
-        made.finish(checkpoint.position, count)
+    _write(plan, checkpoint, tensors_by_table(plan, checkpoint), path)
     return open_shards(path)
 
 
@@ -124,32 +108,17 @@ def reshard(
 
     Files whose rows and columns are those of an older file become hard links to it. The others
     are written as `write_shards` writes them; rows are known by their ids, whatever the row
-    orders. Optimizer state goes with its rows.
+    orders. Optimizer state goes with its rows. The new folder appears when it is complete, and
+    shares files with the older one, which stays as it is: write none of them in place.
 
-    Parameters
-    ----------
-    shards : ShardFolder or path
-        Stays as it is. The new folder shares files with it: write none of them in place.
-    new : Plan
-    path : str or path
-        The folder to make; it appears when it is complete.
-    old : Plan, optional
-        The plan that `shards` is believed to be of; by default the one that it has in it. Bytes
-        are counted between its devices and those of `new`.
-    verify_files : bool
-        Whether the SHA-256 of every file that is kept or read is compared first. Without it
-        kept files are not read, and of others only blocks of rows of which some are needed.
+    `old` is the plan that `shards` is believed to be of; by default the one that it has in it.
+    Bytes are counted between its devices and those of `new`. With `verify_files`, the SHA-256 of
+    every file that is kept or read is compared first. Without it kept files are not read, and of
+    others only blocks of rows of which some are needed.
 
-    Raises
-    ------
-    PlanMismatchError
-        If the folder is not of `old`, or `new` has tables that `old` lacks or has otherwise.
-    PlanError
-        If the newer plan is unsound.
-    CheckpointError
-        If a file is missing or damaged.
-    PlacerError
-        If there is something at `path`, or it cannot be written; nothing is left there then.
+    Raises PlanMismatchError if the folder is not of `old`, or `new` has tables that `old` lacks or
+    has otherwise; PlanError if the newer plan is unsound; CheckpointError if a file is missing or
+    damaged; PlacerError if there is something at `path`, or it cannot be written.
     """
     if not isinstance(shards, ShardFolder):
         shards = open_shards(shards, verify=verify_files)
@@ -157,21 +126,8 @@ def reshard(
     verify(new)
     difference = diff(old or shards.plan, new)
     difference.check_rows()
-    tensors = tensors_by_table(shards.plan, checkpoint_of_shards(shards))
-    with _new_shards(path, new) as made:
-        for name, files in files_by_table(new).items():
-            order = Ranks.in_plan(new, name)
-            changed = []
-            for copies in files:
-                source = _unchanged(shards, order, copies[0])
-                if source is None:
-                    changed.append(copies)
-                    continue
-                shards.check(source)
-                sha256 = shards.manifest.files[source.name].sha256
-                made.link(shards.path / source.name, copies, sha256)
-            made.write(changed, tensors[name])
-        made.finish(shards.position, shards.updates)
+    checkpoint = checkpoint_of_shards(shards)
+    made = _write(new, checkpoint, tensors_by_table(shards.plan, checkpoint), path, shards)
     every = [(name, entry.size_bytes) for name, entry in made.entries.items()]
     written_bytes = sum(size for name, size in every if name not in made.linked)
     return Resharded(
@@ -183,20 +139,43 @@ def reshard(
     )
 
 
-def _unchanged(shards: ShardFolder, order: Ranks, file: ShardFile) -> ShardFile | None:
-    """Return the older file with the same rows in the same order, if there is one."""
-    shard, older_order = file.shard, shards.order_of(file.table.name)
-    for older, *_ in shards.files[file.table.name]:
-        was = older.shard
-        if (was.cols, was.row_count) == (shard.cols, shard.row_count) and same_ids(
-            (older_order, was), (order, shard)
-        ):
-            return older
-    return None
+def _write(
+    plan: Plan,
+    checkpoint: Checkpoint,
+    tensors: Mapping[str, Mapping[str, TensorRows]],
+    path: StrPath,
+    older: ShardFolder | None = None,
+) -> "_NewShards":
+    """Write a folder of shards, which appears when it is complete; keep files of an older one."""
+    refuse_growing(plan, "a folder of shards")
+    with new_folder(path) as folder:
+        made = _NewShards(folder, plan)
+        for name, files in files_by_table(plan).items():
+            made.write([each for each in files if not made.keeps(each, older)], tensors[name])
+        made.finish(checkpoint)
+    return made
+
+
+def ids_at(order: Ranks, shard: Shard, start: int, stop: int) -> Int:
+    """Return ids at rows ``start..stop`` of a shard, shape (stop − start,).
+
+    >>> ids_at(Ranks.of([7, 3]), Shard("t", (0, 100, 1), (0, 8), ("gpu:0",), "hbm", "device"), 0, 4)
+    array([7, 3, 0, 1])
+    """
+    first, _, step = shard.rows
+    return order.ids(first + step * np.arange(start, stop, dtype=np.int64))
+
+
+def same_ids(one: tuple[Ranks, Shard], other: tuple[Ranks, Shard]) -> bool:
+    """Compare the ids of two shards of as many rows, of whatever row orders, in their order."""
+    return all(
+        np.array_equal(ids_at(*one, start, stop), ids_at(*other, start, stop))
+        for start, stop in row_blocks(one[1].row_count, MOST_ROWS)
+    )
 
 
 class _NewShards:
-    """A folder of shards that is being written; see `_new_shards`."""
+    """A folder of shards that is being written."""
 
     def __init__(self, path: Path, plan: Plan) -> None:
         self.path, self.plan = path, plan
@@ -204,6 +183,21 @@ class _NewShards:
         # Files that an earlier checkpoint has already; of them, those that were linked, not copied.
         self.kept: set[str] = set()
         self.linked: set[str] = set()
+
+    def keeps(self, copies: Sequence[ShardFile], older: ShardFolder | None) -> bool:
+        """Make files of an older one that has the same rows in the same order, if there is one."""
+        if older is None:
+            return False
+        table, shard = copies[0].table.name, copies[0].shard
+        own, order = (Ranks.in_plan(self.plan, table), shard), older.order_of(table)
+        for file, *_ in older.files[table]:
+            was = file.shard
+            is_alike = (was.cols, was.row_count) == (shard.cols, shard.row_count)
+            if is_alike and same_ids((order, was), own):
+                older.check(file)
+                self._link(older.path / file.name, copies, older.manifest.files[file.name].sha256)
+                return True
+        return False
 
     def write(
         self, files: Sequence[tuple[ShardFile, ...]], tensors: Mapping[str, TensorRows]
@@ -216,7 +210,7 @@ class _NewShards:
                 path = self._place(copies[0])
                 sha256 = sha256_file(path)
                 self._add(copies[0], sha256)
-                self.link(path, copies[1:], sha256)
+                self._link(path, copies[1:], sha256)
 
     def _write(self, files: Sequence[ShardFile], tensors: Mapping[str, TensorRows]) -> None:
         order = Ranks.in_plan(self.plan, files[0].table.name)
@@ -240,7 +234,7 @@ class _NewShards:
         path.parent.mkdir(exist_ok=True)
         return path
 
-    def link(self, source: Path, copies: Sequence[ShardFile], sha256: str) -> None:
+    def _link(self, source: Path, copies: Sequence[ShardFile], sha256: str) -> None:
         """Make files of one that is there already."""
         for file in copies:
             path = self._place(file)
@@ -269,28 +263,21 @@ class _NewShards:
             sha256=sha256,
         )
 
-    def finish(self, position: Position, updates: int | None) -> None:
+    def finish(self, checkpoint: Checkpoint) -> None:
         """Write the plan and ``shards.json``."""
         self.plan.save(self.path / PLAN)
+        updates = checkpoint.tensors.get(STATES, {}).get(UPDATES)
         manifest = ShardManifest(
             format_version=FORMAT_VERSION,
             plan_sha256=placement_sha256(self.plan),
-            checkpoint=CheckpointEntry(**asdict(position)),
-            updates=updates,
+            checkpoint=checkpoint.position,
+            updates=None if updates is None else int(TensorRows.of(updates).whole()),
             files=dict(sorted(self.entries.items())),
         )
         body = manifest.model_dump(exclude={"sha256"})
         write_manifest(self.path / MANIFEST, body, end="\n")
         for folder in {(self.path / name).parent for name in self.entries}:
             sync_folder(folder)
-
-
-@contextlib.contextmanager
-def _new_shards(path: StrPath, plan: Plan) -> Iterator[_NewShards]:
-    """Write a folder of shards, which appears when it is complete; see `new_folder`."""
-    refuse_growing(plan, "a folder of shards")
-    with new_folder(path) as folder:
-        yield _NewShards(folder, plan)
 
 
 @contextlib.contextmanager

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, operator, index"
-"""Triton kernels that group the lookups of a step by row; see `placer.executor.lookups.row_runs`.
+"""Triton kernels that group the lookups of a step by row; see `placer.executor.lookups.steps`.
 
 Each is one pass over the lookups, where PyTorch needs some thirty operators.
 """

@@ -9,8 +9,7 @@ from torch import Tensor
 from placer.executor.backends.cold_rows import note_in_place
 from placer.executor.backends.triton import cache_kernels, run_kernels
 from placer.executor.backends.triton.launcher import TritonLauncher
-from placer.executor.lookups.row_runs import CHUNK, Runs
-from placer.executor.lookups.steps import Moved, Ticket
+from placer.executor.lookups.steps import CHUNK, Moved, Runs, Ticket
 from placer.executor.memory.arena import Arena
 from placer.executor.memory.directory import Moves, Resolution
 from placer.executor.memory.layout import ArenaSpec

@@ -18,7 +18,7 @@ from placer.executor.backends.triton.launcher import BLOCK, BLOCK_WARPS
 from placer.executor.backends.triton.staging import TritonStaging
 from placer.executor.growing_keys import GrowingKeys
 from placer.executor.lookups.batch_reads import ArenaReads
-from placer.executor.lookups.row_runs import CHUNK
+from placer.executor.lookups.steps import CHUNK
 from placer.executor.memory.arena import TieredRows
 from placer.executor.memory.directory import Moves
 from placer.executor.optimizers.rule import Rule
