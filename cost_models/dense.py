@@ -71,7 +71,7 @@ _DATASHEETS: dict[str, tuple[str, float | None, float | None, float | None, floa
     "gaudi2": ("Intel Gaudi 2", None, None, None, 432.0),
     "gaudi3": ("Intel Gaudi 3", None, None, None, 1835.0),
 }
-"""The chip of each GPU kind, and its TFLOP/s without sparsity in float32, tf32, float16, bfloat16."""
+"""Each GPU kind's chip, and TFLOP/s without sparsity in float32, tf32, float16 and bfloat16."""
 
 _MATHS: tuple[DenseMath, ...] = ("float32", "tf32", "float16", "bfloat16")
 
@@ -155,7 +155,7 @@ CPU_FLOPS: dict[str, FlopRate] = {
     "gaudi2": _cpu(2, 40, 64, 2.3, "Xeon 8380, clock for AVX-512 assumed"),
     "gaudi3": _SAPPHIRE_RAPIDS,
 }
-"""Rates of servers: the CPU server and Zion of Acun et al., and the 8-GPU server of each GPU kind."""
+"""CPU rates by server: the CPU server and Zion of Acun et al., or a GPU kind's 8-GPU server."""
 
 
 FORWARD_KERNELS = 2
@@ -170,7 +170,7 @@ OTHER_KERNELS = 20
 
 FIRST_BUCKET_BYTES = 2**20
 BUCKET_BYTES = 25 * 2**20
-"""Bucket sizes of DistributedDataParallel: its default `bucket_cap_mb`, and a smaller first bucket."""
+"""Default sizes of DistributedDataParallel's first bucket and of the others (`bucket_cap_mb`)."""
 
 _COLLECTIVES = 2
 """Collectives of a bucket: each GPU sums a part, and then sends it to all."""
