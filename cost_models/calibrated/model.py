@@ -95,11 +95,11 @@ class Calibration:
     """Constants of the step equation for one executor on one machine."""
 
     constants: dict[str, Constant]  # By name of `TERMS`, if measured.
-    # Whether the executor has separate memories for HBM and DRAM. If not, all ways to read rows cost
-    # the same.
+    # Whether the executor has separate memories for HBM and DRAM. If not, all ways to read rows
+    # cost the same.
     tiers: bool = True
-    # Mean and 90th percentile of relative errors of predicted step times, for cases that the fit did
-    # not use.
+    # Mean and 90th percentile of relative errors of predicted step times, for cases that the fit
+    # did not use.
     relative_error: float = 0.0
     p90_error: float = 0.0
     cases: int = 0  # Number of measured cases in the fit.

@@ -145,7 +145,7 @@ class StepEquation(CostModel, ABC):
         return _SHARES
 
     def schedule(self, problem: Problem) -> Schedule:
-        """Return the schedule of the executor's step. See `CostModel.schedule` and `schedule_of`."""
+        """Return the schedule of the executor's step. See `CostModel.schedule`."""
         costs = dense_costs(problem)
         input_s = max((cost.input_s for cost in costs), default=0.0)
         allreduce_s = max((cost.allreduce_s for cost in costs), default=0.0)
