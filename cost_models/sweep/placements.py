@@ -78,7 +78,7 @@ def _behind_cache(table: Table, gpu: str, cached: int) -> list[Shard]:
 
 
 def _filled(parts: Parts) -> PlanOf:
-    """Return a maker of plans with as many rows in HBM as fit, equally many for all tables of a GPU."""
+    """Return a maker of plans that fill HBM, with equally many rows of all tables on a GPU."""
 
     def plan(problem: Problem, model: CostModel) -> Plan:
         gpus, tables = problem.topology.gpus, [one.table for one in problem.profile]
