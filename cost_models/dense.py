@@ -194,7 +194,7 @@ class DenseCost:
 
     @property
     def step_s(self) -> float:
-        """Seconds that the dense part adds to a step, without what it overlaps itself."""
+        """Seconds that the dense part adds to a step, without the hidden sum of gradients."""
         return self.forward_s + self.backward_s + self.exposed_s + self.update_s
 
 

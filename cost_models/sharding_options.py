@@ -11,7 +11,7 @@ COLUMN_MULTIPLE = 16
 """Widths of column slices are multiples of this many columns, which keeps rows aligned."""
 
 SECTOR_MULTIPLE = 8
-"""If there are two column slices, their widths are multiples of this: a GPU's 32-byte reads."""
+"""Two column slices are multiples of this many columns: the 32 bytes that a GPU reads at once."""
 
 _FINE_ROW_SLICES = 8
 _MOST_COLUMN_SLICES = 8

@@ -2,8 +2,7 @@
 
 In a step, ids go to the GPUs that hold their rows. Staged rows are copied, rows are looked up and
 pooled, and pooled rows go back. After the dense layers, gradients go to the holders of the rows,
-which update them. The exchanges of ids, pooled rows and gradients are collectives, which wait for
-every GPU.
+which update them. Exchanges of ids, pooled rows and gradients are collectives: they wait for all.
 
 With look-ahead, copies of the next batch's rows and the exchange of ids of the batch after it run
 beside a step. The step takes as long as the longest of four chains: the remaining phases, the ids,
@@ -167,7 +166,7 @@ def with_lanes(phase_s: Float, pipeline: Pipeline) -> Float:
 
 
 def parts_of(phase_s: Float, pooling_s: Float, launch_s: Float, drive_s: Float) -> Float:
-    """Divide phase times by `cost_models.cost_report.PARTS`; return shape (6, 8, GPUs).
+    """Divide phase times among the `cost_models.cost_report.PARTS`; return shape (6, 8, GPUs).
 
     `phase_s` are seconds of all works, and `pooling_s` of works that hosts pool, both of shape
     (8, GPUs). `launch_s` are fixed costs of shards, and `drive_s` seconds of rows on drives.
@@ -206,7 +205,7 @@ def read_matrix(
 def _read_matrix(
     costs: ReadCosts, kind: ReadKind, sizes: tuple[float, float, float], shares: bytes
 ) -> Float:
-    """Cache `read_matrix` in a read-only array: many tables share one, and ask for it often."""
+    """Return `read_matrix` as a cached, read-only array, which many tables share."""
     weight_bytes, row_bytes, home_bytes = sizes
     units = np.tile((1.0, weight_bytes, 1.0, row_bytes, 1.0, weight_bytes), (3, 1))
     units[1:, 3] = home_bytes or row_bytes

@@ -177,7 +177,7 @@ def host_pools(shards: Iterable[Shard]) -> bool:
 def is_mapped(profile: TableProfile, shards: Sequence[Shard]) -> bool:
     """Return whether the group needs a map from ids to the places of their rows.
 
-    It needs none if ids are ranks, and the group has at most contiguous hot and cold rows.
+    One contiguous shard needs none. If ids are ranks, contiguous hot and cold shards need none.
     """
     most = 2 if profile.counts is None else 1
     return len(shards) > most or any(shard.rows[2] > 1 for shard in shards)

@@ -192,7 +192,7 @@ class Steps:
         return self._step("remote", samples, parts, detail=words, extra_servers=servers)
 
     def _on_cpus(self) -> Point:
-        """Cost the best split of CPU servers into trainers and parameter servers; one is both."""
+        """Cost the best split into trainers and parameter servers; a single server is both."""
         platform, tables = self.platform, self.setting.sparse
         servers = len(platform.topology.hosts) if platform.topology else platform.servers
         if servers == 1:

@@ -81,8 +81,7 @@ class Replanned:
 
     `chosen` has the least cost over the horizon; of equal candidates, it moves least. `moves` lead
     from the old plan to it. `old_step_time_s` is the old placement's step time on the new problem.
-    If the old placement does not work any more, `old_refused` says why. `fresh` is the result from
-    scratch, with its bound.
+    If that placement does not work, `old_refused` says why. `fresh` is the result from scratch.
     """
 
     horizon_steps: int

@@ -2,8 +2,8 @@
 
 They are the baselines of RecShard (doi:10.1145/3503222.3507777, section 5) and of TorchRec's early
 planners. Tables are sorted by a score, largest first. Each whole table goes to the GPU with the
-smallest sum of scores among GPUs with room in HBM. If no GPU has room, it goes to the DRAM of the
-host of such a GPU.
+smallest sum of scores among GPUs with room in HBM. If no GPU has room, it goes to the DRAM of
+the least loaded GPU's host that has room.
 """
 
 from abc import abstractmethod

@@ -40,8 +40,7 @@ from solvers.result import Limits, SolveResult
 EXPLAINED, MOST_EXPLAINED = 3, 512
 """Number of tables to explain by default, if tables × GPUs are at most this many.
 
-A table takes three seconds in a plan of 26 tables on 8 GPUs, and over a minute in a plan of 2,002
-tables on 128 GPUs.
+A table takes three seconds with 26 tables on 8 GPUs, over a minute with 2,002 on 128 GPUs.
 """
 
 _MOST_REASONS = 1000
@@ -191,7 +190,7 @@ def _reasons(instance: Instance, plan: Plan) -> dict[str, str]:
 
 
 def _sentence(margin: ShardMargin, price: float) -> str:
-    """Compare savings per byte; the saving of a GiB would need a new search."""
+    """Return a sentence that compares savings per byte, which do not hold for many bytes."""
     if not price:
         return "Another byte of HBM is worth nothing to this plan's tables."
     # Rows that take no HBM have an infinite saving per byte.
