@@ -20,7 +20,7 @@ _AT_ONCE = 1 << 20
 """Rows that are copied to the device at once; each takes 32 bytes during the copy."""
 
 _MOST_PASSED = 17
-"""Most rows that the clock hand examines for one key: its window and, if no row is free, the next."""
+"""Most rows that the clock hand examines for one key: its window and, if none is free, the next."""
 
 
 class Lookups(NamedTuple):

@@ -154,7 +154,7 @@ class DeviceKeys(GrowingKeys):
         return torch.zeros(1 + 3 * lookups, dtype=torch.int64, device=self._device)
 
     def _noted(self, launch: Callable[[Tensor, int], None], *others: Tensor) -> tuple[Lookups, Int]:
-        """Return the lookups that a kernel notes, and `others` on the host; waits for the device."""
+        """Return the lookups that a kernel notes, and `others`, on the host; waits for both."""
         room = FIRST
         while True:
             noted = self._room(room)

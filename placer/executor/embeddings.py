@@ -113,7 +113,7 @@ class Embeddings(nn.Module, ABC):
         """
 
     def count_by_table(self) -> None:  # Backends without tiers count nothing.
-        """From now on, count hits by table as well, with a few more kernels in counted steps.
+        """Also count hits by table from now on, with a few more kernels in counted steps.
 
         If several processes share the tables, this does nothing.
         """

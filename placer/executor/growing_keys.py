@@ -124,7 +124,7 @@ class GrowingKeys:
         return spans
 
     def open_step(self) -> KeyStep | None:
-        """Open a step in which new keys get rows; return None if they get none, as in evaluation."""
+        """Open a step in which new keys get rows. Return None if they get none (evaluation)."""
         if not (self.maps and self.in_batches and torch.is_grad_enabled()):
             return None
         self._steps += 1
