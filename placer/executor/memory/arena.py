@@ -237,7 +237,7 @@ def allocate(
 
 
 def _store(spec: ArenaSpec, device: torch.device, drive: Path | None) -> ColdStore:
-    """Make the store of an arena's staged and cached rows; neighbours of one kind share a medium."""
+    """Make the store of an arena's staged and cached rows; neighbours of a kind share a medium."""
     parts: list[StoredRows] = []
     alike = groupby(spec.cache_ranges, lambda part: (part.memory, part.dtype))
     for (memory, dtype), members in alike:
