@@ -76,7 +76,7 @@ class BlockFile:
         return np.array(list(map(zlib.crc32, covered, firsts.tolist())), np.uint32)
 
     def are_whole(self, content: Array, slots: Array, blocks: Array) -> Array:
-        """Return whether each block is undamaged: its checksum is right, or it was never written."""
+        """Return whether each block is undamaged: its checksum is right, or it is unwritten."""
         whole: Array = content.view("<u4")[slots, -1] == self.checksums(content, slots, blocks)
         whole[~whole] = ~content[slots[~whole]].any(axis=1)
         return whole

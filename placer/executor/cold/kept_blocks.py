@@ -27,8 +27,8 @@ class KeptBlocks:
 
     def __init__(self, blocks: int, block_bytes: int) -> None:
         most = min(_MOST_BYTES // block_bytes, int(_MOST_SHARE * blocks))
-        # 2 · `DEPTH` slots are for blocks that do not stay. Of the others, 2 · `DEPTH` may be in use
-        # while `DEPTH` more are needed.
+        # 2 · `DEPTH` slots are for blocks that do not stay. Of the others, 2 · `DEPTH` may be in
+        # use while `DEPTH` more are needed.
         slots = 2 * DEPTH + max(3 * DEPTH, most)
         # Private, so that forked processes do not see later blocks.
         memory = mmap.mmap(-1, slots * block_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

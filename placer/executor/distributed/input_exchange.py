@@ -235,7 +235,7 @@ class _ChannelLookups:
 def _spread(
     target: Tensor, rows: Tensor, count: int, lengths: Tensor, start: int
 ) -> tuple[Tensor, list[_ChannelLookups]]:
-    """Sort a feature's lookups by target, then by position in the batch; return order and groups."""
+    """Group a feature's lookups by target, in the order of the batch; return order and groups."""
     total, size = rows.numel(), lengths.numel()
     kind = torch.uint8 if count < 256 else torch.int32
     order = torch.sort(target.to(kind), stable=True).indices.int()

@@ -34,7 +34,7 @@ class RowSlice:
         return range(self.start, self.stop, self.step)
 
     def trimmed(self) -> "RowSlice":
-        """Return the same rows with `stop` right after the last row, and step 1 for a single row."""
+        """Return the same rows with `stop` right after the last row; a single row has step 1."""
         return RowSlice(self.start, self.members[-1] + 1, self.step if self.count > 1 else 1)
 
     def first_from(self, low: int) -> int:

@@ -44,7 +44,7 @@ def local_plan(
     optimizers: Mapping[str, OptimizerName],
     gpus: Sequence[Gpu],
 ) -> LocalPlan:
-    """Return the plan with which a process holds `targets` on one GPU, for all `gpus`, and one host.
+    """Return a plan that holds `targets` on one GPU, which stands for all `gpus`, and one host.
 
     Targets with part of a table's rows have the order of their parts. Whole tables keep their row
     order. `features` has the features that read each target, by its name.
