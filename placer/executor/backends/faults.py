@@ -29,7 +29,7 @@ class Faults:
         self._spare: list[Tensor] = []  # Allocating pinned memory is slow.
 
     def new(self) -> Tensor:
-        """Return an int64 tensor, shape (1,), which kernels lower to the first bad id's position."""
+        """Return an int64 tensor, shape (1,), for kernels to note the first bad id's position."""
         return torch.full((1,), NO_FAULT, device=self._device)
 
     def watch(self, fault: Tensor, batch: BagBatch, features: Sequence[FeatureRead]) -> None:

@@ -26,7 +26,7 @@ _NONE = np.empty(0, np.float32)
 
 
 class NumbaBackend(Backend):
-    """Runs one compiled pass over an arena in forward and in backward, on torch's number of threads.
+    """Runs one compiled pass over an arena in each direction, on torch's number of threads.
 
     All rows are in host memory. PyTorch computes half-precision arenas.
     """
