@@ -40,13 +40,13 @@ class Embeddings(nn.Module, ABC):
     ----------
     plan : Plan
     device : torch.device
-        Where rows are pooled.
+        Device that pools rows.
     optimizers : mapping of table name to optimizer
     features : tuple of FeatureRead
     rank, world : int
         This process's number, and the number of processes that share the tables.
     keys : GrowingKeys
-        The rows of all keys of tables that grow.
+        Key maps of the tables that grow.
     """
 
     rank, world = 0, 1

@@ -34,7 +34,7 @@ class TableTensor:
     name : str
         ``weight``, or one of `placer.tables.OPTIMIZER_STATE`.
     shape : tuple of int
-        (rows, dim), or (rows,) for state with one number a row.
+        (rows, dim), or (rows,) for state with one number per row.
     dtype : torch.dtype
     """
 
@@ -45,7 +45,7 @@ class TableTensor:
 
     @property
     def is_per_row(self) -> bool:
-        """Whether the tensor has one number a row, which every column slice copies."""
+        """Whether the tensor has one number per row, which every column slice copies."""
         return len(self.shape) == 1
 
     @property

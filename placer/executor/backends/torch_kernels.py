@@ -50,7 +50,7 @@ class RowReads:
     ----------
     runs : Runs
     places : shape (runs,), or (lookups,)
-        The place of each run; −1 for the run of bad ids, and of rows elsewhere. Values after the
+        The place of each run; −1 for bad ids and for rows that the host pools. Values after the
         last run mean nothing.
     sources : int32 or int64, shape (lookups,)
         The row of `gradients` that each sorted lookup adds.

@@ -46,7 +46,7 @@ _WORDS: dict[Kind, str] = {
 """Names of kinds in error messages, if the kind's own name is not clear."""
 
 _MOST_TOLD = 16
-"""Most messages of this rank to servers under way at once."""
+"""Most messages from this rank to servers that are under way at once."""
 _NO_LIMIT = timedelta(days=365)
 _WAIT_S = 5.0
 """Seconds to wait for other ranks' reports of a broken exchange. After a hang, ranks time out at
@@ -78,8 +78,7 @@ class Communicator:
     device : torch.device
         Device of arguments and results.
     first : int, optional
-        Include only this many ranks of the parent, from the first one on. The others must make the
-        communicator too.
+        Include only this many ranks of the parent, from the first one on.
     backend : {"nccl", "gloo"}, optional
         Default: the parent's backend.
 

@@ -21,7 +21,7 @@ from placer.tables import Table
 _Held = Mapping[str, LocalIdOrder]
 
 _Part = tuple[Target, Tensor, Tensor]
-"""A target, the positions in a block of the rows that it has, and its numbers of these rows."""
+"""A target, the positions of its rows in a block, and its own numbers of these rows."""
 
 
 class DistributedIdOrder(IdOrder):

@@ -368,7 +368,7 @@ def make_embeddings(
     average_gradients: bool = True,
     **options: Any,
 ) -> Embeddings:
-    """Make a module of a plan's tables; processes of `torch.distributed` share them, if any.
+    """Make a plan's embeddings, shared by all `torch.distributed` processes if there are several.
 
     Parameters
     ----------

@@ -47,7 +47,7 @@ class Command(IntEnum):
 
 
 _MESSAGE = 4
-"""Length of a command with its numbers, which are float64, as one may be a learning rate."""
+"""Length of a message: a command and up to three numbers, all float64."""
 
 
 class NumberedBatch:

@@ -72,7 +72,7 @@ class LookupCounts:
         self._lookups += slots.numel()
         if spec.home == spec.rows:
             self.home += slots.numel()
-        elif row_cache is None and spec.home:  # With a row cache, the sorting kernel counts.
+        elif row_cache is None and spec.home:  # With a row cache, `Backend.stage` counts.
             self.home += ((slots >= 0) & (slots < spec.home)).sum()
 
     def add_captured(self, lookups: int) -> None:

@@ -171,8 +171,8 @@ class TieredRows:
 class Arena:
     """Weights ``[rows, width]`` and optimizer state of one arena.
 
-    State is always float32: ``[rows]`` for row-wise Adagrad, ``[rows,
-    width]`` for Adagrad, ``[rows, 2 · width]`` for Adam, None for SGD. Both share `row_cache`.
+    State is always float32: ``[rows]`` for row-wise Adagrad, ``[rows, width]`` for Adagrad,
+    ``[rows, 2 · width]`` for Adam, None for SGD. Weights and state share `row_cache`.
     """
 
     spec: ArenaSpec

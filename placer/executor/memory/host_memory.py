@@ -17,7 +17,7 @@ from torch import Tensor
 from placer.errors import BackendError, CapacityError
 
 HUGE_PAGE_BYTES = 2 << 20
-"""Smaller arenas fit the cache with ordinary pages."""
+"""Use ordinary pages for smaller arenas, which fit into the CPU's cache."""
 
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_MAX = -4
@@ -102,9 +102,9 @@ def keep_freed_memory() -> bool:
 
     By default, glibc requests new pages for each array of more than 32 MiB, and frees them with the
     array (M_MMAP_THRESHOLD in mallopt(3)). Zeroing and mapping a new page takes longer than a
-    step's writes to it. In exchange, the process keeps its peak memory. `placer train`
-    and `placer calibrate` call this. A trainer that runs the executor on a CPU may call it before
-    its first step.
+    step's writes to it. In exchange, the process keeps its peak memory. `placer train` and
+    `placer calibrate` call this. A trainer that runs the executor on a CPU may call it before its
+    first step.
 
     Returns
     -------

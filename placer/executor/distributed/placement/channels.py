@@ -66,8 +66,7 @@ class Channels:
     # Each with its destination rank, ordered by destination.
     sent: tuple[tuple[int, Channel], ...]
     served: tuple[Channel, ...]
-    # Whether each rank sends each channel of `served`, shape (world, served). With replicated rows,
-    # only some ranks do.
+    # Whether each rank sends each channel of `served`, shape (world, served).
     serves: npt.NDArray[np.bool_]
     widths: npt.NDArray[np.int64]  # Columns of each channel of `served`.
     # Units with one holder come first, then replicas, in the same order on all ranks.
@@ -94,7 +93,7 @@ def all_channels(
 
 
 def channel_pooling(pooling: Pooling, alone: bool) -> Pooling:
-    """Return how a holder pools: sums for means, and maxima only if it is alone with all rows."""
+    """Return the pooling at a holder: sum also for mean, and max only if it has all rows."""
     if pooling in ("sum", "mean"):
         return "sum"
     return "max" if pooling == "max" and alone else "none"
