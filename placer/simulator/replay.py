@@ -38,7 +38,7 @@ _THREADS = 2
 class ReplayOptions:
     """Options of a replay."""
 
-    # Training processes; by default one per GPU. Servers get more processes, unless there is one.
+    # Training processes; by default one per GPU. Serving hosts get their own, unless it is 1.
     processes: int | None = None
     cache_policy: Policy = "lfu"  # Which rows stay in row caches.
     # Whether a batch's rows are copied to HBM while the batch before it trains. None: by the plan's

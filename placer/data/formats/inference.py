@@ -48,9 +48,9 @@ _INDEX = re.compile(r"__index_level_[0-9]+__|Unnamed: [0-9]+|")
 _LEAST_RISING = 20
 """With more samples than this, values that never fall are no accident."""
 _MOST_SHOWN = 80
-"""Characters of a type in a message."""
+"""Most characters of a type in a message."""
 _LEAST_SAMPLES = 1000
-"""From this many samples on, a column with all values distinct may be the sample's name."""
+"""From this many samples on, a column with only distinct values may identify samples."""
 _DOUBTFUL = ("NA", "None")
 """Texts for missing values that may be ids: NA is Namibia."""
 _PAIR = re.compile("[0-9]+,[0-9]+")

@@ -117,7 +117,7 @@ class PlainText:
         return RawBatch(block.place, block.samples, features, dense, labels)
 
     def _without_nulls(self, keys: Keys, lengths: Offsets) -> Offsets:
-        """Lengths of texts, of those that stand for a missing value 0, and their keys too."""
+        """Return lengths, 0 for texts that stand for a missing value; set their keys to 0, too."""
         if not self._null_keys.size:
             return lengths
         short = np.flatnonzero(lengths <= self._null_lengths.max())

@@ -243,7 +243,7 @@ class PartReader(ArrowSource):
 class PartitionTables:
     """Counts of all tables over one partition: of `keyed` tables by key, of others by row.
 
-    When the lists are full, their counts are yielded and the lists start anew. Adding up all parts
+    When the lists are full, their counts are yielded and the lists emptied. Adding up all parts
     adds these counts, too.
     """
 
