@@ -69,12 +69,8 @@ class LogOptions(TextOptions):
         "--schema",
         metavar="FILE",
     )
-    sparse: tuple[str, ...] = option(
-        (), "Column of ids; the only ones are those that you name. Repeatable."
-    )
-    dense: tuple[str, ...] = option(
-        (), "Column of numbers; the only ones are those that you name. Repeatable."
-    )
+    sparse: tuple[str, ...] = option((), "Column of ids: name all of them, or none. Repeatable.")
+    dense: tuple[str, ...] = option((), "Column of numbers: name all of them, or none. Repeatable.")
     label: str | None = option(
         None, "Column of the label; by default the one that is called label, click, …"
     )

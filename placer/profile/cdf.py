@@ -260,10 +260,8 @@ class ZipfMandelbrot:
     def _edges(self) -> npt.NDArray[np.int64]:
         """First rank of each bin, and the number of rows at the end."""
         exact = np.arange(min(self.rows, _DRAWN_ONE_BY_ONE), dtype=np.int64)
-        if self.rows <= _DRAWN_ONE_BY_ONE:
-            return np.append(exact, self.rows)
-        bins = int(np.ceil(np.log(self.rows / _DRAWN_ONE_BY_ONE) / np.log(_DRAWN_BIN_GROWTH)))
-        tail = np.geomspace(_DRAWN_ONE_BY_ONE, self.rows, bins + 1).round().astype(np.int64)
+        bins = int(np.ceil(np.log(self.rows / exact.size) / np.log(_DRAWN_BIN_GROWTH)))
+        tail = np.geomspace(exact.size, self.rows, bins + 1).round().astype(np.int64)
         return np.concatenate([exact, tail])
 
     @cached_property

@@ -115,7 +115,7 @@ def print_training(
     `planned` has the shares of lookups from HBM that the plan expects; see `hit_rate_report`.
     """
     if trace is not None and result.trace is None:
-        print_stderr(f"no trace: the run ended within the {trace.warm_up} steps before it")
+        print_stderr(f"no trace: it begins after {trace.warm_up} steps, and the run ended before")
     values, tables = train_values(result), training_reports(result, planned or {})
     if output == "json":
         shown = {name: table.to_json() for name, table in tables.items()}

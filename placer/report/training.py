@@ -100,7 +100,7 @@ def pilot_report(candidates: Sequence["Candidate"]) -> Report:
         f"AUC and log loss: means of {len(usual.aucs)} seeds, and the least and the most of them",
         (summary,),
         {"runs": runs},
-        (f"within what seeds make of float32: {', and '.join(within) or 'none'}",),
+        (f"no worse than float32's worst seed: {', and '.join(within) or 'none'}",),
     )
 
 

@@ -7,7 +7,7 @@ executor does.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
@@ -62,7 +62,6 @@ class Part:
     # Bytes of a row: weights alone, and weights with optimizer state.
     weight_bytes: int
     row_bytes: int
-    leads_shard: bool  # Whether it is the first part of its shard on its device.
     slot: int = -1  # First slot in the arena's row cache; −1 without one.
     # Rows that its cache holds at first, from `placer.plan.order.warm_members`.
     warm: npt.NDArray[np.int64] | None = field(default=None, compare=False)
@@ -175,7 +174,6 @@ class _Builder:
         self.parts: list[Part] = []
         self.row_caches: dict[int, tuple[int, ...]] = {}
         self._arenas = 0
-        self._led: set[tuple[int, str]] = set()
         self._tables = {table.name: number for number, table in enumerate(plan.tables)}
 
     def add(
@@ -186,16 +184,25 @@ class _Builder:
         targets = targets or {}
         optimizers = {table.name: table.optimizer for table in local.plan.tables}
         sliced_elsewhere = [name for name, target in targets.items() if target.peers]
-        arenas: dict[ArenaKey, list[tuple[int, ArenaShard]]] = defaultdict(list)
+        arenas: dict[ArenaKey, list[tuple[ArenaShard, int]]] = defaultdict(list)
         for columns in slice_columns(local.plan, optimizers, sliced_elsewhere):
             members = arenas[columns.key]
             for part in columns.shards:
                 if part.shard.row_count:
-                    members.append((len(self.parts), part))
+                    members.append((part, len(self.parts)))
                     target = targets.get(columns.table.name)
                     self.parts.append(self._part(module, columns, part, local, target))
         for members in arenas.values():
-            self._finish_arena(members)
+            cached, slot = [], 0
+            for _, at in sorted(members, key=lambda member: member[0].order):
+                own, first = self.parts[at], -1
+                if own.uses_row_cache:
+                    cached.append(at)
+                    first, slot = slot, slot + own.row_count
+                self.parts[at] = replace(own, arena=self._arenas, slot=first)
+            if cached:
+                self.row_caches[self._arenas] = tuple(cached)
+            self._arenas += 1
 
     def _part(
         self,
@@ -211,8 +218,6 @@ class _Builder:
         number, rows = local.origins[part.number]
         devices = self.plan.shards[number].devices
         device = next(device for device in devices if self.ranks[device] == module.process)
-        leads = (number, device) not in self._led
-        self._led.add((number, device))
         start, stop = columns.cols
         weight_bytes = table.weight_bytes_per_row(stop - start)
         return Part(
@@ -230,20 +235,6 @@ class _Builder:
             part.shard.cache_rows,
             weight_bytes,
             weight_bytes + table.state_bytes_per_row(stop - start),
-            leads,
             warm=warm_members(local.plan, table.name, part.shard.rows),
             is_ordered=knows_hot_rows(local.plan, table.name),
         )
-
-    def _finish_arena(self, members: Sequence[tuple[int, ArenaShard]]) -> None:
-        """Number an arena, and the slots of its staged and cached parts."""
-        cached, slot = [], 0
-        for at, _ in sorted(members, key=lambda member: member[1].order):
-            part, first = self.parts[at], -1
-            if part.uses_row_cache:
-                cached.append(at)
-                first, slot = slot, slot + part.row_count
-            self.parts[at] = replace(part, arena=self._arenas, slot=first)
-        if cached:
-            self.row_caches[self._arenas] = tuple(cached)
-        self._arenas += 1

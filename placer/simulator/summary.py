@@ -1,7 +1,8 @@
 """Sum up counts: lookups, copies, exchanges and memory by device, and windows of steps."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -176,7 +177,7 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Summary of some consecutive steps."""
+    """Summary of some consecutive steps under a plan, with windows to compare it to."""
 
     name: str
     steps: int
@@ -187,6 +188,9 @@ class Window:
     # Mean and 99th percentile of the step times.
     mean_s: float
     p99_s: float
+    first: "Window | None" = None  # The log's first window under the plan.
+    other: "Window | None" = None  # The same steps under another plan.
+    migration_s: float | None = None  # Time of migrating to the other plan.
 
     @classmethod
     def of(cls, name: str, records: Sequence[StepRecord]) -> "Window":
@@ -204,20 +208,10 @@ class Window:
             float(np.quantile(seconds, 0.99)),
         )
 
-
-@dataclass(frozen=True, slots=True)
-class Drifted:
-    """A window under a plan, to compare with the first window and with another plan."""
-
-    window: Window
-    first: Window
-    other: Window | None = None  # The same steps under the other plan.
-    migration_s: float | None = None  # Time of migrating to the other plan.
-
     @property
     def lost_share(self) -> float:
         """Share of lookups that HBM served in the first window, minus this window's share."""
-        return self.first.hbm_share - self.window.hbm_share
+        return 0.0 if self.first is None else self.first.hbm_share - self.hbm_share
 
     @property
     def break_even_steps(self) -> float | None:
@@ -227,7 +221,7 @@ class Drifted:
         """
         if self.other is None or self.migration_s is None:
             return None
-        return break_even_steps(self.migration_s, self.window.mean_s, self.other.mean_s)
+        return break_even_steps(self.migration_s, self.mean_s, self.other.mean_s)
 
 
 def equal_windows(name: str, records: Sequence[StepRecord], windows: int) -> list[Window]:
@@ -241,19 +235,18 @@ def equal_windows(name: str, records: Sequence[StepRecord], windows: int) -> lis
             "fewer windows, or for a smaller batch"
         )
     ends = [len(records) * number // windows for number in range(windows + 1)]
-    if windows == 1:
-        return [Window.of(name, records)]
     return [
-        Window.of(f"{name} {number + 1}/{windows}", records[ends[number] : ends[number + 1]])
-        for number in range(windows)
+        Window.of(name if windows == 1 else f"{name} {number}/{windows}", records[low:high])
+        for number, (low, high) in enumerate(pairwise(ends), 1)
     ]
 
 
 def drifted(
     windows: Sequence[Window], others: Sequence[Window] | None, migration_s: float | None
-) -> tuple[Drifted, ...]:
-    """Return each window with the first window, and with the other plan's window if given."""
+) -> tuple[Window, ...]:
+    """Return each window with `first`, and with the other plan's window if given."""
+    beside: Sequence[Window | None] = others or [None] * len(windows)
     return tuple(
-        Drifted(window, windows[0], None if others is None else others[number], migration_s)
-        for number, window in enumerate(windows)
+        replace(own, first=windows[0], other=other, migration_s=migration_s)
+        for own, other in zip(windows, beside, strict=True)
     )

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -105,12 +105,8 @@ class TableRead:
     by_module: dict[int, Distinct]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Group:
-    """Parts of the same columns, with disjoint slices of ranks."""
-
-    slices: Slices
-    parts: tuple[int, ...]
+_Group = tuple[Slices, Sequence[Sequence[int]]]
+"""Disjoint slices of ranks, and the parts that have them, of each range of columns."""
 
 
 class TableReader:
@@ -184,14 +180,10 @@ class TableReader:
             part = self._arrangement.parts[at]
             if module == (part.module if part.replicated else None):
                 by_cols[part.cols].append(at)
-        shared: dict[tuple[tuple[int, int, int], ...], Slices] = {}
-        groups = []
+        by_rows: dict[tuple[tuple[int, int, int], ...], list[list[int]]] = defaultdict(list)
         for members in by_cols.values():
-            rows = tuple(self._arrangement.parts[at].rows for at in members)
-            if rows not in shared:
-                shared[rows] = Slices(rows, self.table.rows)
-            groups.append(_Group(shared[rows], tuple(members)))
-        return groups
+            by_rows[tuple(self._arrangement.parts[at].rows for at in members)].append(members)
+        return [(Slices(rows, self.table.rows), alike) for rows, alike in by_rows.items()]
 
     def _distinct(self, ids: Sequence[AnyInt]) -> Distinct:
         joined = ids[0] if len(ids) == 1 else np.concatenate([*ids])
@@ -205,11 +197,9 @@ class TableReader:
     def _parts_of(self, groups: Sequence[_Group], rows: Distinct) -> list[PartRead]:
         reads = []
         running = np.concatenate(([0], np.cumsum(rows.counts, dtype=np.int64)))
-        selected: dict[int, list[slice | npt.NDArray[np.intp]]] = {}
-        for group in groups:
-            if id(group.slices) not in selected:
-                selected[id(group.slices)] = group.slices.select(rows.ranks)
-            for at, here in zip(group.parts, selected[id(group.slices)], strict=True):
+        for slices, alike in groups:
+            selected = slices.select(rows.ranks)
+            for at, here in zip(chain.from_iterable(alike), selected * len(alike), strict=True):
                 part = self._arrangement.parts[at]
                 if isinstance(here, slice):
                     lookups = int(running[here.stop] - running[here.start])
