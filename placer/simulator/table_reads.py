@@ -106,7 +106,7 @@ class TableRead:
 
 
 _Group = tuple[Slices, Sequence[Sequence[int]]]
-"""Disjoint slices of ranks, and the parts that have them, of each range of columns."""
+"""For each range of columns: disjoint slices of ranks, and the parts that have them."""
 
 
 class TableReader:
