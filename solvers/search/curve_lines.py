@@ -10,6 +10,9 @@ import numpy.typing as npt
 from cost_models.base import CostCurve, Float
 from solvers.model.knapsack import BYTES, DRAM_BYTES, costs_of
 
+ROUNDING_BYTES = 1e-6
+"""Bytes that are none, but a rounding error."""
+
 
 class Line(NamedTuple):
     """A lower bound of a shard's bytes between two numbers of hot rows.
@@ -76,8 +79,15 @@ def _at(curve: CostCurve, hot: npt.NDArray[np.int64]) -> CostCurve:
     )
 
 
+def costs_between(curve: CostCurve, hot_rows: int) -> Float:
+    """Return the costs of a number of hot rows between a curve's first and its last one."""
+    first, last = curve.hot_rows[[0, -1]].tolist()
+    between: Float = costs_of(_at(curve, np.array([first, hot_rows, last])))[:, 1]
+    return between
+
+
 def pieces_of(curve: CostCurve, most: int) -> list[Piece]:
-    """Return at most so many points of a curve, and lines between them."""
+    """Return at most this many points of a curve, and lines between them."""
     curve = with_every_row(curve, most)
     at, points = some_points(curve, most), costs_of(curve)
     pieces: list[Piece] = [(costs, None) for costs in points[:, at].T]
@@ -109,6 +119,6 @@ def line_below(curve: CostCurve) -> Line:
     starts, slopes = [], []
     for used in (curve.hbm_bytes, curve.dram_bytes):
         slope = round(float(used[-1] - used[0]) / max(1, int(rows[-1])))
-        starts.append(int(np.floor((used - slope * rows).min())))
+        starts.append(int(np.ceil((used - slope * rows).min() - ROUNDING_BYTES)))
         slopes.append(slope)
     return Line(int(rows[-1]), *starts, *slopes)
