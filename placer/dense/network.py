@@ -98,7 +98,8 @@ class DenseNetwork:
 
         A multiply-accumulate counts as two. The forward pass has one product for each layer, and
         the backward pass two: for gradients of weights and of inputs. Inputs of the bottom MLP's
-        first layer need no gradient, so its operations are counted a third too high.
+        first layer need no gradient, so a third of
+        its counted operations is too much.
         """
         return _FLOPS_PER_MAC * self.macs_per_sample
 

@@ -156,7 +156,7 @@ _PLAN_STYLES = ("device", "staged", "uva", "host", "cached", "split", "mixed", "
 def random_cases(
     seed: int, workloads: int, *, plans: int = 1, gpus: int = 1, first: int = 0, load: int = 1
 ) -> Iterator[Case]:
-    """Yield `plans` random placements for each of `workloads` random sets of tables, on `gpus` GPUs.
+    """Yield `plans` random placements of each of `workloads` random sets of tables on `gpus` GPUs.
 
     Workload n of a seed is the same for any number of workloads and any `first`, the number of the
     first workload. `load` multiplies the lookups that one CPU core would get, in larger tables.
