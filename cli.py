@@ -35,8 +35,8 @@ from placer.training.config import TrainConfig
 from placer.units import counted, format_bytes, parse_bytes
 from solvers import options as shared
 from solvers import report as solver_reports
+from solvers import training_options as trained
 from solvers.report import page
-from solvers.training_options import PILOT, TRAINING, PilotOptions, RunOptions, train_config
 
 _EXIT_NO_PLACEMENT = 3
 _EXIT_LIMIT = 4
@@ -105,7 +105,8 @@ YAML = OutputPath("file", (".yaml", ".yml"))
 OUTPUT = option("table", "Print the result in this format.", "--format")
 HBM = option(None, "Memory budget of each GPU, such as 8GiB.", heading="Problem")
 PLAN = option(..., "The plan; PLAN does the same.", "--plan", kind=STORED, positional=True)
-PROFILE = option(None, "Profile; by default the plan names it.", "--profile", kind=STORED)
+PROFILE = option(None, "Profile of the log; by default as the plan says.", "--profile", kind=STORED)
+PROFILE_FOLDER = option(None, "Folder to write the profile to.", "-o --output", kind=FOLDER)
 PLAN_FILE = option(None, "File to write the plan to.", "-o --output", kind=FILE)
 PICTURE = option(None, "Write a picture to this file: png, pdf or svg.", kind=IMAGE)
 OTHER_DATA = option(False, "Take a profile of other tables or ids than those of the plan.")
@@ -127,10 +128,10 @@ def profile(
     sample: float | None = option(None, "Read about this share of the samples.", kind=_SHARE),
     seed: int = option(0, "Seed of the random choice of --sample.", least=0),
     samples: Count = option(None, "Samples in the log, for --log-format counts.", least=1),
-    window: Count = option(None, "Samples of a day: show how many ids are in use.", least=1),
+    window: Count = option(None, "Samples of a window, such as a day: count its ids.", least=1),
     output: Output = OUTPUT,
     like: File = option(None, "Map ids as this profile does.", kind=STORED, metavar="PROFILE"),
-    folder: File = option(None, "Folder to write the profile to.", "-o --output", kind=FOLDER),
+    folder: File = PROFILE_FOLDER,
 ) -> None:
     """Count how often a training log reads each row of each table.
 
@@ -210,7 +211,7 @@ def _written(what: str, file: File) -> str:
 @_command
 def merge(
     profiles: Paths = argument(kind=STORED),
-    folder: File = option(None, "Folder to write the profile to.", "-o --output", kind=FOLDER),
+    folder: File = PROFILE_FOLDER,
     output: Output = OUTPUT,
 ) -> None:
     """Join profiles of parts of one log into the profile of all of it.
@@ -218,8 +219,7 @@ def merge(
     \b
     placer merge day_0.profile day_1.profile -o profile
     """
-    merged = placer.Profile.merge(placer.Profile.load(path) for path in profiles)
-    _keep_profile(merged, folder, output)
+    _keep_profile(placer.Profile.merge(map(placer.Profile.load, profiles)), folder, output)
 
 
 @_command
@@ -651,13 +651,13 @@ def whatif(
 @_command
 def train(
     plan_path: Path = PLAN,
-    logs: Texts = option(..., "Log files to train on; repeatable.", "--data"),
-    eval_logs: Texts = option((), "Evaluate on these, not on every tenth batch.", "--eval-data"),
+    logs: Texts = trained.TRAIN_LOGS,
+    eval_logs: Texts = trained.EVAL_LOGS,
     data_format: Any = shared.LOG_FORMAT,
     lines: TextOptions = BUNDLE,
     profile_path: File = PROFILE,
-    settings: dict[str, Any] = TRAINING,
-    run: RunOptions = BUNDLE,
+    settings: dict[str, Any] = trained.TRAINING,
+    run: trained.RunOptions = BUNDLE,
     output: Brief = option("table", "Format of the result; json has every loss.", "--format"),
 ) -> None:
     """Train the bundled DLRM on a log, its tables where a plan puts them.
@@ -677,10 +677,9 @@ def train(
     executor.keep_freed_memory()
     loaded = placer.Plan.load(plan_path)
     opened = partial(open_log_of, loaded, plan_path, format=data_format, profile=profile_path)
-    opened = partial(opened, options=lines)
-    opened = partial(opened, other_data=settings["other_data"])
+    opened = partial(opened, options=lines, other_data=settings["other_data"])
     log, eval_log = opened(logs), opened(eval_logs) if eval_logs else None
-    config = train_config(settings, batch_size_per_process(loaded))
+    config = trained.train_config(settings, batch_size_per_process(loaded))
     with report.progress_bar("steps", shown=speaks) as update:
         result = training.train(
             loaded,
@@ -699,9 +698,9 @@ def train(
 
 @_command
 def pilot(
-    options: PilotOptions = BUNDLE,
+    options: trained.PilotOptions = BUNDLE,
     lines: TextOptions = BUNDLE,
-    settings: dict[str, Any] = PILOT,
+    settings: dict[str, Any] = trained.PILOT,
     output: Output = OUTPUT,
 ) -> None:
     """Train models with each type of cold rows, and tell what it does to AUC and log loss.

@@ -188,7 +188,8 @@ class StepTimer:
         self._shares, self._pooled = np.zeros(count), np.zeros(count, dtype=bool)
         self._parts_of: dict[tuple[int, Arena], list[int]] = defaultdict(list)
         # Fixed costs of shards and column slices, by who serves.
-        self._launch_s, seen = np.zeros(len(numbers)), set()
+        self._launch_s = np.zeros(len(numbers))
+        seen: set[tuple[object, int]] = set()
         # Seconds of phases and of hosts for a lookup, a row and a vector; see `read_matrix`.
         shape = count, HOST + 1, 3
         self._in_hbm, self._copied, self._in_place = (np.zeros(shape) for _ in range(3))
@@ -206,9 +207,11 @@ class StepTimer:
             self._group_lookup_s[at] = self._shares[at] * lookup_s
             if is_slice:
                 self._sliced_row_s[at] = part.row_bytes * unit.sliced_row_byte_s
-            extras = Extras(float(is_slice and (group, number) not in seen), part.leads_shard)
+            extras = Extras(
+                float(is_slice and (group, number) not in seen), (part.shard, number) not in seen
+            )
             self._launch_s[number] += extras.launch_s(unit)
-            seen.add((group, number))
+            seen |= {(group, number), (part.shard, number)}
             # At home a row may be narrower than in HBM, and it may lie on a drive.
             home_bytes = float(table.bytes_per_row(part.cols[1] - part.cols[0], shard.dtype))
             sizes = float(part.weight_bytes), float(part.row_bytes)

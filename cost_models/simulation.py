@@ -23,7 +23,6 @@ from placer.simulator.draws import drawn_batches
 from placer.simulator.replay import ReplayOptions, Simulator
 from placer.simulator.summary import (
     DeviceTotals,
-    Drifted,
     Served,
     StepRecord,
     Window,
@@ -164,7 +163,7 @@ class Simulated:
     served: Served
     records: tuple[StepRecord, ...]
     gpu_s: Float
-    windows: tuple[Drifted, ...]
+    windows: tuple[Window, ...]
     dense_s: float | None = None
     keys: Mapping[str, KeyCounts] = field(default_factory=dict)
 

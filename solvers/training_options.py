@@ -24,6 +24,10 @@ LOCAL_FILE = OutputPath("file", is_local=True)
 RUNS = OutputPath("folder", is_local=True, makes_folders=True)
 
 
+TRAIN_LOGS: Any = option(..., "Log files to train on; repeatable.", "--data")
+EVAL_LOGS: Any = option((), "Evaluate on these, not on every tenth batch.", "--eval-data")
+
+
 @dataclass(frozen=True, slots=True)
 class RunOptions:
     """What a training run writes, and whether it goes on from an earlier one."""
@@ -78,10 +82,8 @@ class PilotOptions:
     """What `placer pilot` trains on, and which types it tries."""
 
     profile_path: Path = option(..., "Profile of the log.", "--profile", kind=InputPath())
-    logs: tuple[str, ...] = option(..., "Log files to train on; repeatable.", "--data")
-    eval_logs: tuple[str, ...] = option(
-        (), "Evaluate on these, not on every tenth batch.", "--eval-data"
-    )
+    logs: tuple[str, ...] = TRAIN_LOGS
+    eval_logs: tuple[str, ...] = EVAL_LOGS
     log_format: Any = LOG_FORMAT
     widths: str = replace(WIDTHS, default="bfloat16,int8", help="Types of cold rows to try.")
     exchange_dtype: Any = replace(EXCHANGE, help="Type of pooled rows between processes to try.")

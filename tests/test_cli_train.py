@@ -113,7 +113,7 @@ def test_a_trace_is_written_and_summed_up(workbench: Workbench, tmp_path: Path) 
     assert title.endswith(f"the mean of 2 in {path}")
     assert any(line.startswith("forward ") for line in lines)
     short = succeed(*run, "--steps", "4")
-    assert short.stderr == "no trace: the run ended within the 5 steps before it\n"
+    assert short.stderr == "no trace: it begins after 5 steps, and the run ended before\n"
 
 
 def test_hit_rates_are_told_where_memory_has_tiers(workbench: Workbench) -> None:

@@ -183,8 +183,9 @@ def test_what_cannot_be_counted() -> None:
     counter = PartitionCounter.for_log(log, ignore=["at"], rows=2)
     with pytest.raises(DataError, match="partition 3, row 1: feature 'user' has id 2"):
         list(counter.count(iter(log.to_batches()), 3))
-    with pytest.raises(DataError, match="partition -1 is not from 0"):
-        list(counter.count(log, -1))
+    for outside in (-1, 1 << 24):
+        with pytest.raises(DataError, match=f"partition {outside} is not from 0"):
+            list(counter.count(log, outside))
     placed = PartitionCounter.for_log(log, position="at")
     with pytest.raises(DataError, match="positions in column 'at' have to be from 0"):
         list(placed.count(log))

@@ -21,6 +21,8 @@ from solvers.model.instance import Instance
 from solvers.options import Effort
 from solvers.search.cp_sat import run_cp_sat
 from solvers.search.fit_program import FitProgram
+from solvers.strategies import _stages
+from solvers.strategies._search import Search
 
 SEARCHES = sorted({*SOLVERS} - {"greedy-size", "greedy-lookup", "greedy-size-lookup", "greedy-dim"})
 
@@ -115,3 +117,24 @@ def test_cp_sat_runs_to_its_end_in_any_thread(open_problem: Problem) -> None:
     thread.join()
     assert len(answers) == 1
     assert answers[0].assignment is not None
+
+
+@pytest.mark.parametrize(("is_small", "share"), [(True, 0.5), (False, 0.125)])
+def test_small_problems_are_constructed_as_greedy_cost_does_in_the_same_time(
+    is_small: bool, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that `auto` is not behind it where there is little time."""
+    shares = []
+    constructed = _stages._constructed
+
+    def noted(search: Search, clock: Clock) -> Any:
+        shares.append(clock.left_s / search.clock.left_s)
+        return constructed(search, clock)
+
+    monkeypatch.setattr(_stages, "_constructed", noted)
+    monkeypatch.setattr(_stages, "is_branched", lambda _: is_small)
+    machine = Topology.parse("2xh100", hbm="1GiB")
+    instance = Instance(Problem(named_workload("random-4@1"), machine, 512), Roofline())
+    search = Search.start(instance, Clock.start(Limits(time_limit_s=3600)))
+    assert _stages.construct(search, 0.25) is not None
+    assert shares == [pytest.approx(share, rel=0.01)]

@@ -9,15 +9,18 @@ import pytest
 from fast_and_full import combinations, examples, mostly_slow
 from hypothesis import given
 from hypothesis import strategies as st
-from plan_cases import machine
+from plan_cases import machine, sized
 from problem_cases import problem_of, problems, resident_buffers, zipf_table
 from test_solvers import GAP, PROBLEMS, TIME_LIMIT_S, SolverContract, tables, with_hbm
 
 from cost_models import Roofline, ShardingOption
 from placer import Constraints, Problem, TableRule, Topology
 from placer.constraints.unmet import unmet
+from placer.plan.shard import Memory
 from placer.plan.verify import verify
+from placer.units import format_bytes
 from solvers import Limits, Solver, SolveResult
+from solvers.bounds.feasibility import nothing_fits, rows_beyond_their_memories
 from solvers.model.instance import Instance
 from solvers.strategies import dp as dp_module
 from solvers.strategies.beam import Beam
@@ -333,3 +336,54 @@ def test_a_shortage_beside_a_server_with_room_that_may_not_serve() -> None:
     assert result.termination.reason == "no_plan"
     assert "have at most 1 GiB of HBM left" in result.termination.detail
     assert result.termination.shortages[0].device == "host:0"
+
+
+@every_strategy
+@pytest.mark.parametrize(("tier", "devices"), [("dram", ("host:1",)), ("ssd", None)])
+def test_rows_that_may_be_in_too_small_a_memory_alone(
+    name: str, tier: Memory, devices: tuple[str, ...] | None
+) -> None:
+    each = [zipf_table(f"t{n}", 1000, 32) for n in range(3)]
+    taken = sum(one.table.total_bytes for one in each[:2])
+    topology = machine(1, 2).with_memory(ssd="100kB")
+    topology = sized(topology, {"host:1": 100_000})
+    rule = TableRule(devices, tier, frozenset())
+    problem = problem_of(*each, topology=topology)
+    problem = replace(problem, constraints=Constraints.of({"t0": rule, "t1": rule}))
+    end = run(name, problem, time_limit_s=5.0).termination
+    assert end.reason == "infeasible"
+    (shortage,) = end.shortages
+    has = 100_000 * (1 if devices else 2)
+    assert (shortage.resource, shortage.short_bytes) == (tier, taken - has)
+    assert f"({taken - has} bytes)" in end.detail or f"({taken} bytes)" in end.detail
+    assert f"{format_bytes(has)}" in end.detail
+    proof = rows_beyond_their_memories(Instance(problem, Roofline()))
+    assert proof is not None
+    assert proof.shortages[0].short_bytes == taken - has
+    where = "the DRAM of host:1" if devices else "the SSD of host:0, the SSD of host:1"
+    assert proof.detail.startswith(
+        f"rows of t0, t1 may only be in {where}, and take {format_bytes(taken)} ({taken} bytes) "
+        f"with optimizer state; there are {format_bytes(has)} ({has} bytes)"
+    )
+    more = {"host:1": taken} if devices else {}
+    roomy = sized(topology.with_memory(ssd=f"{(taken + 1) // 2}B"), more)
+    assert (
+        rows_beyond_their_memories(Instance(replace(problem, topology=roomy), Roofline())) is None
+    )
+
+
+def test_where_nothing_fits_memories_are_named() -> None:
+    """Rows have room, but not with what blocks of a drive add to them."""
+    each = [zipf_table(f"t{n}", 1000, 31) for n in range(3)]
+    taken = sum(one.table.total_bytes for one in each)
+    topology = machine(1, hbm_bytes=30_000, dram_bytes=30_000).with_memory(ssd=f"{taken - 55_000}B")
+    problem = problem_of(*each, topology=topology, batch_size=2)
+    end = run("beam", problem, time_limit_s=5.0).termination
+    assert end.shortages
+    has = {"ssd": taken - 55_000, "hbm": 30_000, "dram": 30_000}
+    for one in end.shortages:
+        assert f"on {one.device}, which has {format_bytes(has[one.resource])}" in end.detail
+    unknown = nothing_fits(Instance(problem, Roofline()), {}).detail
+    assert f"rows take {format_bytes(taken)} with optimizer state, beside buffers; " in unknown
+    sizes = ", ".join(f"{format_bytes(has[m])} of {m.upper()}" for m in ("hbm", "dram", "ssd"))
+    assert f"there are {sizes}. " in unknown

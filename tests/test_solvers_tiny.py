@@ -18,7 +18,7 @@ from tiny_problems import tight_problem, tiny_problem, with_server
 from cost_models import Calibrated, Roofline
 from placer import AccessCdf, Feature, Problem, Table, TableProfile
 from placer.constraints.unmet import unmet
-from placer.plan.memory import row_map_bytes
+from placer.plan.memory import device_memory, row_map_bytes
 from placer.plan.verify import violations
 from placer.topology.topology import Topology
 from solvers import SolveResult, solve
@@ -268,3 +268,15 @@ def test_branch_and_bound_closes_any_gap_of_tiny_problems() -> None:
     result = solved(problem, "ilp")
     assert result.gap is not None
     assert result.gap < 0.01
+
+
+def test_a_proof_of_room_says_how_many_rows_are_hot() -> None:
+    """Memory is full to the byte if the small table is in DRAM, and one row of the large one."""
+    small, large = (
+        TableProfile(Table(name, rows, dim, "float32", "sgd"), AccessCdf.zipf(rows, 1.0))
+        for name, rows, dim in (("a", 1, 16), ("b", 100_000, 48))
+    )
+    topology = machine(1, hbm_bytes=99_999 * 192, dram_bytes=64 + 192)
+    result = solved(problem_of(small, large, topology=topology), "greedy-cost")
+    assert result.plan is not None
+    assert {use.free_bytes for use in device_memory(result.plan).values()} == {0}

@@ -14,7 +14,7 @@ from plan_cases import machine
 from problem_cases import problem_of, problems, zipf_table
 
 from cost_models import Calibrated, Roofline
-from placer import Constraints, Problem, Profile, Topology
+from placer import AccessCdf, Constraints, Problem, Profile, Table, TableProfile, Topology
 from placer.errors import PlacerError
 from placer.report import section as form
 from placer.workloads import named_workload
@@ -46,6 +46,15 @@ def problem_at(problem: Problem) -> Callable[[int], Problem]:
 def effect(answer: WhatIf, words: str) -> Effect:
     (found,) = [one for one in answer.effects if words in one.change]
     return found
+
+
+def test_nothing_gains_where_steps_take_no_time() -> None:
+    """No feature reads the table, and launches are free."""
+    profile = TableProfile(Table("t", 9, 16), AccessCdf.zipf(9, 1.0))
+    unread = problem_of(profile, topology=machine(2, launch_s=0.0))
+    answer = whatif(unread, MODEL)
+    assert answer.base.step_time_s == 0
+    assert {one.gain for one in answer.effects} == {0.0}
 
 
 def test_effects_are_those_of_solving_anew(problem: Problem, answer: WhatIf) -> None:

@@ -153,6 +153,7 @@ def test_every_constant_has_a_source() -> None:
         expected = named | {"hbm bandwidth", "dram bandwidth", "gpu memory", "host memory"}
         assert expected | {"kernel launch"} == set(topology.sources)
         assert all(topology.sources.values())
+        assert not any("()" in source for source in topology.sources.values())
 
 
 def test_rate_describes_figure_and_share() -> None:

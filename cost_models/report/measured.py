@@ -14,7 +14,7 @@ from placer.units import counted, format_seconds
 if TYPE_CHECKING:
     from cost_models.simulation import Simulated
     from placer.simulator.counts import StepCounts
-    from placer.simulator.summary import DeviceTotals, Drifted, StepRecord
+    from placer.simulator.summary import DeviceTotals, StepRecord, Window
 
 
 def simulate_report(simulated: "Simulated") -> Report:
@@ -104,28 +104,26 @@ def _exchange(totals: "StepCounts", between: str) -> Section:
     )
 
 
-def _windows(drift: "Sequence[Drifted]") -> Section:
-    def of(which: str, name: str) -> Callable[["Drifted"], Any]:
-        return lambda one: getattr(getattr(one, which), name, None)
+def _windows(windows: "Sequence[Window]") -> Section:
+    def of_other(name: str) -> Callable[["Window"], Any]:
+        return lambda one: getattr(one.other, name, None)
 
-    def pays_after(one: "Drifted") -> str | None:
+    def pays_after(one: "Window") -> str | None:
         return None if one.other is None else break_even(one.break_even_steps, one.migration_s)
 
     return table_of(
-        drift,
+        windows,
         "windows",
         "Over time",
-        Column("window", "window", of=of("window", "name")),
-        Column("steps", "steps", form.count, of=of("window", "steps")),
-        Column("hbm_share", "in HBM", of=of("window", "hbm_share")),
-        Column("lost_share", "lost"),
-        Column("slow_lookups", "slow lookups", of=of("window", "slow_lookups")),
-        Column("slow_rows", of=of("window", "slow_rows")),
-        Column("step_mean_s", "step", of=of("window", "mean_s")),
-        Column("step_p99_s", "p99", of=of("window", "p99_s")),
-        Column("ratio", "vs first", of=lambda d: form.ratio(d.window.mean_s, d.first.mean_s)),
-        Column("other_hbm_share", "other: in HBM", of=of("other", "hbm_share")),
-        Column("other_step_mean_s", "step", of=of("other", "mean_s")),
+        Column("window", "window", of=lambda one: one.name),
+        Column("steps", "steps", form.count),
+        *columns(hbm_share="in HBM", lost_share="lost", slow_lookups="slow lookups"),
+        Column("slow_rows"),
+        Column("step_mean_s", "step", of=lambda one: one.mean_s),
+        Column("step_p99_s", "p99", of=lambda one: one.p99_s),
+        Column("ratio", "vs first", of=lambda one: form.ratio(one.mean_s, one.first.mean_s)),
+        Column("other_hbm_share", "other: in HBM", of=of_other("hbm_share")),
+        Column("other_step_mean_s", "step", of=of_other("mean_s")),
         Column("migration_s", "to move"),
         Column("break_even_steps"),
         Column("break_even", "pays after", of=pays_after),
@@ -171,8 +169,8 @@ def calibration_report(calibration: Calibration) -> Report:
         f"{calibration.cases} cases; step times of cases that a fit had not seen are off by "
         f"{form.share(calibration.relative_error)} on average, one of ten by more than "
         f"{form.share(calibration.p90_error)}",
-        f"steps of a case spread by {form.share(noise.spread)}, a case measured again and again "
-        f"by {form.share(noise.drift)}; {form.share(noise.wait)} of waiting for the processor",
+        f"steps of one case vary by {form.share(noise.spread)}, and one measured repeatedly "
+        f"by {form.share(noise.drift)}; waiting for the processor added {form.share(noise.wait)}",
     ]
     if calibration.noisy:
         headline.append("THE MACHINE WAS TOO NOISY to trust this: calibrate again when it is idle")

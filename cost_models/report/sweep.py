@@ -77,9 +77,9 @@ def sweep_tables(sweep: Sweep) -> Report:
         "Sweep over placements",
         tuple(sections),
         headline=(
-            f"where nothing else is said: {', '.join(base)}",
-            f"cost model {sweep.cost_model}; remote needs further machines, and is the fastest "
-            "only where nothing else is possible",
+            f"what --set and --vary leave as it is: {', '.join(base)}",
+            f"cost model {sweep.cost_model}; remote needs more machines: it is called the fastest "
+            "only where nothing else fits",
         ),
     )
 

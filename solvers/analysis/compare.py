@@ -163,7 +163,7 @@ def compare_row(
             "detail": f"waits for {cost.bottleneck}",
             "binding": end.detail,
             "dense_s": cost.dense_s,
-            "memory_left": free / capacity,
+            "memory_left": free / max(1, capacity),
             "hbm_left_bytes": min(use.free_bytes for use in of_gpus),
         }
     if dollars is not None and samples_per_s is not None:

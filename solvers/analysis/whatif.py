@@ -248,5 +248,5 @@ def _effect(
     before, after = base.step_time_s, result.step_time_s
     least = scale * base.bound_s / after - 1 if base.bound_s else None
     most = scale * before / result.bound_s - 1 if result.bound_s else None
-    gain = scale * before / after - 1
+    gain = scale * before / after - 1 if after else 0.0  # Where nothing is read.
     return Effect(words, after, result.bound_s, result.gap, gain, plan_gain, least, most)

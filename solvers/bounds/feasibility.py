@@ -1,16 +1,18 @@
 """Prove that no placement fits, and say what is short and by how much."""
 
 import math
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 
 import numpy as np
 
-from placer.plan.memory import Shortage, key_map_bytes
+from placer.plan.memory import Shortage, drive_of, home_of, key_map_bytes
 from placer.plan.shard import Memory
 from placer.problem import Problem
+from placer.profile.table_profile import TableProfile
 from placer.tables import ColdDType
 from placer.topology.devices import Gpu, Host
-from placer.units import format_bytes
+from placer.units import format_bytes, listed
 from solvers.model.instance import Instance, ShardingOption
 from solvers.result import Termination
 
@@ -87,16 +89,10 @@ def _beyond_any_placement(problem: Problem) -> Termination | None:
                 f"{format_bytes(device.memory_bytes)}: {short} bytes too many. Raise "
                 f"--{memory}, or let tables grow to fewer rows",
             )
-    drives = [host.drive for host in topology.hosts if host.drive]
-    if not drives:
+    if not any(host.drive for host in topology.hosts):
         return None
-    widths: tuple[ColdDType | None, ...] = (None, *problem.widths)
-    least = sum(
-        one.table.rows * min(one.table.bytes_per_row(dtype=width) for width in widths)
-        for one in problem.profile
-    )
-    room = sum(device.memory_bytes for device in devices)
-    room += sum(drive.memory_bytes for drive in drives)
+    least = sum(_least_row_bytes(problem, one) for one in problem.profile)
+    room = sum(_room_bytes(problem).values())
     if least <= room:
         return None
     short = least - room
@@ -106,6 +102,82 @@ def _beyond_any_placement(problem: Problem) -> Termination | None:
         f"have {format_bytes(room)}: {format_bytes(short)} ({short} bytes) less. Raise --ssd or "
         "--dram, or take a smaller dim or dtype, or an optimizer with less state",
     )
+
+
+def _least_row_bytes(problem: Problem, profile: TableProfile, *, narrow: bool = True) -> int:
+    table, widths = profile.table, problem.widths if narrow else ()
+    dtypes: tuple[ColdDType | None, ...] = (None, *widths)
+    return table.rows * min(table.bytes_per_row(dtype=dtype) for dtype in dtypes)
+
+
+def _room_bytes(problem: Problem) -> dict[tuple[Memory, str], int]:
+    """Return what each memory has beside the key maps, by what it is and the device that has it."""
+    topology = problem.topology
+    keys = key_map_bytes(topology, problem.growing)
+    room: dict[tuple[Memory, str], int] = {}
+    room |= {("hbm", gpu.id): gpu.memory_bytes - keys[gpu.id] for gpu in topology.gpus}
+    room |= {("dram", host.id): host.memory_bytes - keys[host.id] for host in topology.hosts}
+    return room | {
+        ("ssd", host.id): host.drive.memory_bytes for host in topology.hosts if host.drive
+    }
+
+
+def rows_beyond_their_memories(instance: Instance) -> Termination | None:
+    """Return a proof that rows do not fit into the memories where constraints let them be.
+
+    Tables that may be in the same memories share them with those that may be in some of these.
+    Buffers are not counted.
+    """
+    problem, topology = instance.problem, instance.problem.topology
+    room = {
+        drive_of(device) if memory == "ssd" else device: (memory, size)
+        for (memory, device), size in _room_bytes(problem).items()
+    }
+    homes_of: dict[tuple[str | None, bytes], frozenset[str]] = {}
+    tables_in: dict[frozenset[str], dict[str, int]] = defaultdict(dict)
+    for number, profile in enumerate(problem.profile):
+        tier, allowed = problem.constraints.rule_of(profile.name).tier, instance.allowed(number)
+        rule = tier, b"" if allowed is None else allowed.tobytes()
+        if rule not in homes_of:
+            memories: tuple[Memory, ...] = ("hbm", "dram", "ssd") if tier is None else (tier,)
+            homes_of[rule] = frozenset(
+                home_of(topology, device.id, memory)
+                for place, device in enumerate(topology.serving)
+                if allowed is None or allowed[place]
+                for memory in memories
+            ).intersection(room)
+        size = _least_row_bytes(problem, profile, narrow=tier != "hbm")
+        tables_in[homes_of[rule]][profile.name] = size
+    shortages: list[tuple[int, list[str], list[str]]] = [(0, [], [])]
+    for homes in tables_in:
+        inside = [sizes for others, sizes in tables_in.items() if others <= homes]
+        needed = sum(sum(sizes.values()) for sizes in inside)
+        has = sum(room[home][1] for home in homes)
+        shortages.append((needed - has, sorted(homes), [name for of in inside for name in of]))
+    short, homes_short, tables = max(shortages)
+    if short <= 0:
+        return None
+    has = sum(room[home][1] for home in homes_short)
+    devices = [home.removesuffix(" ssd") for home in homes_short]
+    where = [f"the {room[n][0].upper()} of {d}" for n, d in zip(homes_short, devices, strict=True)]
+    memory = min(room[home][0] for home in homes_short)  # DRAM, or HBM, or drives.
+    shortage = Shortage(listed(devices, 4), memory, short, "weights and optimizer state")
+    return _infeasible(
+        shortage,
+        f"rows of {listed(tables, 4)} may only be in {listed(where, 4)}, and take "
+        f"{format_bytes(short + has)} ({short + has} bytes) with optimizer state; there are "
+        f"{format_bytes(has)} ({has} bytes), {_LEFT}. Raise --{memory}, or relax constraints",
+    )
+
+
+def memory_in_words(problem: Problem) -> str:
+    """Say what rows take at least, and what memories have."""
+    needed = sum(_least_row_bytes(problem, one) for one in problem.profile)
+    sizes: Counter[Memory] = Counter()
+    for (memory, _), size in _room_bytes(problem).items():
+        sizes[memory] += size
+    has = ", ".join(f"{format_bytes(size)} of {memory.upper()}" for memory, size in sizes.items())
+    return f"rows take {format_bytes(needed)} with optimizer state, beside buffers; there are {has}"
 
 
 def usable_options(instance: Instance) -> list[list[ShardingOption]] | Termination:
@@ -193,12 +265,16 @@ def nothing_fits(instance: Instance, short_bytes: Mapping[tuple[Memory, int], in
         )
         for (kind, number), short in sorted(short_bytes.items())
     )
-    words = " and ".join(f"{format_bytes(s.short_bytes)} ({s.short_bytes} bytes) of "
-                         f"{s.resource.upper()} on {s.device}" for s in shortages)  # fmt: skip
+    has = _room_bytes(instance.problem)
+    words = " and ".join(
+        f"{format_bytes(s.short_bytes)} ({s.short_bytes} bytes) of {s.resource.upper()} on "
+        f"{s.device}, which has {format_bytes(has[s.resource, s.device])}"
+        for s in shortages
+    )
     return Termination(
         "infeasible",
-        detail="no assignment of shards to GPUs fits"
-        + (f": the best one found lacks {words}" if words else "")
+        detail="no assignment of shards to GPUs fits: "
+        + (f"the best one found lacks {words}" if words else memory_in_words(instance.problem))
         + ". Use more or larger devices, lower --batch-size, or relax constraints",
         shortages=shortages,
     )

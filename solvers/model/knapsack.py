@@ -254,10 +254,8 @@ def solve_knapsack(
         price_index -= 1
     if price_index < 0:
         return None
-    chosen = values[:, :, price_index]
-    if price_index + 1 < total.size:
-        chosen = chosen.copy()
-        _climb(chosen, values[:, :, price_index + 1 :], hbm_bytes, curve_of)
+    chosen = values[:, :, price_index].copy()
+    _climb(chosen, values[:, :, price_index + 1 :], hbm_bytes, curve_of)
     total = chosen.sum(axis=0)
     bytes_, gpu_s, dram_s, dram_bytes = total[[BYTES, GPU_S, DRAM_S, DRAM_BYTES]].tolist()
     hot = tuple(int(rows) for rows in chosen[:, HOT].tolist())

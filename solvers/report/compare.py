@@ -146,7 +146,7 @@ _OF_MACHINES = (
 )  # fmt: skip
 _HOUR_S = 3600.0
 _SOURCES = (
-    "prices are of lists, and constants that nobody has measured are assumed: JSON names both"
+    "prices are list prices, and some constants are assumed: --format json has the source of each"
 )
 
 

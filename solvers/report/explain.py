@@ -65,7 +65,7 @@ def _margins(explanation: Explanation) -> Section:
     return table_of(
         explanation.margins,
         "margins",
-        "What a byte of HBM saves at the split, beside the last one of all GPUs' HBM together",
+        "What a byte of HBM saves, in times of what the least useful byte of all GPUs' HBM saves",
         *columns(device="device", rows="rows", hot_rows="in HBM"),
         Column("last_s_per_byte", "coldest in HBM", beside, of=of("last_s_per_byte")),
         Column("next_s_per_byte", "hottest in DRAM", beside, of=of("next_s_per_byte")),

@@ -249,7 +249,7 @@ def _time_section(cost: CostReport) -> Section:
         )
         for one, busy_s in timed
     )
-    hidden = "; copies and ids may be hidden" if len(cost.schedule.chains) > 1 else ""
+    hidden = "; copies and exchanges of ids may overlap" if len(cost.schedule.chains) > 1 else ""
     return table_of(
         rows,
         "time",

@@ -10,6 +10,9 @@ import numpy.typing as npt
 from cost_models.base import CostCurve, Float
 from solvers.model.knapsack import BYTES, DRAM_BYTES, costs_of
 
+ROUNDING_BYTES = 1e-6
+"""Bytes that are none, but a rounding error."""
+
 
 class Line(NamedTuple):
     """A lower bound of a shard's bytes between two numbers of hot rows.
@@ -76,20 +79,19 @@ def _at(curve: CostCurve, hot: npt.NDArray[np.int64]) -> CostCurve:
     )
 
 
-def pieces_of(curve: CostCurve, most: int, room: tuple[float, float]) -> list[Piece]:
-    """Return points of a curve, and lines between them.
+def costs_between(curve: CostCurve, hot_rows: int) -> Float:
+    """Return the costs of a number of hot rows between a curve's first and its last one."""
+    first, last = curve.hot_rows[[0, -1]].tolist()
+    between: Float = costs_of(_at(curve, np.array([first, hot_rows, last])))[:, 1]
+    return between
 
-    Parameters
-    ----------
-    most : int
-        Points.
-    room : tuple of float
-        Bytes of HBM and DRAM. Between points, what needs more is left out.
-    """
+
+def pieces_of(curve: CostCurve, most: int) -> list[Piece]:
+    """Return at most this many points of a curve, and lines between them."""
     curve = with_every_row(curve, most)
     at, points = some_points(curve, most), costs_of(curve)
     pieces: list[Piece] = [(costs, None) for costs in points[:, at].T]
-    parts = [_between(curve, first, last, room) for first, last in pairwise(at)]
+    parts = [_between(curve, first, last) for first, last in pairwise(at)]
     for part in (part for part in parts if part is not None):
         line = line_below(part)
         least = np.zeros(points.shape[0])
@@ -99,16 +101,12 @@ def pieces_of(curve: CostCurve, most: int, room: tuple[float, float]) -> list[Pi
     return pieces
 
 
-def _between(
-    curve: CostCurve, first: int, last: int, room: tuple[float, float]
-) -> CostCurve | None:
-    """Return the part of a curve between two of its points that may fit; None if there is none."""
+def _between(curve: CostCurve, first: int, last: int) -> CostCurve | None:
+    """Return the part of a curve between two of its points; None if there is none."""
     low, high = int(curve.hot_rows[first]) + 1, int(curve.hot_rows[last]) - 1
     if low > high or curve.only_points or not np.isfinite(curve.split_s):
         return None
-    part = part_of(curve, low, high)
-    fits = part.hbm_bytes.min() <= room[0] and part.dram_bytes.min() <= room[1]
-    return part if fits else None
+    return part_of(curve, low, high)
 
 
 def line_below(curve: CostCurve) -> Line:
@@ -121,6 +119,6 @@ def line_below(curve: CostCurve) -> Line:
     starts, slopes = [], []
     for used in (curve.hbm_bytes, curve.dram_bytes):
         slope = round(float(used[-1] - used[0]) / max(1, int(rows[-1])))
-        starts.append(int(np.floor((used - slope * rows).min())))
+        starts.append(int(np.ceil((used - slope * rows).min() - ROUNDING_BYTES)))
         slopes.append(slope)
     return Line(int(rows[-1]), *starts, *slopes)

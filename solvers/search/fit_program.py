@@ -35,12 +35,16 @@ from solvers.model.instance import Instance, ShardingOption, TableShard
 from solvers.model.knapsack import BYTES, DRAM_BYTES, HOT, Float
 from solvers.result import Limits
 from solvers.search.cp_sat import run_cp_sat
-from solvers.search.curve_lines import Line, pieces_of, with_every_row
+from solvers.search.curve_lines import (
+    ROUNDING_BYTES,
+    Line,
+    costs_between,
+    pieces_of,
+    with_every_row,
+)
 
 Options = Sequence[Sequence[ShardingOption]]
 """The sharding options that each table may take."""
-
-_ROUNDING_BYTES = 1e-6
 
 _POINTS = (2, 4, 16)
 """Points of curves in successive programs: few mostly suffice."""
@@ -74,13 +78,16 @@ class FitAnswer:
 
 @dataclass(frozen=True, slots=True)
 class _Point:
-    """A choice of the program: a shard on a GPU with some of its rows in HBM."""
+    """A choice of the program: a shard on a GPU with some of its rows in HBM.
+
+    A line has its first point's costs, and `rows` counts the hot rows beyond that point.
+    """
 
     shard: TableShard
     gpu: int
     costs: Float
     chosen: Any
-    is_line: bool
+    rows: Any
 
 
 def fit(instance: Instance, limits: Limits, time_limit_s: float) -> FitAnswer:
@@ -102,7 +109,10 @@ def fit(instance: Instance, limits: Limits, time_limit_s: float) -> FitAnswer:
         if answer.is_impossible:
             ended = time.monotonic()
             left_s = min(max(_SHORTAGES_S, ended - began), deadline - ended)
-            lacking = run(most_points, left_s, may_lack=True)
+            # Lines are below what is short: with more points, less so.
+            lacking = run(_POINTS[-1], left_s, may_lack=True)
+            if not lacking.short_bytes:
+                lacking = run(most_points, left_s, may_lack=True)
             return replace(answer, short_bytes=lacking.short_bytes)
         is_stopped = limits.stop is not None and limits.stop()
         if answer.assignment is not None or time.monotonic() > deadline or is_stopped:
@@ -189,12 +199,12 @@ class FitProgram:
                 hot_rows = instance.curve(shard, gpu).hot_rows
                 for costs, line in self._pieces(shard, gpu):
                     chosen = self.model.new_bool_var("")
-                    point = _Point(shard, gpu, costs, chosen, line is not None)
+                    rows = None if line is None else self._add_line(gpu, line, chosen)
+                    point = _Point(shard, gpu, costs, chosen, rows)
                     here.append(chosen)
                     at_gpu[gpu].append(chosen)
                     self.points.append(point)
                     self._add_bytes(gpu, costs, chosen)
-                    rows = None if line is None else self._add_line(gpu, line, chosen)
                     if shard.option.home.drive_share == 1 and instance.is_gpu(gpu):
                         cold = int(hot_rows[-1] - costs[HOT])
                         self._add_drive(shard, gpu, (chosen, cold), (rows, -1))
@@ -207,14 +217,9 @@ class FitProgram:
 
     def _pieces(self, shard: TableShard, gpu: int) -> list[tuple[Float, Line | None]]:
         """Return costs at points of a curve, and lines below the curve between them."""
-        instance, host = self.instance, self.instance.host_of_gpu[gpu]
+        instance = self.instance
         few = instance.cost_model.uniform_splits and shard.option.shard_count > 1
-        room = float(instance.hbm_bytes[gpu]), float(instance.dram_bytes[host])
-        return pieces_of(
-            instance.curve(shard, gpu),
-            2 if few else self.most_points,
-            (math.inf, math.inf) if self.may_lack else room,
-        )
+        return pieces_of(instance.curve(shard, gpu), 2 if few else self.most_points)
 
     def _add_bytes(self, gpu: int, costs: Float, chosen: Any) -> None:
         """Count bytes of a GPU and its host if a variable is 1."""
@@ -222,7 +227,7 @@ class FitProgram:
         memories: tuple[tuple[Memory, int, int], ...]
         memories = (("hbm", gpu, BYTES), ("dram", host, DRAM_BYTES))
         for kind, of, row in memories:
-            bytes_ = math.floor(float(costs[row]) + _ROUNDING_BYTES)  # A proof rounds down.
+            bytes_ = math.ceil(float(costs[row]) - ROUNDING_BYTES)  # Plans are of whole bytes.
             if bytes_:
                 self._rows[kind, of].append((chosen, bytes_))
 
@@ -308,10 +313,21 @@ class FitProgram:
         placed = [point for point in self.points if solver.value(point.chosen)]
         pairs = [(point.shard, point.gpu) for point in placed]
         replicas = [replica for replica, used in self.replicas if solver.value(used)]
-        # Lines do not say which rows are hot: fill HBM for their shards at some price.
-        fixed = [point for point in placed if not point.is_line]
-        columns = 1 if len(fixed) == len(placed) else self.instance.prices.size
-        known = {point.shard: np.tile(point.costs[:, None], columns) for point in fixed}
-        filled = [Assignment.of(self.instance, pairs, replicas, fixed=f) for f in (known, {})]
+        every = {one.shard: self._costs(solver, one)[:, None] for one in placed}
+        # Lines may be below their curves' bytes: else their shards take what is best at some price.
+        columns = self.instance.prices.size
+        known = {
+            one.shard: np.tile(one.costs[:, None], columns) for one in placed if one.rows is None
+        }
+        filled = [
+            Assignment.of(self.instance, pairs, replicas, fixed=f) for f in (every, known, {})
+        ]
         fitting = [assignment for assignment in filled if assignment is not None]
         return min(fitting, key=lambda one: one.step_time_s, default=None)
+
+    def _costs(self, solver: Any, point: _Point) -> Float:
+        """Return what a chosen point costs, or a line with its number of hot rows."""
+        if point.rows is None:
+            return point.costs
+        curve = self.instance.curve(point.shard, point.gpu)
+        return costs_between(curve, int(point.costs[HOT]) + solver.value(point.rows))

@@ -14,7 +14,7 @@ from placer.plan.plan import Plan
 from placer.plan.verify import violations
 from placer.problem import Problem
 from solvers.bounds.binding import binding
-from solvers.bounds.feasibility import impossible
+from solvers.bounds.feasibility import impossible, memory_in_words
 from solvers.model.assignment import Assignment
 from solvers.model.build_plan import fitted_plan
 from solvers.model.clock import Clock
@@ -75,7 +75,8 @@ class Strategy(ABC):
         plan = None if fitting is None else fitted_plan(fitting)
         if plan is not None:
             return plan
-        return search.failure or Termination("no_plan", search.clock.limit_hit, self.no_plan)
+        detail = f"{self.no_plan}; {memory_in_words(search.instance.problem)}"
+        return search.failure or Termination("no_plan", search.clock.limit_hit, detail)
 
     @abstractmethod
     def assignments(self, search: Search) -> Iterable[Assignment]:

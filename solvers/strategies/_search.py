@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from solvers.bounds.feasibility import nothing_fits, usable_options
+from solvers.bounds.feasibility import nothing_fits, rows_beyond_their_memories, usable_options
 from solvers.bounds.lagrangian import LagrangianBound, lagrangian_bound
 from solvers.model.assignment import Assignment
 from solvers.model.build_plan import fitted_plan
@@ -165,8 +165,10 @@ class Search:
             )
             instance.dram_bytes = instance.all_dram_bytes  # Searches leave some of it free.
         options = usable_options(instance)
-        proof = options if isinstance(options, Termination) else None
-        if not isinstance(options, Termination):
+        proof = (
+            options if isinstance(options, Termination) else rows_beyond_their_memories(instance)
+        )
+        if proof is None and not isinstance(options, Termination):
             assignment = make_room(instance, options, self.seed, self.clock)
             # The plan may need row maps that the assignment does not count.
             if assignment is not None and fitted_plan(assignment) is not None:
@@ -174,7 +176,7 @@ class Search:
         # On small problems CP-SAT also finds which memory is short, and by how much.
         left_s = self.clock.left_s if proof is None else min(self.clock.left_s, _SHORTAGES_S)
         answer = fit(instance, self.clock.limits, left_s)
-        if answer.is_impossible:
+        if answer.is_impossible and (proof is None or answer.short_bytes):
             proof = nothing_fits(instance, answer.short_bytes or {})
         self.failure = proof
         return answer.assignment

@@ -64,11 +64,13 @@ def construct(search: Search, share: float = 1.0, *, resharded: bool = True) -> 
     Parameters
     ----------
     share : float
-        Share of the time left to use. One assignment is constructed even if it takes longer.
+        Share of the time left to use. One assignment is constructed even if it takes longer. Small
+        problems may use all of it: that is seconds, and until then nothing else gains as much.
     resharded : bool
         Whether to try other sharding options in the best one, which doubles the time.
     """
-    clock = search.clock.part(share)
+    is_small = is_branched(search.instance) and not search.clock.repeats
+    clock = search.clock if is_small else search.clock.part(share)
     enough_s = search.bound_s * (1 + _CLOSE_ENOUGH)
     made: list[Assignment] = []
     for assignment in _constructed(search, clock.part(_CONSTRUCTION_SHARE)):

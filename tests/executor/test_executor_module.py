@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -85,6 +86,8 @@ def test_memory_of_maps_and_replicas() -> None:
     assert PlacedEmbeddings(plans["replicas"]).memory_use() == {("gpu:0", "hbm"): 61 * 8 * 4}
     split = PlacedEmbeddings(plans["split 50%"]).memory_use()
     assert split["gpu:0", "row_maps"] == 61 * 4
+    by_id = replace(plans["split 50%"], row_order={}, hot_ids={})
+    assert ("gpu:0", "row_maps") not in PlacedEmbeddings(by_id).memory_use()
 
 
 def test_unknown_names_list_the_known() -> None:

@@ -178,6 +178,7 @@ def _changed(**tensors: Callable[[Tensor], Tensor] | None) -> Callable[[Path], N
         (_changed(city_weight=lambda rows: rows[:, :2].clone()), r"city.weight has shape \(\d+, 2"),
         (_changed(city_weight=Tensor.double), "city.weight is torch.float64, not torch.float32"),
         (_changed(city_rows=lambda rows: rows.flip(0)), "rows of table 'city' do not ascend"),
+        (_changed(city_rows=lambda rows: rows - rows[0] - 1), "'city' do not ascend"),
         (_changed(item_rows=lambda rows: rows + 60), "'item' do not ascend, or it has only 61"),
         (
             _changed(tag_keys=torch.zeros_like),

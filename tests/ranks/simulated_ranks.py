@@ -355,7 +355,7 @@ class World:
         keys = ShardedKeys({}, {}, None, comm)
         served = Served(survey, comm, HOST, 1.0, build, keys)
         inputs = InputExchange(survey, served.channels, comm, HOST, keys)
-        asked = inputs(batch, True, 0)
+        asked = inputs(batch, True, None)
         anchor = torch.zeros((), requires_grad=True)
         flat = Serve.apply(anchor, None, asked, served, True)
         outputs = combine(flat, asked, served.channels, survey)

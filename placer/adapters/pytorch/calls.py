@@ -80,8 +80,7 @@ def of_each_lookup(batch: BagBatch, of_bags: Tensor) -> Tensor:
 def _checked(values: Tensor) -> Tensor:
     if values.dtype not in (torch.int64, torch.int32):
         raise DataError(
-            f"ids and offsets are int64 or int32, not {values.dtype}; .to(torch.int64) makes them "
-            "so"
+            f"ids and offsets are int64 or int32, not {values.dtype}; use .to(torch.int64)"
         )
     return values
 

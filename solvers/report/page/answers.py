@@ -1,6 +1,7 @@
 """The answers that a page shows: values and reports, no HTML."""
 
 import contextlib
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -192,7 +193,11 @@ def _sentence(margin: ShardMargin, price: float) -> str:
     """Compare slopes: a slope times a GiB would be a saving that no search has confirmed."""
     if not price:
         return "Another byte of HBM is worth nothing to this plan's tables."
-    last, after = (_times(one, price) for one in (margin.last_s_per_byte, margin.next_s_per_byte))
+    # Rows that take no HBM save theirs for free.
+    last, after = (
+        "any number of times" if one == math.inf else f"{form.number((one or 0.0) / price)} times"
+        for one in (margin.last_s_per_byte, margin.next_s_per_byte)
+    )
     beside = "what the last byte of HBM saves this plan's tables"
     if margin.hot_rows == 0:
         return f"A byte of HBM would save its hottest rows {after} {beside}."
@@ -202,10 +207,3 @@ def _sentence(margin: ShardMargin, price: float) -> str:
         f"At its split, a byte of HBM saves the coldest rows there {last}, and would save the "
         f"hottest rows in DRAM {after} {beside}."
     )
-
-
-def _times(value: float | None, price: float) -> str:
-    """Return seconds per byte beside a price; rows that take no HBM save theirs for free."""
-    if value is None:
-        return "0 times"
-    return "any number of times" if value == float("inf") else f"{form.number(value / price)} times"

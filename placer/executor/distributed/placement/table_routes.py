@@ -4,6 +4,7 @@ A rank holds a few numbers a slice for it, and the ids that a row order lists.
 """
 
 import math
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -72,24 +73,25 @@ class Router:
         cls, rows: int, slices: Sequence[tuple[RowSlice, int, int]], device: torch.device
     ) -> "Router":
         """Route rows by slices, each with its target and the target's row where it begins."""
-        # Of rows dealt out in turn, the first and the last few are no segments of their own.
-        spans = [
-            (
-                0 if part.start < part.step else part.start,
-                rows if part.members[-1] + part.step >= rows else part.stop,
-            )
-            for part, _, _ in slices
-        ]
-        ends = {0, rows, *chain.from_iterable(spans)}
-        segment_starts = [*sorted(end for end in ends if 0 <= end <= rows)]
+        # Rows that are dealt out in turn make one segment, the first and the last few included.
+        by_step: dict[int, list[RowSlice]] = defaultdict(list)
+        for part, _, _ in slices:
+            by_step[part.step].append(part)
+        spans: dict[RowSlice, tuple[int, int]] = {}
+        for step, parts in by_step.items():
+            firsts = sorted({0, *(part.start for part in parts)})
+            ends = sorted({rows, *(part.stop for part in parts)})
+            for part in parts:
+                first = firsts[bisect_right(firsts, part.start - step)]
+                spans[part] = first, ends[bisect_right(ends, part.members[-1] + step) - 1]
+        edges = {0, rows, *chain.from_iterable(spans.values())}
+        segment_starts = [*sorted(end for end in edges if 0 <= end <= rows)]
         periods, offsets, owners = [], [0], []
         for low, high in pairwise(segment_starts):
             active = [
                 (index, part)
-                for index, ((part, _, _), (first, last)) in enumerate(
-                    zip(slices, spans, strict=True)
-                )
-                if first <= low and high <= last
+                for index, (part, _, _) in enumerate(slices)
+                if spans[part][0] <= low and high <= spans[part][1]
             ]
             span = min(math.lcm(*(part.step for _, part in active)), high - low)
             if span > _LONGEST_PERIOD:
