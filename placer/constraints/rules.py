@@ -1,4 +1,4 @@
-"""The rules that constraints may set for one table."""
+"""Describe the rules that constraints may set for one table."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args

@@ -24,7 +24,7 @@ NOISY_WAIT = 0.15
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How long to measure."""
+    """How many steps to measure, and for how long."""
 
     # Least and most steps to time, after a few warm-up steps.
     least_steps: int = 8

@@ -63,7 +63,7 @@ class Move:
 
     @property
     def moved_bytes(self) -> int:
-        """Bytes that must be copied to other memory."""
+        """Bytes to copy to other memory."""
         return 0 if self.kind in ("kept", "served elsewhere", "dropped") else self.size_bytes
 
 
@@ -92,7 +92,7 @@ class TableDiff:
 
 @dataclass(frozen=True)
 class PlanDiff:
-    """What moves from an older plan to a newer one."""
+    """The differences between an older and a newer plan, table by table."""
 
     old: Plan
     new: Plan

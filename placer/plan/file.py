@@ -50,7 +50,7 @@ class _Strict(BaseModel):
 
 
 class DeviceModel(_Strict):
-    """A GPU or a host. GPUs have `host`; bandwidths are bytes per second of random rows."""
+    """A GPU or a host. A GPU has a `host`. Bandwidths are for random rows, in bytes a second."""
 
     id: str
     kind: Literal["gpu", "host"]

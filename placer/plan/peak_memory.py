@@ -74,7 +74,7 @@ class DevicePeak:
 
     @property
     def fullest(self) -> PhaseMemory:
-        """The phase that takes most."""
+        """Phase that takes the most memory."""
         return max(self.phases, key=lambda phase: phase.total_bytes)
 
     @property
@@ -203,7 +203,7 @@ def largest_batch(
 
 
 def _loads(plan: Plan, profile: Profile) -> dict[str, _Load]:
-    """Return what each GPU serves in a step."""
+    """Return the lookups, outputs and cached rows of each GPU in a step."""
     loads = {gpu.id: _Load() for gpu in plan.topology.gpus}
     returned: set[tuple[object, ...]] = set()
     for shard in plan.shards:

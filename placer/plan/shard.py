@@ -1,4 +1,4 @@
-"""A shard: a rectangle of a table on one tier, the unit that a plan places."""
+"""Describe a shard: a rectangle of a table on one tier, the unit that a plan places."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

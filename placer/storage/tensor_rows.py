@@ -63,7 +63,7 @@ def row_blocks(rows: int, step: int) -> Iterator[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorRows:
-    """A tensor outside of memory, to be read a number of rows at a time."""
+    """A tensor that is read a number of rows at a time, from memory or from a file."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype

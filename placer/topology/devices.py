@@ -73,11 +73,10 @@ class Host:
 class Link:
     """A full-duplex link between two ends: bytes per second each way.
 
-    ``pcie`` joins a GPU to its host, ``nvlink`` a GPU to every GPU of its host (its other
-    end is the host, whose switch it stands for), ``rack`` a host to the other hosts of its rack
-    (its other end is a name such as ``rack:0``), ``network`` a host to the network that joins
-    all hosts (its other end is the literal ``network``). `a` is the GPU or host that the link
-    belongs to.
+    `a` is the GPU or host that the link belongs to, and `b` its other end. ``pcie`` joins a GPU to
+    its host. ``nvlink`` joins a GPU to all GPUs of its host, and `b` is the host. ``rack`` joins a
+    host to the other hosts of its rack, and `b` is a name such as ``rack:0``. ``network`` joins a
+    host to all hosts, and `b` is ``network``.
     """
 
     a: str

@@ -60,7 +60,7 @@ class RunData(Strict):
 
 
 class _Manifest(Manifest):
-    """``checkpoint.json``."""
+    """The content of ``checkpoint.json``."""
 
     step: int
     epoch: int

@@ -35,7 +35,7 @@ from placer.training.trainer import Trainer, step_work_s, usable_device
 
 @dataclass(frozen=True, slots=True)
 class TrainResult:
-    """What a run did."""
+    """Result of a training run: losses, metrics and times."""
 
     # Mean log loss of each batch that this run trained on, before its update.
     losses: tuple[tuple[int, float], ...]

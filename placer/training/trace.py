@@ -36,7 +36,7 @@ class PhaseTime:
 
 @dataclass(frozen=True, slots=True)
 class TraceSummary:
-    """What a trace shows."""
+    """Summary of a trace: its steps, and the time of each phase."""
 
     path: Path
     steps: int  # Steps in the trace: fewer than requested if the run ended early.

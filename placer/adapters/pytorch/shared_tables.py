@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from placer.adapters.pytorch.table import PlacedTable
 
 _NONE, _AS_READ, _ANEW = range(3)
-"""How to update a table: not, without gradients; through the graph of its lookup, if each table of
-that lookup has this one gradient; or by another lookup of its rows."""
+"""Ways to update a table. None: it has no gradients. As read: use the graph of its last lookup, if
+each table in that lookup has just one gradient. Anew: look its rows up again."""
 
 _SAID = 8
 """How many numbers each rank sends about a call."""

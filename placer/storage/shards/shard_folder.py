@@ -58,7 +58,7 @@ PLAN = "plan.json"
 
 
 class ShardEntry(Strict):
-    """A file of ``shards.json``."""
+    """Entry of a shard's file in ``shards.json``."""
 
     table: str
     rows: list[int]
@@ -71,7 +71,7 @@ class ShardEntry(Strict):
 
 
 class ShardManifest(Manifest):
-    """``shards.json``."""
+    """The content of ``shards.json``."""
 
     plan_sha256: str
     checkpoint: Position  # Position of the run at the rows' checkpoint.
