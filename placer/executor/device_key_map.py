@@ -171,9 +171,9 @@ class DeviceKeyMap(KeyMap):
     def train(self, lookups: int, waiting: Lookups, open_steps: int) -> Walk:
         """Take a step after the device has looked up its keys; give rows to keys without one.
 
-        The host processes the `waiting` lookups, whose keys have no row, in the order of the batch.
-        It also processes lookups whose rows may be taken back earlier in this step; all others
-        are independent of the order. The generator returns None if nothing has changed.
+        The host reads the `waiting` lookups, which found no row, in the order of the batch. If this
+        step may take back the row of another lookup, the host reads that lookup too. The order of
+        all other lookups changes nothing. The generator returns None if nothing has changed.
         """
         state, kernels, ttl = self._state, self._kernels, self.growing.ttl
         changed = [np.zeros(0, np.int64)]
@@ -206,7 +206,7 @@ class DeviceKeyMap(KeyMap):
             waiting = waiting.at(slice(done, None))
             if not waiting.places.size:
                 break
-            # The clock hand reaches rows whose reads only the device has counted in full.
+            # The clock hand needs the reads of these rows, which only the device has in full.
             more = max(LEAST_ROWS, ROWS_PER_KEY * waiting.places.size, passed)
             chunk = self._behind(hand, more, passed)
             answer = yield Asked(chunk, open_since)

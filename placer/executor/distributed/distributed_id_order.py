@@ -1,4 +1,4 @@
-"""Read and write tables by id whose parts many processes hold."""
+"""Read and write tables by id if many processes hold their parts."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial

@@ -135,10 +135,10 @@ class RowTotals:
         device: torch.device,
         comm: Communicator | None = None,
     ) -> "RowTotals | None":
-        """Make the totals of rows with one holder, or, without a communicator, of replicated rows.
+        """Make the totals of rows with one holder; without a communicator, of replicated rows.
 
-        A holder of replicated rows has all their columns, so it sums without other ranks. Return
-        None if no row has several column slices.
+        Every holder of replicated rows has all their columns, so it needs no other rank. Return
+        None if no rows have several column slices.
         """
         apart = [t for t in targets if t.peers and t.replicated == (comm is None)]
         if not apart:

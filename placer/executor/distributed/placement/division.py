@@ -197,7 +197,7 @@ def divide(
     Raises
     ------
     PlanMismatchError
-        If row-wise Adagrad meets rows of which only some columns are replicated.
+        If a table with row-wise Adagrad has rows with only some columns replicated.
     """
     return {
         table.name: tuple(_divide_table(plan, table, ranks, optimizers[table.name]))
