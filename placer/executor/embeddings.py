@@ -126,8 +126,8 @@ class Embeddings(nn.Module, ABC):
     def memory_use(self) -> dict[tuple[str, str], int]:
         """Return this process's bytes by (device id, purpose), to compare with the plan.
 
-        Purposes are ``hbm``, ``dram`` and ``ssd``, for weights and optimizer state; ``pool``, for row
-        caches with their directory; and ``row_maps``, on the device of the table's first shard.
+        Purposes are ``hbm``, ``dram`` and ``ssd``, for weights and optimizer state; ``pool``, for
+        row caches with their directory; and ``row_maps``, on the device of the table's first shard.
         In one process, a replicated shard counts on its first device only. If processes share the
         tables, each process calls its devices ``gpu:0`` and ``host:0``.
         """
