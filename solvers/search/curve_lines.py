@@ -86,12 +86,16 @@ def costs_between(curve: CostCurve, hot_rows: int) -> Float:
     return between
 
 
-def pieces_of(curve: CostCurve, most: int) -> list[Piece]:
-    """Return at most this many points of a curve, and lines between them."""
+def pieces_of(curve: CostCurve, most: int, room: tuple[float, float]) -> list[Piece]:
+    """Return at most this many points of a curve, and lines between them.
+
+    Between points, what needs more than `room`, bytes of HBM and DRAM, is left out. Without that,
+    CP-SAT did not find the only assignment of a tight problem in 35 s that it finds in 3 s.
+    """
     curve = with_every_row(curve, most)
     at, points = some_points(curve, most), costs_of(curve)
     pieces: list[Piece] = [(costs, None) for costs in points[:, at].T]
-    parts = [_between(curve, first, last) for first, last in pairwise(at)]
+    parts = [_between(curve, first, last, room) for first, last in pairwise(at)]
     for part in (part for part in parts if part is not None):
         line = line_below(part)
         least = np.zeros(points.shape[0])
@@ -101,12 +105,16 @@ def pieces_of(curve: CostCurve, most: int) -> list[Piece]:
     return pieces
 
 
-def _between(curve: CostCurve, first: int, last: int) -> CostCurve | None:
+def _between(
+    curve: CostCurve, first: int, last: int, room: tuple[float, float]
+) -> CostCurve | None:
     """Return the part of a curve between two of its points; None if there is none."""
     low, high = int(curve.hot_rows[first]) + 1, int(curve.hot_rows[last]) - 1
     if low > high or curve.only_points or not np.isfinite(curve.split_s):
         return None
-    return part_of(curve, low, high)
+    part = part_of(curve, low, high)
+    fits = part.hbm_bytes.min() <= room[0] and part.dram_bytes.min() <= room[1]
+    return part if fits else None
 
 
 def line_below(curve: CostCurve) -> Line:

@@ -217,9 +217,11 @@ class FitProgram:
 
     def _pieces(self, shard: TableShard, gpu: int) -> list[tuple[Float, Line | None]]:
         """Return costs at points of a curve, and lines below the curve between them."""
-        instance = self.instance
+        instance, host = self.instance, self.instance.host_of_gpu[gpu]
         few = instance.cost_model.uniform_splits and shard.option.shard_count > 1
-        return pieces_of(instance.curve(shard, gpu), 2 if few else self.most_points)
+        room = float(instance.hbm_bytes[gpu]), float(instance.dram_bytes[host])
+        room = (math.inf, math.inf) if self.may_lack else room
+        return pieces_of(instance.curve(shard, gpu), 2 if few else self.most_points, room)
 
     def _add_bytes(self, gpu: int, costs: Float, chosen: Any) -> None:
         """Count bytes of a GPU and its host if a variable is 1."""
